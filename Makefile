@@ -1,0 +1,73 @@
+# Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test check format pins
+
+# The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
+	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-ready
+READY := $(VENV)/.ready
+ARGS ?=
+# Floors whose own tests must reach every branch of them.
+PURE := wire history trimming
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(READY) ## Make .venv with every dependency at its pinned version.
+
+# What running needs is a third of what developing needs: `make demo` should not wait for a type checker.
+$(RUNTIME): requirements.txt pyproject.toml
+	$(call install,requirements.txt)
+	@touch $@
+
+$(READY): requirements-dev.txt pyproject.toml
+	$(call install,requirements-dev.txt)
+	@touch $(RUNTIME) $@
+
+define install
+@test -n "$(PYTHON)" || { echo "Palimpsest needs Python 3.11 or newer on the path, or: make setup PYTHON=/path/to/python" >&2; exit 1; }
+@if command -v uv >/dev/null; then set -ex; \
+	test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
+	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $(1); \
+	uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .; \
+else set -ex; \
+	test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV); \
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r $(1); \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
+fi
+endef
+
+run: $(RUNTIME) ## Serve, with config.yaml or built-in defaults (ARGS="--port 9000").
+	$(BIN)/palimpsest serve $(ARGS)
+
+demo: $(RUNTIME) ## Show the main job on a recorded conversation; no key, no network.
+	$(BIN)/palimpsest demo $(ARGS)
+
+test: $(READY) ## Run every test, PostgreSQL included, and the coverage gate of the pure floors.
+	$(BIN)/python -m pytest --quiet $(PURE:%=--ignore=tests/%) $(ARGS)
+	@set -e; for floor in $(PURE); do \
+		$(BIN)/python -m pytest --quiet tests/$$floor --cov=proxy.$$floor --cov-branch --cov-fail-under=100; \
+	done
+
+check: $(READY) ## Lint, types, architecture, the example configuration.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/palimpsest check --config config.example.yaml
+
+format: $(READY) ## Put the code in form.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+COMPILE := pyproject.toml --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate \
+	--custom-compile-command 'make pins'
+
+pins: ## Choose the newest versions anew and pin them with their hashes (needs uv).
+	uv pip compile --quiet --upgrade $(COMPILE) --group build -o requirements.txt
+	uv pip compile --quiet --upgrade $(COMPILE) --group dev -o requirements-dev.txt

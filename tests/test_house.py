@@ -1,0 +1,83 @@
+"""Facts about the repository as a whole: what no file in it may hold, and what its pins must."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import proxy
+
+ROOT = Path(__file__).parents[1]
+
+# Put together from pieces, so that this file does not hold what it looks for.
+_HOSTS = ("pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".com", "npmjs" + ".org", "debian" + ".org")
+_FOLDERS = ("work", "root", "farm")
+_PATHS = (rf"/(?:{'|'.join(_FOLDERS)})/[a-z.]", r"\.\./shared", r"\.\./\.library")
+FORBIDDEN = re.compile("|".join([*map(re.escape, _HOSTS), *_PATHS]))
+
+
+def _files() -> list[Path]:
+    """Return every file that is tracked or could be; without git, whatever is not obviously made."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607 - git of the path
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        return [
+            ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()
+        ]
+    made = {".venv", ".git", "node_modules", "__pycache__", "dist", "build"}
+    return [path for path in ROOT.rglob("*") if path.is_file() and not made & set(path.parts)]
+
+
+def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
+    files = _files()
+    assert ROOT / "pyproject.toml" in files
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match.group()}"
+        for path in files
+        for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), start=1)
+        if (match := FORBIDDEN.search(line))
+    ]
+    assert found == []
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    assert FORBIDDEN.search(f"https://{_HOSTS[0]}/simple")
+    assert FORBIDDEN.search("see /" + "root/x")
+    assert FORBIDDEN.search("../" + "shared/x")
+    assert not FORBIDDEN.search("the work of roots")
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_every_pin_has_its_hashes_and_no_address(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    pins = re.findall(r"^([A-Za-z0-9_.\[\],-]+)==\S+.*\\\n    --hash=sha256:", text, re.MULTILINE)
+    requirements = re.findall(r"^[A-Za-z0-9].*$", text, re.MULTILINE)
+    assert len(pins) == len(requirements) > 30
+    assert "://" not in text
+    assert not re.search(r"^-", text, re.MULTILINE)
+
+
+def test_every_direct_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    groups = project["dependency-groups"]
+    runtime = [*project["project"]["dependencies"], *groups["build"]]
+    everything = [*runtime, *(entry for entry in groups["dev"] if isinstance(entry, str))]
+    for name, wanted in (("requirements.txt", runtime), ("requirements-dev.txt", everything)):
+        pinned = set(
+            re.findall(r"^([a-z0-9-]+)(?:\[[^\]]*\])?==", (ROOT / name).read_text("utf-8"), re.MULTILINE)
+        )
+        named = {re.split(r"[\[<>=; ]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
+        assert named - pinned == set()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert proxy.__version__ == project["version"]
