@@ -1,0 +1,216 @@
+"""The message that the deltas of a stream amount to.
+
+    a text        (`content`, `refusal`, `reasoning`, `arguments` …) is put together piece by piece
+    a name        (`role`, `id`, `type`, `name`) is said once; saying it again changes nothing
+    a list        (`reasoning_details`, `annotations` …) gets longer
+    a tool call   is known by its `index`, in whatever order and however interleaved
+    all the rest  the last word counts
+
+It takes what providers send, odd shapes included, and never fails. It does not know what ends a
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from proxy.wire.messages import JsonObject
+from proxy.wire.shapes import is_array, is_object
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How an object grows."""
+
+    texts: frozenset[str] = frozenset()
+    """Fields that come in pieces."""
+    once: frozenset[str] = frozenset()
+    """Fields that are said once."""
+    objects: Mapping[str, _Shape] = field(default_factory=dict[str, "_Shape"])
+    """Fields that are objects which grow themselves."""
+    calls: str = ""
+    """The field that lists tool calls."""
+
+
+_FUNCTION: Final = _Shape(texts=frozenset({"arguments"}), once=frozenset({"name"}))
+_CUSTOM: Final = _Shape(texts=frozenset({"input"}), once=frozenset({"name"}))
+_CALL: Final = _Shape(once=frozenset({"id", "type"}), objects={"function": _FUNCTION, "custom": _CUSTOM})
+_AUDIO: Final = _Shape(texts=frozenset({"data", "transcript"}), once=frozenset({"id"}))
+_MESSAGE: Final = _Shape(
+    texts=frozenset({"content", "refusal", "reasoning", "reasoning_content"}),
+    once=frozenset({"role"}),
+    objects={"function_call": _FUNCTION, "audio": _AUDIO},
+    calls="tool_calls",
+)
+
+
+class _Pieces(list[str]):
+    """A text in pieces, joined at the end: adding to a long text must not copy it each time."""
+
+    __slots__ = ()
+
+
+class Deltas:
+    """A message as far as it has come."""
+
+    __slots__ = ("_folded",)
+
+    def __init__(self) -> None:
+        self._folded = _Folded(_MESSAGE)
+
+    def add(self, delta: JsonObject) -> None:
+        """Take the next delta, a parsed JSON object."""
+        self._folded.add(delta)
+
+    def message(self) -> JsonObject:
+        """Return the message, fields in the order of their first coming after `role` and `content`.
+
+        `content` is None where nothing came for it but nulls, "" where an empty string did.
+        """
+        return {"role": "assistant", "content": None} | self._folded.built()
+
+
+class _Folded:
+    """An object that grows by its shape."""
+
+    __slots__ = ("_fields", "_shape")
+
+    def __init__(self, shape: _Shape) -> None:
+        self._shape = shape
+        self._fields: dict[str, Any] = {}
+
+    def add(self, delta: JsonObject) -> None:
+        for name, value in delta.items():
+            if value is not None:
+                self._put(name, value)
+
+    def said(self, name: str) -> Any:
+        """Return what a field that is said once says; None while it does not."""
+        return self._fields.get(name)
+
+    def part(self, name: str) -> _Folded | None:
+        """Return an object in it that grows; None while it has not begun."""
+        part = self._fields.get(name)
+        return part if isinstance(part, _Folded) else None
+
+    def built(self) -> JsonObject:
+        return {name: _built(value) for name, value in self._fields.items()}
+
+    def _put(self, name: str, value: Any) -> None:
+        fields, shape = self._fields, self._shape
+        known = fields.get(name)
+        if name in shape.texts and isinstance(value, str):
+            if isinstance(known, _Pieces):
+                known.append(value)
+            elif is_array(known):
+                _text_at_end(known).append(value)
+            else:
+                fields[name] = _Pieces([value])
+        elif name in shape.once:
+            if value and not known:
+                fields[name] = value
+        elif name in shape.objects and is_object(value):
+            if not isinstance(known, _Folded):
+                fields[name] = known = _Folded(shape.objects[name])
+            known.add(value)
+        elif name == shape.calls:
+            self._put_calls(name, known, value)
+        elif is_array(value):
+            fields[name] = _listed(known)
+            fields[name].extend(value)
+        else:
+            fields[name] = value
+
+    def _put_calls(self, name: str, known: Any, value: Any) -> None:
+        items = [item for item in value if is_object(item)] if is_array(value) else []
+        if items and known is None:
+            self._fields[name] = known = _Calls()
+        for item in items:
+            known.add(item)
+
+
+class _Calls:
+    """The tool calls of a message."""
+
+    __slots__ = ("_by_index", "_calls", "_last")
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
+        self._by_index: dict[int, _Folded] = {}
+        self._last: _Folded | None = None
+
+    def add(self, delta: JsonObject) -> None:
+        index = delta.get("index")
+        if isinstance(index, int):
+            call = self._by_index.get(index)
+            if call is None or _begins_another(call, delta):
+                call = self._by_index[index] = self._begin(index)
+        else:
+            call = self._continued(delta.get("id")) or self._begin(len(self._calls))
+        self._last = call
+        call.add({name: value for name, value in delta.items() if name != "index"})
+
+    def built(self) -> list[JsonObject]:
+        return [call.built() for _, call in sorted(self._calls, key=_index)]
+
+    def _begin(self, index: int) -> _Folded:
+        call = _Folded(_CALL)
+        self._calls.append((index, call))
+        return call
+
+    def _continued(self, identity: Any) -> _Folded | None:
+        """Return the call that a delta without an index belongs to; None where it begins one."""
+        if not identity or self._last is None:
+            return self._last
+        return next((call for _, call in self._calls if call.said("id") == identity), None)
+
+
+def _index(call: tuple[int, _Folded]) -> int:
+    return call[0]
+
+
+def _begins_another(call: _Folded, delta: JsonObject) -> bool:
+    """Tell whether a delta at the index of a call is another call all the same.
+
+    Some providers give every call the index 0, others give every delta of one call another id:
+    another id and a name again are another call.
+    """
+    identity, known = delta.get("id"), call.said("id")
+    if not identity or not known or identity == known:
+        return False
+    function, begun = delta.get("function"), call.part("function")
+    return (
+        is_object(function) and bool(function.get("name")) and begun is not None and bool(begun.said("name"))
+    )
+
+
+def _listed(known: Any) -> list[Any]:
+    """Return what is known of a field as the list that it turns out to be."""
+    if isinstance(known, _Pieces):
+        return [known]
+    return known if is_array(known) else []
+
+
+def _text_at_end(parts: list[Any]) -> _Pieces:
+    """Return the text that a list of content parts ends in, begun if there is none."""
+    if not parts or not isinstance(parts[-1], _Pieces):
+        parts.append(_Pieces())
+    pieces: _Pieces = parts[-1]
+    return pieces
+
+
+def _built(value: Any) -> Any:
+    """Return what grew as plain JSON data."""
+    if isinstance(value, _Pieces):
+        return "".join(value)
+    if isinstance(value, (_Folded, _Calls)):
+        return value.built()
+    if is_array(value):
+        return [_text_part(item) if isinstance(item, _Pieces) else item for item in value]
+    return value
+
+
+def _text_part(pieces: _Pieces) -> JsonObject:
+    return {"type": "text", "text": "".join(pieces)}

@@ -1,0 +1,150 @@
+"""Headers: our own names, which headers may pass in which direction, how a value is encoded.
+
+It knows names and bytes. It does not know what a value means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+from unicodedata import category
+
+from proxy.errors import InvalidRequest
+
+# What a request may carry.
+SESSION_ID: Final = "x-session-id"
+"""Names the session; the response says it too."""
+SESSION_MODE: Final = "x-session-mode"
+"""How the session is used: `auto`, `append` or `full`."""
+CONTEXT_POLICY: Final = "x-context-policy"
+"""Names the policy, or `off`; the response says which one was in force."""
+AGENT_NAME: Final = "x-agent-name"
+"""Names the agent that asks."""
+
+# What a response carries besides.
+EXCHANGE_ID: Final = "x-exchange-id"
+"""Names the exchange."""
+CONTEXT_TOKENS_BEFORE: Final = "x-context-tokens-before"
+"""Tokens of the request if nothing were trimmed."""
+CONTEXT_TOKENS_SENT: Final = "x-context-tokens-sent"
+"""Tokens that were sent upstream."""
+CONTEXT_MESSAGES_BEFORE: Final = "x-context-messages-before"
+"""Messages of the request if nothing were trimmed."""
+CONTEXT_MESSAGES_SENT: Final = "x-context-messages-sent"
+"""Messages that were sent upstream."""
+CONTEXT_EDITS: Final = "x-context-edits"
+"""Types of the edits that changed something, separated by commas."""
+CONTEXT_WARNING: Final = "x-context-warning"
+"""What was repaired or skipped."""
+
+_OWN: Final = frozenset({AGENT_NAME.encode(), EXCHANGE_ID.encode()})
+_OWN_PREFIXES: Final = (b"x-session-", b"x-context-")
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""RFC 9110, section 7.6.1: these concern one connection, not the message."""
+
+_NOT_UPSTREAM: Final = _HOP_BY_HOP | _OWN | {b"host", b"content-length", b"expect"}
+_NOT_TO_CLIENT: Final = _HOP_BY_HOP | _OWN | {b"content-length"}
+
+_UNSAFE: Final = re.compile(rb"[^!-$&-~]")
+"""What is no visible ASCII, and the percent sign."""
+_ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+
+
+def to_upstream(
+    headers: Iterable[tuple[bytes, bytes]],
+    *,
+    drop_authorization: bool = False,
+    extra_drop: Collection[bytes] = (),
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a client's request that go upstream: order, repetitions and bytes as they are.
+
+    Not among them: those of one connection (and those that `Connection` names), `Host`,
+    `Content-Length` and `Expect`, which belong to whoever sends, and ours.
+
+    Args:
+        headers: (name, value) in any case of letters.
+        drop_authorization: leave out `Authorization` too.
+        extra_drop: lower-case names of others to leave out.
+    """
+    dropped = {*_NOT_UPSTREAM, *extra_drop}
+    if drop_authorization:
+        dropped.add(b"authorization")
+    return _passing(headers, dropped)
+
+
+def to_client(
+    headers: Iterable[tuple[bytes, bytes]], *, extra_drop: Collection[bytes] = ()
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of upstream's response that go to the client: order and bytes as they are.
+
+    Not among them: those of one connection (and those that `Connection` names), `Content-Length`,
+    and names of ours, which only we may say.
+
+    Args:
+        headers: (name, value) in any case of letters.
+        extra_drop: lower-case names of others to leave out.
+    """
+    return _passing(headers, {*_NOT_TO_CLIENT, *extra_drop})
+
+
+def encode_value(text: str) -> bytes:
+    """Return `text` as a header value: UTF-8, percent-encoded where it is no visible ASCII or `%`.
+
+    An id of plain letters, digits and signs stays as it is. A lone surrogate is no text and becomes U+FFFD.
+    """
+    raw = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], raw)
+
+
+def decode_value(raw: bytes, name: str) -> str:
+    """Return the text of a header value, percent-decoded; the inverse of `encode_value`.
+
+    A percent sign without two hexadecimal digits stands for itself; UTF-8 may stand unencoded.
+
+    Args:
+        raw: the value as it was sent.
+        name: the header's name, for the error.
+
+    Raises:
+        InvalidRequest: it is no UTF-8, or holds control characters.
+    """
+    try:
+        text = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), raw).decode()
+    except UnicodeDecodeError as why:
+        raise InvalidRequest(
+            f"The header {name} is not UTF-8. Percent-encode the UTF-8 bytes of what is not ASCII.",
+            param=name,
+            code="invalid_header",
+        ) from why
+    if any(category(character) == "Cc" for character in text):
+        raise InvalidRequest(
+            f"The header {name} holds control characters. Send it without.", param=name, code="invalid_header"
+        )
+    return text
+
+
+def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: set[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are neither dropped, nor ours, nor named in `Connection`."""
+    pairs = [(name, value, name.lower()) for name, value in headers]
+    for _, value, lower in pairs:
+        if lower == b"connection":
+            dropped.update(token.strip().lower() for token in value.split(b","))
+    return [
+        (name, value)
+        for name, value, lower in pairs
+        if lower not in dropped and not lower.startswith(_OWN_PREFIXES)
+    ]

@@ -1,0 +1,162 @@
+"""One chat message, as the JSON text it arrived as.
+
+It knows the fields of the Chat Completions API that others must read (role, text, calls) and
+how to change one field of the text and leave every other byte alone. It does not know what a
+message is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import orjson
+
+from proxy.wire.shapes import is_array, is_object
+from proxy.wire.writer import write
+
+JsonObject: TypeAlias = dict[str, Any]
+
+OWN_FIELDS: Final = ("agent", "is_internal")
+"""Fields of a message that are ours: stored, and never sent upstream."""
+
+INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
+"""Roles of the messages that lead a request and instruct the model."""
+
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call of an assistant message, `function` and `custom` alike."""
+
+    id: str
+    """The id that a result names; empty where the message has none (or none that is a string)."""
+    name: str
+    """Name of the tool; empty where it is missing."""
+    arguments: str
+    """The arguments as text: JSON for a function, free text for a custom tool."""
+
+
+class Message:
+    """One chat message: `raw` is its JSON text, and what is read of it comes from that text.
+
+    Two messages are equal when their texts are. `data` is parsed at most once and must not be
+    changed by anyone; what changes a message returns another one.
+    """
+
+    __slots__ = ("_data", "raw")
+
+    raw: bytes
+    """The JSON text, UTF-8, unknown fields and key order included."""
+
+    def __init__(self, raw: bytes, data: JsonObject | None = None) -> None:
+        """Wrap `raw`, the text of a JSON object; `data` is the same, parsed, where it is known."""
+        self.raw = raw
+        self._data = data
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Message:
+        """Return the message with the content of `data`, as compact JSON in its key order."""
+        return cls(write(dict(data)))
+
+    @property
+    def data(self) -> JsonObject:
+        """The parsed object. Shared: read it, never write to it."""
+        if self._data is None:
+            self._data = orjson.loads(self.raw)
+        return self._data
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the texts are the same."""
+        return isinstance(other, Message) and other.raw == self.raw
+
+    def __hash__(self) -> int:
+        """Hash the text."""
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        """Show the beginning of the text."""
+        return f"Message({self.raw[:80]!r})"
+
+    @property
+    def role(self) -> str:
+        """The role, as it was sent; empty where it is none."""
+        role = self.data.get("role")
+        return role if isinstance(role, str) else ""
+
+    @property
+    def text(self) -> str:
+        """The text of the content: the string, or the text of its parts put together."""
+        return text_of(self.data.get("content"))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The tool calls of an assistant message in order; empty for every other message."""
+        calls = self.data.get("tool_calls")
+        if self.role != "assistant" or not is_array(calls):
+            return ()
+        return tuple(_call(item) for item in calls)
+
+    @property
+    def answers(self) -> str | None:
+        """The `tool_call_id` that a tool result answers; None for other messages and where it is missing."""
+        answered = self.data.get("tool_call_id")
+        return answered if self.role == "tool" and isinstance(answered, str) else None
+
+    def without(self, *names: str) -> Message:
+        """Return the message without these fields; the very same message where it has none of them."""
+        if not any(name in self.data for name in names):
+            return self
+        fields = {key: raw for key, raw in _FIELDS.decode(self.raw).items() if key not in names}
+        return Message(msgspec.json.encode(fields))
+
+    def replacing(self, name: str, value: Any) -> Message:
+        """Return the message with field `name` set to `value` (JSON data); other fields keep their bytes."""
+        fields = _FIELDS.decode(self.raw)
+        fields[name] = msgspec.Raw(write(value))
+        return Message(msgspec.json.encode(fields))
+
+    def keeping_calls(self, positions: frozenset[int]) -> Message:
+        """Return the message with only the tool calls at these positions, each with its bytes.
+
+        With none left the field goes: an empty array is refused by providers.
+        """
+        fields = _FIELDS.decode(self.raw)
+        kept = [raw for i, raw in enumerate(_ITEMS.decode(fields["tool_calls"])) if i in positions]
+        if kept:
+            fields["tool_calls"] = msgspec.Raw(msgspec.json.encode(kept))
+        else:
+            del fields["tool_calls"]
+        return Message(msgspec.json.encode(fields))
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a `content` value: a string as it is, of a list its `text` parts put together."""
+    if isinstance(content, str):
+        return content
+    if not is_array(content):
+        return ""
+    parts = (part.get("text") for part in content if is_object(part))
+    return "".join(text for text in parts if isinstance(text, str))
+
+
+def _call(item: Any) -> Call:
+    """Read one item of `tool_calls`, whatever it is; what is missing is empty."""
+    if not is_object(item):
+        return Call("", "", "")
+    kind, argument = ("custom", "input") if item.get("type") == "custom" else ("function", "arguments")
+    called = item.get(kind)
+    inner: JsonObject = called if is_object(called) else {}
+    arguments = inner.get(argument)
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else write(arguments).decode()
+    identity, name = item.get("id"), inner.get("name")
+    return Call(
+        identity if isinstance(identity, str) else "",
+        name if isinstance(name, str) else "",
+        arguments,
+    )

@@ -1,0 +1,129 @@
+"""Server-sent events in a stream of bytes, each with the very bytes that it came as.
+
+Events are separated by blank lines (WHATWG HTML, section 9.2.6); lines end in LF, CR LF or CR.
+The events' bytes put together are the stream, whatever it holds and however it is cut:
+
+    LF LF, CR LF CR LF   end an event at once, which is what servers send
+    CR CR                ends it at once too; an LF right after it is the first byte of the next event
+    LF CR                ends it with the next byte, which may be the LF of that line end
+    a blank line alone   is an event of its own, without data
+
+It must not know what the data says, but for the `[DONE]` that ends a stream of completions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_BOM: Final = b"\xef\xbb\xbf"
+_BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")
+"""A line's end and the blank line after it."""
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_LONGEST_END: Final = 3
+"""Bytes of `_BLANK_LINE` at most, and the one that it may have to look at beyond it."""
+_CR: Final = 0x0D
+_LF: Final = 0x0A
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A piece of the stream up to and including a blank line."""
+
+    raw: bytes
+    """Its bytes, nothing left out."""
+    data: bytes | None
+    """Its `data` lines joined by LF; None where it has none (a comment, a blank line)."""
+    name: str | None = None
+    """Its `event` field; None where it has none."""
+    complete: bool = True
+    """Whether its end came; False for what a stream that broke off leaves."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it says that a stream of completions is at its end."""
+        return self.data is not None and self.data.strip() == b"[DONE]"
+
+
+class EventDecoder:
+    """Finds the events of one stream as its bytes come in. Any cut of the bytes gives the same events."""
+
+    __slots__ = ("_at_start", "_buffer", "_ended_in_cr", "_searched")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0  # no event ends before this place of the buffer
+        self._at_start = True  # of the stream, where a byte order mark may stand
+        self._ended_in_cr = False  # the last event did, by a CR that is no CR LF
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take the next bytes; return the events that they complete, oldest first."""
+        self._buffer += data
+        events: list[Event] = []
+        start = 0
+        while (end := self._end_of_event(start)) is not None:
+            events.append(self._event(bytes(self._buffer[start:end]), complete=True))
+            start = self._searched = end
+        if start:
+            del self._buffer[:start]
+            self._searched -= start
+        return events
+
+    def flush(self) -> list[Event]:
+        """Return what is left at the end of the stream: one event, as a rule incomplete, or none."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._searched = 0
+        if not rest:
+            return []
+        # A CR that waited for its LF was a whole line end; so is an LF that was left of the last event.
+        return [self._event(rest, complete=rest in {b"\n", b"\r"} or rest.endswith(b"\n\r"))]
+
+    def _end_of_event(self, start: int) -> int | None:
+        """Return where the event that begins at `start` ends; None where that is still to come."""
+        buffer = self._buffer
+        first = start
+        if self._ended_in_cr and buffer.startswith(b"\n", first):
+            first += 1  # the rest of the last event's end
+        if first == len(buffer):
+            return None
+        if buffer[first] == _LF:
+            return first + 1
+        if buffer[first] == _CR:
+            if self._ended_in_cr:
+                return first + 1
+            if first + 1 == len(buffer):
+                return None
+            return first + 2 if buffer[first + 1] == _LF else first + 1
+        found = _BLANK_LINE.search(buffer, max(first, self._searched))
+        if found is None:
+            self._searched = max(first, len(buffer) - _LONGEST_END)
+            return None
+        return found.end()
+
+    def _event(self, raw: bytes, *, complete: bool) -> Event:
+        """Read the fields of one event and note how it ended."""
+        text = raw
+        if self._at_start:
+            text = raw.removeprefix(_BOM)
+            self._at_start = False
+        if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
+            self._ended_in_cr = False
+            return Event(raw, text[6:-2], None, complete)  # one line of data, as nearly all are
+        self._ended_in_cr = raw.endswith(b"\r") and not raw.endswith(b"\n\r")
+        data, name = _fields(text)
+        return Event(raw, data, name, complete)
+
+
+def _fields(text: bytes) -> tuple[bytes | None, str | None]:
+    """Return the data and the name of an event; comments and other fields say nothing here."""
+    data: list[bytes] = []
+    name: str | None = None
+    for line in _LINE_END.split(text):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ").decode("utf-8", "replace")
+    return (b"\n".join(data) if data else None), name
