@@ -1,0 +1,84 @@
+"""The picture that an edit looks at: the log as it stands after the edits before it.
+
+Nothing in it changes. An edit returns changes, and the next one sees another draft. It does not
+know who looks at it nor why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.history.spans import Round, Span, is_result
+from proxy.trimming.plan import Change, Count, Entry
+from proxy.trimming.trigger import Size
+from proxy.wire.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The whole log, what now stands at each position of it, and what must not be touched."""
+
+    entries: tuple[Entry, ...]
+    messages: tuple[Message | None, ...]
+    """What stands at each position now; None where it was removed."""
+    tokens: tuple[int, ...]
+    """Tokens of what stands there; 0 where nothing does."""
+    spans: tuple[Span, ...]
+    """Spans of the log, whatever was removed from it."""
+    rounds: tuple[Round, ...]
+    """Rounds of the log; the last one is the current one, the others are history."""
+    protected: frozenset[int]
+    """Positions that no edit may touch; a span is protected as a whole or not at all."""
+    count: Count
+    """Counts the tokens of a message that an edit made."""
+    fixed_tokens: int = 0
+    """Tokens of what is sent beside the log."""
+    target: int | None = None
+    """How many tokens may be sent; None where no limit is set and each edit runs once."""
+
+    @property
+    def total(self) -> int:
+        """Tokens of what stands there, with those sent beside the log."""
+        return self.fixed_tokens + sum(self.tokens)
+
+    @property
+    def size(self) -> Size:
+        """How much would be sent."""
+        standing = [message for message in self.messages if message is not None]
+        return Size(self.total, len(standing), sum(is_result(message) for message in standing))
+
+    @property
+    def within_target(self) -> bool:
+        """Whether nothing more need be trimmed; never without a target."""
+        return self.target is not None and self.total <= self.target
+
+    def standing(self, start: int, stop: int) -> Iterator[tuple[int, Message]]:
+        """Yield position and message of what still stands from `start` to before `stop`."""
+        for position in range(start, stop):
+            message = self.messages[position]
+            if message is not None:
+                yield position, message
+
+    def removing(self, position: int, edit: str, reason: str) -> Change:
+        """Return the change that takes away what stands at `position`."""
+        return Change(position, edit, reason, None, self.tokens[position], 0)
+
+    def replacing(self, position: int, edit: str, reason: str, message: Message) -> Change:
+        """Return the change that puts `message` in the place of what stands at `position`."""
+        return Change(position, edit, reason, message, self.tokens[position], self.count(message))
+
+    def after(self, changes: Iterable[Change]) -> Draft:
+        """Return the draft as it is after these changes."""
+        messages, tokens = overlay(self.messages, self.tokens, changes)
+        return replace(self, messages=messages, tokens=tokens)
+
+
+def overlay(
+    messages: Sequence[Message | None], tokens: Sequence[int], changes: Iterable[Change]
+) -> tuple[tuple[Message | None, ...], tuple[int, ...]]:
+    """Return messages and tokens with the changes made, in their order."""
+    placed, counted = list(messages), list(tokens)
+    for change in changes:
+        placed[change.position], counted[change.position] = change.message, change.tokens_after
+    return tuple(placed), tuple(counted)

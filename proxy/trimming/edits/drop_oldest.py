@@ -1,0 +1,46 @@
+"""`drop_oldest`: what is oldest goes, until the view is within the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from proxy.trimming.draft import Draft
+from proxy.trimming.edits.edit import BaseEdit
+from proxy.trimming.plan import Change
+
+
+class DropOldest(BaseEdit, frozen=True):
+    """Whole rounds go, from the oldest; then, inside the current round, its oldest spans.
+
+    What is protected stays, and the rest of its round goes. It stops as soon as the view is
+    within the target.
+    """
+
+    needs_target: ClassVar[bool] = True
+
+    type: Literal["drop_oldest"] = "drop_oldest"
+    """Which strategy this is."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove group after group, as long as the draft is above its target."""
+        if draft.target is None:
+            return
+        total = draft.total
+        for start, stop, reason in _groups(draft):
+            if total <= draft.target:
+                return
+            for position, _ in draft.standing(start, stop):
+                if position not in draft.protected:
+                    total -= draft.tokens[position]
+                    yield draft.removing(position, self.type, reason)
+
+
+def _groups(draft: Draft) -> Iterator[tuple[int, int, str]]:
+    """Yield what goes together as (start, stop, reason), the oldest first."""
+    for past in draft.rounds[:-1]:
+        yield past.start, past.stop, f"round {past.number} was the oldest"
+    for current in draft.rounds[-1:]:
+        for span in draft.spans:
+            if span.start >= current.start:
+                yield span.start, span.stop, "it was the oldest span of the current round"

@@ -1,0 +1,67 @@
+"""What an edit is: settings that can be asked what they would change.
+
+Two kinds: any edit looks at the draft of a whole log; an edit of tool output decides about one
+result at a time, from its content alone, and can therefore act on arrival as well.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxy.history.spans import is_result
+from proxy.trimming.draft import Draft
+from proxy.trimming.plan import Change, Entry
+from proxy.trimming.section import Section
+from proxy.trimming.trigger import Trigger
+from proxy.wire.messages import Message
+
+
+class BaseEdit(Section, ABC, frozen=True):
+    """One trimming strategy, configured. The settings are the strategy: nothing else is told to it."""
+
+    needs_target: ClassVar[bool] = False
+    """Whether it can do nothing without a target."""
+
+    type: str
+    """Which strategy this is."""
+    when: Trigger | None = None
+    """Only then: all the keys that are set must be passed, judged as things stand when its turn comes."""
+
+    @abstractmethod
+    def apply(self, draft: Draft) -> Iterable[Change]:
+        """Return what it changes in `draft`: at most one change per position, none where protected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """A tool result in a shorter form."""
+
+    message: Message
+    reason: str
+
+
+class ToolOutputEdit(BaseEdit, frozen=True):
+    """An edit that decides about one tool result at a time, from its content alone."""
+
+    @abstractmethod
+    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+        """Return the shorter form of a tool result, None where it stays.
+
+        `message` is what stands there now, `entry` holds the original and the ref of it. What is
+        already short must stay, so that an edit may meet its own work again.
+        """
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
+        for position, message in draft.standing(0, len(draft.messages)):
+            if position in draft.protected or not is_result(message):
+                continue
+            shortened = self.shorten(message, draft.entries[position])
+            if shortened is None:
+                continue
+            change = draft.replacing(position, self.type, shortened.reason, shortened.message)
+            if change.tokens_after < change.tokens_before:
+                yield change

@@ -1,0 +1,161 @@
+"""`truncate_tool_output`: tool output over a limit of lines or bytes is cut, and the cut says so.
+
+Lines end at a line feed and nowhere else. Everything works on UTF-8, so that sizes are bytes and
+a megabyte without a line end costs one pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
+from proxy.trimming.plan import Entry
+from proxy.trimming.section import Positive
+from proxy.wire.messages import JsonObject, Message, text_of
+
+
+class TruncateToolOutput(ToolOutputEdit, frozen=True):
+    """The beginning, the end or both are kept, on line ends; a mark stands where something was cut.
+
+    The mark tells how much was omitted, of how much, and the ref under which the whole output can
+    be read. Only the mark can exceed the limits. A line longer than the limit is cut inside,
+    between two characters. Output that would not get shorter stays as it is. The limits hold for
+    the text of all parts of a result together; parts that are no text stay.
+    """
+
+    type: Literal["truncate_tool_output"] = "truncate_tool_output"
+    """Which strategy this is."""
+    max_lines: Positive = 2000
+    """Lines that are sent at most."""
+    max_bytes: Positive = 51200
+    """Bytes (UTF-8) that are sent at most."""
+    direction: Literal["head", "tail", "head_tail"] = "head_tail"
+    """What is kept: the beginning, the end, or half of the limits for each."""
+
+    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+        """Return the result cut to the limits; None where it is within them or would not get shorter."""
+        text = message.text.encode()
+        if _lines(text) <= self.max_lines and len(text) <= self.max_bytes:
+            return None
+        size = len(text)
+        marked = _around_mark(text, entry.ref)
+        if marked is not None:
+            if self._holds(*marked):
+                return None
+            # It was cut to wider limits before: cut the original, so that the numbers tell of all of it.
+            message, text = entry.message, entry.message.text.encode()
+        return self._cut(message, text, entry.ref, size)
+
+    def _holds(self, head: bytes, tail: bytes) -> bool:
+        """Tell whether what stands around a mark is within the limits (one line feed belongs to the mark)."""
+        return _lines(head) + _lines(tail) <= self.max_lines and len(head) + len(tail) <= self.max_bytes + 1
+
+    def _cut(self, message: Message, text: bytes, ref: str, size: int) -> Shortened | None:
+        """Return `message`, of text `text`, cut to the limits; None where that is not below `size` bytes."""
+        tail_lines, tail_bytes = {
+            "head": (0, 0),
+            "tail": (self.max_lines, self.max_bytes),
+            "head_tail": (self.max_lines // 2, self.max_bytes // 2),
+        }[self.direction]
+        head = _head(text, self.max_lines - tail_lines, self.max_bytes - tail_bytes)
+        tail = _tail(text, tail_lines, tail_bytes)
+        lines, omitted = _lines(text), _lines(text[head:tail])
+        mark = _mark(text, head, tail, f"{omitted} line{'s' if omitted > 1 else ''}", lines, ref)
+        kept = head + len(text) - tail
+        if kept + len(mark) >= size:
+            return None
+        content = _content(message.data.get("content"), text, head, tail, mark)
+        reason = f"{lines} lines, {len(text)} bytes: {kept} bytes kept ({self.direction})"
+        return Shortened(message.replacing("content", content), reason)
+
+
+def _lines(text: bytes) -> int:
+    """Return the number of lines; a last one without its line feed counts."""
+    return text.count(b"\n") + (1 if text and not text.endswith(b"\n") else 0)
+
+
+def _head(text: bytes, lines: int, size: int) -> int:
+    """Return where a beginning of at most so many lines and bytes stops."""
+    stop = 0
+    for _ in range(lines):
+        stop = text.find(b"\n", stop) + 1
+        if stop == 0 or stop > size:
+            stop = len(text) if stop == 0 else stop
+            break
+    if stop <= size:
+        return stop
+    line = text.rfind(b"\n", 0, size) + 1
+    end = text.find(b"\n", size) + 1 or len(text)
+    return _at_character(text, size, -1) if end - line > size else line
+
+
+def _tail(text: bytes, lines: int, size: int) -> int:
+    """Return where an ending of at most so many lines and bytes starts."""
+    least, start = len(text) - size, len(text)
+    end = len(text) - 1 if text.endswith(b"\n") else len(text)
+    for _ in range(lines):
+        end = text.rfind(b"\n", 0, end)
+        start = end + 1
+        if start <= least or end < 0:
+            break
+    if start >= least:
+        return start
+    line = text.rfind(b"\n", 0, least) + 1
+    following = text.find(b"\n", least - 1) + 1 or len(text)
+    return _at_character(text, least, 1) if following - line > size else following
+
+
+def _at_character(text: bytes, offset: int, step: int) -> int:
+    """Return the nearest place in direction `step` that is not inside a character."""
+    while 0 < offset < len(text) and text[offset] & 0xC0 == 0x80:
+        offset += step
+    return offset
+
+
+def _mark(text: bytes, head: int, tail: int, omitted: str, lines: int, ref: str) -> bytes:
+    """Return the mark for what is between `head` and `tail`, on a line of its own."""
+    before = "\n" if head and text[head - 1 : head] != b"\n" else ""
+    after = "\n" if tail < len(text) else ""
+    words = f"{omitted} ({tail - head} bytes) omitted of {lines} ({len(text)} bytes)"
+    return f"{before}[... {words}{_ending(ref)}{after}".encode()
+
+
+def _ending(ref: str) -> str:
+    """Return how a mark ends that names `ref`: by this an earlier cut is known."""
+    return f"; full output: {ref} ...]"
+
+
+def _around_mark(text: bytes, ref: str) -> tuple[bytes, bytes] | None:
+    """Return what stands before and after the mark of an earlier cut; None where there is none."""
+    ending = _ending(ref).encode()
+    found = text.find(ending)
+    line = text.rfind(b"\n", 0, max(found, 0)) + 1
+    if found < 0 or not text.startswith(b"[... ", line):
+        return None
+    return text[:line], text[found + len(ending) :].removeprefix(b"\n")
+
+
+def _content(content: Any, text: bytes, head: int, tail: int, mark: bytes) -> Any:
+    """Return `content` without the text between `head` and `tail`, the mark in its place."""
+    if isinstance(content, str):
+        return (text[:head] + mark + text[tail:]).decode()
+    kept: list[Any] = []
+    start = 0
+    for part in content:
+        own = text_of([part]).encode()
+        stop = start + len(own)
+        if own:
+            middle = mark if start <= head < stop else b""
+            left = (
+                text[start : max(start, min(head, stop))] + middle + text[min(stop, max(tail, start)) : stop]
+            )
+            kept += [_with_text(part, left)] if left else []
+        else:
+            kept.append(part)
+        start = stop
+    return kept
+
+
+def _with_text(part: JsonObject, text: bytes) -> JsonObject:
+    """Return a text part with another text."""
+    return {**part, "text": text.decode()}

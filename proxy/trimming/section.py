@@ -1,0 +1,35 @@
+"""One mapping of a policy in the configuration file, and the kinds of numbers that stand in it.
+
+It knows how a mistake of the file becomes an error: unknown keys are refused, and so is a truth
+value where a number belongs. It does not know any setting.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+
+class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """A mapping whose keys are fields: frozen, unknown keys refused, docstrings in the JSON Schema.
+
+    The classes say `frozen=True` once more: type checkers look for it in each of them.
+    """
+
+
+def _no_truth_value(value: object) -> object:
+    """Refuse what YAML makes of an unquoted yes, no, on or off: Python would count true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed here, not true or false (YAML reads yes, no, on, off as these)")  # noqa: TRY004  pydantic turns a ValueError, not a TypeError, into an error of the file
+    return value
+
+
+Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]
+"""A whole number, at least 1."""
+
+Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
+"""A whole number, 0 included."""
+
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_truth_value)]
+"""A part of a whole: above 0, at most 1."""

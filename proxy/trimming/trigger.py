@@ -1,0 +1,146 @@
+"""When to trim, and how far: the two thresholds of a policy, and the sizes they are compared with.
+
+A threshold is passed by what is *above* it: `{messages: 10}` says "more than ten messages".
+It does not know what is sent nor how it is trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Self
+
+from pydantic import model_validator
+
+from proxy.trimming.plan import Cut
+from proxy.trimming.section import Positive, Section, Share
+
+_PATIENCE: Final = 4
+"""Without a target, a view that stays above its trigger waits for a fourth of the trigger more."""
+
+UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` cannot be used"
+"""What is said where a `ratio` stands and nobody knows of what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is sent."""
+
+    tokens: int
+    """Tokens, those of instructions and tools included."""
+    messages: int
+    """Messages of the log."""
+    tool_calls: int
+    """Tool results among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Threshold:
+    """One key of a trigger beside the size that it speaks of."""
+
+    value: int
+    limit: float
+    after: int
+    """The same size right after the last move of the cut; 0 where there was none."""
+    growth: float
+    """By how much it must grow after a move that left it above the limit."""
+    words: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is above the limit."""
+        return self.value > self.limit
+
+    @property
+    def fires(self) -> bool:
+        """Whether it is passed, and by enough where the last move could not help."""
+        return self.passed and (self.after <= self.limit or self.value >= self.after + self.growth)
+
+
+class Trigger(Section, frozen=True):
+    """When: any key that is passed is enough under `trigger`, all are needed under `when`."""
+
+    tokens: Positive | None = None
+    """Above so many tokens, those of instructions and tools included."""
+    ratio: Share | None = None
+    """Above this part of the model's context window, counted like `tokens`."""
+    messages: Positive | None = None
+    """Above so many messages; instructions are not counted."""
+    tool_calls: Positive | None = None
+    """Above so many tool results."""
+    every_request: bool = False
+    """At every request: the provider's prompt cache then finds little, which can cost more than it saves."""
+
+    @model_validator(mode="after")
+    def _says_when(self) -> Self:
+        """Refuse a trigger that can never fire."""
+        if not (self.every_request or self.tokens or self.ratio or self.messages or self.tool_calls):
+            allowed = ", ".join(type(self).model_fields)
+            raise ValueError(f"it never fires: set at least one of {allowed}")
+        return self
+
+    def fired(self, size: Size, window: int | None, standing: Cut | None, target: int | None) -> str:
+        """Return in words what fires for a view of `size`, "" where nothing does.
+
+        Where the last move left the view above a threshold, because nothing more may be trimmed,
+        that threshold waits until the view has grown by trigger minus `target` (tokens; a fourth
+        of the trigger without one, and for messages and tool calls): a cut that moved at every
+        request would cost more than it saves.
+        """
+        words = ["every_request"] if self.every_request else []
+        words += [each.words for each in self._thresholds(size, window, standing, target) if each.fires]
+        return "; ".join(words)
+
+    def holds(self, size: Size, window: int | None) -> bool:
+        """Tell whether all keys are passed by `size`; a `ratio` of an unknown window is not."""
+        if self.ratio is not None and window is None:
+            return False
+        return all(each.passed for each in self._thresholds(size, window, None, None))
+
+    def _thresholds(
+        self, size: Size, window: int | None, standing: Cut | None, target: int | None
+    ) -> Iterator[_Threshold]:
+        """Yield the keys that are set and can be judged."""
+        if self.tokens is not None:
+            after = standing.tokens if standing is not None else 0
+            words = f"tokens {size.tokens} > {self.tokens}"
+            yield _Threshold(size.tokens, self.tokens, after, _growth(self.tokens, target), words)
+        if self.ratio is not None and window is not None:
+            after, limit = (standing.tokens if standing is not None else 0), self.ratio * window
+            words = f"ratio {size.tokens / window:.3f} > {self.ratio} of {window} tokens"
+            yield _Threshold(size.tokens, limit, after, _growth(limit, target), words)
+        if self.messages is not None:
+            after = standing.messages if standing is not None else 0
+            words = f"messages {size.messages} > {self.messages}"
+            yield _Threshold(size.messages, self.messages, after, _growth(self.messages, None), words)
+        if self.tool_calls is not None:
+            after = standing.tool_calls if standing is not None else 0
+            words = f"tool_calls {size.tool_calls} > {self.tool_calls}"
+            yield _Threshold(size.tool_calls, self.tool_calls, after, _growth(self.tool_calls, None), words)
+
+
+class Target(Section, frozen=True):
+    """How far: edits run in order until the view is not above it."""
+
+    tokens: Positive | None = None
+    """So many tokens, those of instructions and tools included."""
+    ratio: Share | None = None
+    """This part of the model's context window, counted like `tokens`."""
+
+    @model_validator(mode="after")
+    def _says_how_far(self) -> Self:
+        """Refuse a target of no unit, or of two."""
+        if (self.tokens is None) == (self.ratio is None):
+            raise ValueError("set one of tokens, ratio")
+        return self
+
+    def within(self, window: int | None) -> int | None:
+        """Return the target in tokens; None where it is a part of a window that is not known."""
+        if self.tokens is not None:
+            return self.tokens
+        return int((self.ratio or 0) * window) if window is not None else None
+
+
+def _growth(limit: float, target: int | None) -> float:
+    """Return by how much a view must grow after a move that left it above `limit`; at least 1."""
+    return max(1, limit - target if target is not None else limit // _PATIENCE)

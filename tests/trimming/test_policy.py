@@ -1,0 +1,168 @@
+"""What a policy file may say, and what is told to who says something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from proxy.trimming.edits import TOOL_OUTPUT_TYPES
+from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.policy import Match, Pin, Policy
+from proxy.trimming.trigger import Target, Trigger
+from tests.trimming.notation import message
+
+FULL: dict[str, Any] = {
+    "match": {"models": ["gpt-*"], "tenants": ["team-a"]},
+    "trigger": {"tokens": 50000},
+    "target": {"tokens": 30000},
+    "keep": {"rounds": 1, "spans": 4, "first_user": True},
+    "pin": [{"regex": "(?i)\\b(never|must not)\\b|不要|必须", "roles": ["user"]}],
+    "on_arrival": [{"type": "truncate_tool_output", "max_lines": 500}],
+    "edits": [{"type": "keep_tool_calls", "last": 3, "when": {"messages": 10}}, {"type": "drop_oldest"}],
+}
+
+
+def test_a_full_policy_is_read() -> None:
+    policy = Policy.model_validate(FULL)
+    assert (policy.trigger, policy.target) == (Trigger(tokens=50000), Target(tokens=30000))
+    assert policy.edits[1] == DropOldest()
+    assert policy.arrival_edits == policy.on_arrival
+    assert policy.keep.first_user
+
+
+def test_an_empty_policy_sends_everything() -> None:
+    policy = Policy.model_validate({})
+    assert (policy.trigger, policy.edits, policy.on_arrival, policy.pin) == (None, (), (), ())
+    assert policy.match.covers("anyone", "any/model")
+
+
+DROP = {"type": "drop_oldest"}
+CALLS = {"type": "keep_tool_calls"}
+ALWAYS = {"every_request": True}
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"trigger": {"tokens": 10}, "target": {"tokens": 11}, "edits": [DROP]},
+            r"target\.tokens \(11\) is above trigger\.tokens \(10\)",
+        ),
+        (
+            {"trigger": {"ratio": 0.5}, "target": {"ratio": 0.6}, "edits": [DROP]},
+            r"target\.ratio \(0\.6\) is above trigger\.ratio \(0\.5\)",
+        ),
+        (
+            {"trigger": ALWAYS, "edits": [DROP]},
+            r"drop_oldest needs a target: set target\.tokens or target\.ratio",
+        ),
+        (
+            {"edits": [CALLS]},
+            "need a trigger; it takes any of tokens, ratio, messages, tool_calls, every_request",
+        ),
+        ({"target": {"tokens": 5}}, "need a trigger"),
+        ({"trigger": ALWAYS}, "a trigger without edits trims nothing"),
+        (
+            {"on_arrival": [CALLS]},
+            "keep_tool_calls may not stand under on_arrival; allowed here: truncate_tool_output",
+        ),
+        (
+            {"on_arrival": [DROP]},
+            "drop_oldest may not stand under on_arrival; allowed here: truncate_tool_output",
+        ),
+        ({"edits": [{"type": "forget"}]}, "'keep_tool_calls', 'truncate_tool_output', 'drop_oldest'"),
+        ({"edits": [{"last": 3}]}, "Unable to extract tag using discriminator 'type'"),
+        ({"edits": [{"type": "keep_tool_calls", "last": -1}]}, "greater than or equal to 0"),
+        ({"edits": [{"type": "keep_tool_calls", "lasst": 1}]}, "Extra inputs are not permitted"),
+        ({"edits": [{"type": "keep_tool_calls", "scope": "some"}]}, "'history' or 'all'"),
+        ({"on_arrival": [{"type": "truncate_tool_output", "max_bytes": 0}]}, "greater than 0"),
+        (
+            {"on_arrival": [{"type": "truncate_tool_output", "direction": "middle"}]},
+            "'head', 'tail' or 'head_tail'",
+        ),
+        ({"keep": {"rounds": -1}}, "greater than or equal to 0"),
+        ({"pin": [{"regex": "(?=ahead)"}]}, "not a pattern that RE2 takes: invalid perl operator"),
+        ({"pin": [{"regex": "("}]}, "not a pattern that RE2 takes: missing"),
+        ({"pin": [{"regex": ""}]}, "at least 1 character"),
+        (
+            {"pin": [{"regex": "x", "roles": ["boss"]}]},
+            "'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
+        ),
+        ({"pin": [{"regex": "x", "roles": []}]}, "at least 1 item"),
+        ({"match": {"models": []}}, "at least 1 item"),
+        ({"match": {"models": "gpt-*"}}, "valid tuple"),
+        ({"triger": ALWAYS}, "Extra inputs are not permitted"),
+    ],
+)
+def test_mistakes_are_errors_that_say_what_is_allowed(keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Policy.model_validate(keys)
+
+
+def test_a_target_in_another_unit_than_the_trigger_is_fine() -> None:
+    policy = Policy.model_validate({"trigger": {"ratio": 0.8}, "target": {"tokens": 10**9}, "edits": [DROP]})
+    assert policy.target == Target(tokens=10**9)
+
+
+def test_wrong_patterns_are_told_once_and_not_by_the_library(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValidationError):
+        Pin(regex="(")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("match", "tenant", "model", "covered"),
+    [
+        (Match(), "", "", True),
+        (Match(models=("gpt-*",)), "t", "gpt-5", True),
+        (Match(models=("gpt-*",)), "t", "GPT-5", False),
+        (Match(models=("x", "o?")), "t", "o3", True),
+        (Match(tenants=("team-*",)), "team-a", "m", True),
+        (Match(tenants=("team-*",)), "b", "m", False),
+    ],
+)
+def test_whom_a_policy_serves(match: Match, tenant: str, model: str, *, covered: bool) -> None:
+    assert match.covers(tenant, model) is covered
+
+
+def test_pins_search_the_text_of_messages_of_their_roles() -> None:
+    policy = Policy(pin=(Pin(regex="(?i)never|必须", roles=("user",)), Pin(regex="keep this")))
+    assert policy.pins(message("user NEVER again"))
+    assert policy.pins(message("user 你必须"))
+    assert not policy.pins(message("assistant never again"))
+    assert policy.pins(message("tool a please keep this line"))
+    assert not Policy().pins(message("user never"))
+
+
+def test_the_version_stands_for_what_the_policy_does() -> None:
+    version = Policy.model_validate(FULL).version
+    assert len(version) == 12
+    assert int(version, 16) >= 0
+    assert Policy.model_validate(FULL).version == version
+    assert Policy.model_validate({**FULL, "keep": {"spans": 4, "first_user": True}}).version == version
+    assert Policy.model_validate({**FULL, "match": {}}).version == version
+    assert Policy.model_validate({**FULL, "keep": {"spans": 5}}).version != version
+    assert Policy.model_validate({**FULL, "edits": FULL["edits"][::-1]}).version != version
+
+
+def test_the_version_is_the_same_in_every_process() -> None:
+    # It changes when a setting gets another default: policies then do something else.
+    assert Policy().version == "a5bb28a4dfdb"
+
+
+def test_a_policy_survives_being_written_and_read() -> None:
+    policy = Policy.model_validate(FULL)
+    assert Policy.model_validate_json(policy.model_dump_json()) == policy
+
+
+def test_the_schema_carries_the_words_of_the_fields() -> None:
+    schema = Policy.model_json_schema()
+    for name, section in [("Policy", schema), *schema["$defs"].items()]:
+        for field, described in section["properties"].items():
+            assert described.get("description"), f"{name}.{field}"
+
+
+def test_edits_of_tool_output_are_known_by_what_they_are() -> None:
+    assert TOOL_OUTPUT_TYPES == ("truncate_tool_output",)

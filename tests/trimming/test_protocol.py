@@ -1,0 +1,212 @@
+"""The rules about tool calls, and what the repair makes of histories that break them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.trimming.protocol import NO_RESULT, problems, repair, says_something
+from proxy.wire.messages import Message
+from tests.support import api_rules
+from tests.trimming.histories import TRIED, broken, grown, valid
+from tests.trimming.notation import lines, messages
+
+LOST = f"tool a {NO_RESULT}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "notes"),
+    [
+        pytest.param(
+            ["user hi", "assistant | a f", "tool a 1", "assistant so"], None, [], id="nothing wrong"
+        ),
+        pytest.param(["assistant | a f, b g", "tool b 2", "tool a 1"], None, [], id="any order of results"),
+        pytest.param(
+            ["assistant | a f", "tool a 1", "assistant | a f", "tool a 2"], None, [], id="an id used again"
+        ),
+        pytest.param(
+            ["assistant | f()", "function f 1", "function f 2"], None, [], id="the older form is left alone"
+        ),
+        pytest.param(["assistant | f()", "user hi", "function f 1"], None, [], id="even where it is broken"),
+        pytest.param(
+            ["assistant | a f", "user hi"],
+            ["assistant | a f", LOST, "user hi"],
+            ["repaired: 1 x tool call without a result, a result was put in"],
+            id="a missing result",
+        ),
+        pytest.param(
+            ["assistant | b f, a g", "tool b 1"],
+            ["assistant | b f, a g", "tool b 1", LOST],
+            ["repaired: 1 x tool call without a result, a result was put in"],
+            id="a missing result at the end, after those that came",
+        ),
+        pytest.param(
+            ["tool a 1", "user hi", "tool b 2", "assistant so"],
+            ["user hi", "assistant so"],
+            ["repaired: 2 x tool result without a call, left out"],
+            id="orphans",
+        ),
+        pytest.param(
+            ["assistant | a f", "tool x 0", "tool a 1", "tool a 2"],
+            ["assistant | a f", "tool a 1"],
+            [
+                "repaired: 1 x tool result without a call, left out",
+                "repaired: 1 x second result of a tool call, left out",
+            ],
+            id="an orphan and a second result in a block",
+        ),
+        pytest.param(
+            ["assistant | a f", "user wait", "tool a 1"],
+            ["assistant | a f", LOST, "user wait"],
+            [
+                "repaired: 1 x tool call without a result, a result was put in",
+                "repaired: 1 x tool result without a call, left out",
+            ],
+            id="a result that came too late",
+        ),
+        pytest.param(
+            ["assistant | a f, a g, b h", "tool a 1", "tool b 2"],
+            ["assistant | a f, b h", "tool a 1", "tool b 2"],
+            ["repaired: 1 x tool call with the id of another one in its message, left out"],
+            id="one id twice",
+        ),
+        pytest.param(
+            ["assistant text | f(), a f", "function f 1"],
+            ["assistant text | a f, f()", LOST, "function f 1"],
+            ["repaired: 1 x tool call without a result, a result was put in"],
+            id="both forms: only the newer one has rules",
+        ),
+    ],
+)
+def test_repair(before: list[str], after: list[str] | None, notes: list[str]) -> None:
+    given_messages = messages(before)
+    repaired = repair(given_messages)
+    assert lines(repaired.messages) == (after if after is not None else before)
+    assert list(repaired.notes) == notes
+    assert bool(problems(given_messages)) == bool(notes)
+    assert problems(repaired.messages) == []
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NOBODY = {**CALL, "id": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "left", "found"),
+    [
+        ({"content": "hi", "tool_calls": []}, {"content": "hi"}, ["tool_calls without a call"]),
+        ({"content": "hi", "tool_calls": {"id": "a"}}, {"content": "hi"}, ["tool_calls without a call"]),
+        ({"content": "hi", "tool_calls": None}, {"content": "hi", "tool_calls": None}, []),
+        ({"content": "hi", "tool_calls": [NOBODY]}, {"content": "hi"}, ["tool call without an id"]),
+        ({"content": "hi", "tool_calls": ["a", 5]}, {"content": "hi"}, ["tool call without an id"] * 2),
+        (
+            {"content": "", "tool_calls": [NOBODY]},
+            None,
+            ["tool call without an id", "assistant message without content and calls"],
+        ),
+        (
+            {"content": " \n", "tool_calls": []},
+            None,
+            ["tool_calls without a call", "assistant message without content and calls"],
+        ),
+        (
+            {"content": [], "tool_calls": []},
+            None,
+            ["tool_calls without a call", "assistant message without content and calls"],
+        ),
+        ({"content": None}, None, ["assistant message without content and calls"]),
+        ({}, None, ["assistant message without content and calls"]),
+        ({"content": []}, None, ["assistant message without content and calls"]),
+        ({"content": ""}, {"content": ""}, []),
+        ({"content": None, "refusal": "no"}, {"content": None, "refusal": "no"}, []),
+        ({"content": None, "audio": {"id": "x"}}, {"content": None, "audio": {"id": "x"}}, []),
+        (
+            {"content": None, "tool_calls": [], "function_call": {"name": "f", "arguments": ""}},
+            {"content": None, "function_call": {"name": "f", "arguments": ""}},
+            ["tool_calls without a call"],
+        ),
+    ],
+)
+def test_repair_of_an_assistant_message(
+    fields: dict[str, Any], left: dict[str, Any] | None, found: list[str]
+) -> None:
+    message = Message.of({"role": "assistant", **fields})
+    assert problems([message]) == [f"message 0: {each}" for each in found]
+    kept = [each.data for each in repair([message]).messages]
+    assert kept == ([{"role": "assistant", **left}] if left is not None else [])
+
+
+def test_a_result_without_an_id_answers_nothing() -> None:
+    (block,) = messages(["assistant | a f"])
+    nameless = Message.of({"role": "tool", "content": "1"})
+    assert lines(repair([block, nameless]).messages) == ["assistant | a f", LOST]
+
+
+def test_problems_say_where() -> None:
+    found = problems(messages(["user hi", "assistant | a f", "tool b 1", "tool c 2"]))
+    assert found == [
+        "message 2: tool result without a call",
+        "message 3: tool result without a call",
+        "message 1: tool call without a result",
+    ]
+
+
+def test_what_is_sound_stays_the_same_object_and_says_where_it_stood() -> None:
+    given_messages = messages(["tool x 0", "user hi", "assistant | a f, a f", "user so"])
+    repaired = repair(given_messages)
+    assert repaired.sources == (1, None, None, 3)
+    assert repaired.messages[0] is given_messages[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("hi", True),
+        (" ", False),
+        ("", False),
+        (None, False),
+        ([], False),
+        ([{"type": "text", "text": ""}], False),
+        ([{"type": "text", "text": "hi"}], True),
+        ([{"type": "image_url"}], True),
+    ],
+)
+def test_what_says_something(content: Any, *, says: bool) -> None:
+    assert says_something(Message.of({"role": "assistant", "content": content})) is says
+
+
+@TRIED
+@given(broken())
+def test_what_is_repaired_keeps_the_rules_and_needs_no_repair(given_messages: list[Message]) -> None:
+    raw = [message.raw for message in given_messages]
+    repaired = repair(given_messages)
+    assert problems(repaired.messages) == []
+    assert repair(repaired.messages).messages == repaired.messages
+    assert bool(repaired.notes) == bool(problems(given_messages))
+    assert len(repaired.notes) <= 7
+    if repaired.messages:
+        body = {"model": "m", "messages": [message.data for message in repaired.messages]}
+        api_rules.check(body, plain=False, lenient=False)
+    assert [message.raw for message in given_messages] == raw
+
+
+@TRIED
+@given(valid())
+def test_what_keeps_the_rules_is_left_alone(given_messages: list[Message]) -> None:
+    repaired = repair(given_messages)
+    assert problems(given_messages) == []
+    assert repaired.messages == tuple(given_messages)
+    assert repaired.sources == tuple(range(len(given_messages)))
+
+
+@TRIED
+@given(broken(), st.data())
+def test_the_repair_of_a_longer_history_begins_with_that_of_the_shorter(
+    given_messages: list[Message], data: st.DataObject
+) -> None:
+    longer = data.draw(grown(given_messages))
+    shorter = repair(given_messages).messages
+    assert repair(longer).messages[: len(shorter)] == shorter

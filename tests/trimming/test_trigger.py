@@ -1,0 +1,106 @@
+"""When a trigger fires, how long it waits after a move that did not help, and what a target is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from proxy.trimming.plan import Cut
+from proxy.trimming.trigger import Size, Target, Trigger
+
+
+def standing(tokens: int = 0, messages: int = 0, tool_calls: int = 0) -> Cut:
+    return Cut(1, "p", "v", (), tokens, messages, tool_calls)
+
+
+@pytest.mark.parametrize(
+    ("keys", "below", "above", "words"),
+    [
+        ({"tokens": 100}, Size(100, 9, 9), Size(101, 0, 0), "tokens 101 > 100"),
+        ({"ratio": 0.5}, Size(500, 9, 9), Size(501, 0, 0), "ratio 0.501 > 0.5 of 1000 tokens"),
+        ({"messages": 10}, Size(99, 10, 9), Size(0, 11, 0), "messages 11 > 10"),
+        ({"tool_calls": 2}, Size(99, 99, 2), Size(0, 0, 3), "tool_calls 3 > 2"),
+    ],
+)
+def test_a_key_is_passed_by_what_is_above_it(
+    keys: dict[str, Any], below: Size, above: Size, words: str
+) -> None:
+    trigger = Trigger.model_validate(keys)
+    assert trigger.fired(below, 1000, None, None) == ""
+    assert trigger.fired(above, 1000, None, None) == words
+    assert (trigger.holds(below, 1000), trigger.holds(above, 1000)) == (False, True)
+
+
+def test_every_request_fires_at_every_request() -> None:
+    assert Trigger(every_request=True).fired(Size(0, 0, 0), None, standing(), None) == "every_request"
+    assert Trigger(every_request=True).holds(Size(0, 0, 0), None)
+
+
+def test_any_key_is_enough_to_fire_and_all_are_needed_to_hold() -> None:
+    trigger = Trigger(messages=10, tool_calls=2)
+    assert trigger.fired(Size(0, 11, 0), None, None, None) == "messages 11 > 10"
+    assert trigger.fired(Size(0, 11, 3), None, None, None) == "messages 11 > 10; tool_calls 3 > 2"
+    assert not trigger.holds(Size(0, 11, 0), None)
+    assert trigger.holds(Size(0, 11, 3), None)
+
+
+def test_a_ratio_of_an_unknown_window_neither_fires_nor_holds() -> None:
+    assert Trigger(ratio=0.5).fired(Size(10**9, 0, 0), None, None, None) == ""
+    assert not Trigger(ratio=0.5, messages=1).holds(Size(10**9, 5, 0), None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "target", "after", "waits", "fires"),
+    [
+        pytest.param(
+            {"tokens": 100}, 60, standing(100), Size(100, 0, 0), Size(101, 0, 0), id="the move helped"
+        ),
+        pytest.param(
+            {"tokens": 100}, 60, standing(150), Size(189, 0, 0), Size(190, 0, 0), id="trigger minus target"
+        ),
+        pytest.param(
+            {"tokens": 100}, None, standing(150), Size(174, 0, 0), Size(175, 0, 0), id="no target: a fourth"
+        ),
+        pytest.param(
+            {"tokens": 100}, 100, standing(150), Size(150, 0, 0), Size(151, 0, 0), id="at least one"
+        ),
+        pytest.param(
+            {"tokens": 3}, None, standing(5), Size(5, 0, 0), Size(6, 0, 0), id="at least one of few"
+        ),
+        pytest.param({"ratio": 0.1}, 60, standing(150), Size(189, 0, 0), Size(190, 0, 0), id="ratio"),
+        pytest.param(
+            {"messages": 8}, 60, standing(0, 9), Size(0, 10, 0), Size(0, 11, 0), id="messages: a fourth"
+        ),
+        pytest.param(
+            {"tool_calls": 2}, 60, standing(0, 0, 3), Size(0, 0, 3), Size(0, 0, 4), id="calls: at least one"
+        ),
+    ],
+)
+def test_after_a_move_that_left_it_above_it_waits(
+    keys: dict[str, Any], target: int | None, after: Cut, waits: Size, fires: Size
+) -> None:
+    trigger = Trigger.model_validate(keys)
+    assert trigger.fired(waits, 1000, after, target) == ""
+    assert trigger.fired(fires, 1000, after, target) != ""
+
+
+@pytest.mark.parametrize("keys", [{}, {"every_request": False}])
+def test_a_trigger_that_never_fires_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValidationError, match="at least one of tokens, ratio, messages, tool_calls, every_request"
+    ):
+        Trigger.model_validate(keys)
+
+
+@pytest.mark.parametrize("keys", [{}, {"tokens": 5, "ratio": 0.5}])
+def test_a_target_has_one_unit(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="set one of tokens, ratio"):
+        Target.model_validate(keys)
+
+
+def test_a_target_in_tokens() -> None:
+    assert Target(tokens=5).within(None) == 5
+    assert Target(ratio=0.6).within(128000) == 76800
+    assert Target(ratio=0.6).within(None) is None
