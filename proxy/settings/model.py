@@ -1,0 +1,237 @@
+"""The settings, as they stand in the configuration file: one frozen model for each section.
+
+The text under a field is its description in the JSON Schema, so it is written for operators. What
+concerns one section alone is checked by its model, what concerns two by `Settings`. Nothing here
+reads a file or the environment: `load` does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from proxy.settings.values import (
+    BaseUrl,
+    FieldPath,
+    HeaderName,
+    Key,
+    Name,
+    Pattern,
+    PolicyName,
+    Resource,
+    Seconds,
+    StoreUrl,
+    is_loopback,
+)
+from proxy.trimming.policy import Policy
+
+UsageMode: TypeAlias = Literal["auto", "never"]
+ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
+AuthMode: TypeAlias = Literal["none", "passthrough", "keys"]
+MissingSession: TypeAlias = Literal["infer", "stateless", "reject"]
+OnDisconnect: TypeAlias = Literal["cancel", "finish"]
+TokenMethod: TypeAlias = Literal["tiktoken", "estimate"]
+LogFormat: TypeAlias = Literal["text", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+class _Section(BaseModel):
+    """What all sections share: they never change, and an unknown key is a mistake."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ServerSettings(_Section):
+    """Where the proxy listens."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on. Another one than this machine's own needs authentication."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    """TCP port; 0 takes any free one."""
+    workers: int = 1
+    """Number of processes. Only 1 for now."""
+    max_body_bytes: Annotated[int, Field(ge=1)] = 67_108_864
+    """Largest request body that is accepted, in bytes."""
+
+    @field_validator("workers")
+    @classmethod
+    def _one_worker(cls, workers: int) -> int:
+        if workers != 1:
+            raise ValueError("only 1 is supported for now: set it to 1, or start several on other ports")
+        return workers
+
+
+class Route(_Section):
+    """Another upstream for some models."""
+
+    models: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    """Names of models, with wildcards: `deepseek-*`."""
+    base_url: BaseUrl
+    """Address of this provider's API."""
+    api_key: Key | None = None
+    """Key sent to this provider. Without one the request goes without: the client's is never sent here."""
+
+
+class UpstreamSettings(_Section):
+    """The provider behind the proxy."""
+
+    base_url: BaseUrl = "https://api.openai.com/v1"
+    """Address that takes the place of the client's `/v1`."""
+    api_key: Key | None = None
+    """The proxy's own key. Without one the client's `Authorization` is forwarded."""
+    connect_timeout: Seconds = 10.0
+    """Seconds to wait for a connection."""
+    read_timeout: Seconds = 600.0
+    """Seconds to wait for the next bytes of an answer."""
+    max_connections: Annotated[int, Field(ge=1)] = 1000
+    """Largest number of connections at one time; a request beyond it waits for `connect_timeout`."""
+    include_usage: UsageMode = "auto"
+    """`auto` asks streams for their usage; `never` leaves the request as the client wrote it."""
+    reasoning: ReasoningMode = "auto"
+    """Whether stored reasoning is sent back: `auto` to the provider that made it, `keep`, `drop`."""
+    passthrough: tuple[Resource, ...] = ("models", "embeddings")
+    """Resources below /v1 that may be reached with a shared `api_key`; with the client's own key all may."""
+    routes: tuple[Route, ...] = ()
+    """Other upstreams by model; the first that matches is taken."""
+
+
+class StoreSettings(_Section):
+    """Where histories are kept."""
+
+    url: StoreUrl = Field(default="sqlite+aiosqlite:///palimpsest.db", repr=False)
+    """Address of the database: a SQLite file or a PostgreSQL database."""
+    migrate: bool = True
+    """Whether `serve` brings the database's tables up to date first."""
+    on_failure: Literal["reject"] = "reject"
+    """What happens while the database cannot be reached: requests are refused with 503."""
+
+
+class AuthKey(_Section):
+    """One key that the proxy has issued."""
+
+    key: Key
+    """What the client sends as its API key."""
+    tenant: Name
+    """Whose sessions it opens. Several keys may belong to one tenant."""
+
+
+class AuthSettings(_Section):
+    """Who may use the proxy."""
+
+    mode: AuthMode = "none"
+    """`none`: whoever reaches it. `passthrough`: each provider key is a tenant. `keys`: the keys below."""
+    keys: tuple[AuthKey, ...] = ()
+    """The keys that are accepted with `mode: keys`."""
+    admin_key: Key | None = None
+    """Opens all tenants' sessions over the HTTP API. Without one nobody can."""
+
+    @model_validator(mode="after")
+    def _keys_are_there_and_differ(self) -> AuthSettings:
+        if self.mode == "keys" and not self.keys:
+            raise ValueError("mode 'keys' needs at least one entry under auth.keys: {key: …, tenant: …}")
+        first: dict[str, int] = {}
+        for place, entry in enumerate(self.keys):
+            earlier = first.setdefault(entry.key.get_secret_value(), place)
+            if earlier != place:
+                raise _contradiction(f"auth.keys[{earlier}] has this key already", "keys", place, "key")
+        if self.admin_key is not None and self.admin_key.get_secret_value() in first:
+            raise _contradiction("the admin key must not be a tenant's key too", "admin_key")
+        return self
+
+
+class SessionSettings(_Section):
+    """How a request names its session."""
+
+    headers: tuple[HeaderName, ...] = ("X-Session-ID",)
+    """Headers that may hold the session id; the first that is there is taken."""
+    body_fields: tuple[FieldPath, ...] = ()
+    """Fields of the body that may hold it (`metadata.session_id`); they are taken out before sending."""
+    missing: MissingSession = "infer"
+    """Without an id: `infer` begins a new session, `stateless` stores nothing, `reject` answers with 400."""
+    on_disconnect: OnDisconnect = "cancel"
+    """When the client leaves before the end: `cancel` the upstream's answer, or `finish` and store it."""
+
+
+class TokenSettings(_Section):
+    """How tokens are counted."""
+
+    method: TokenMethod = "tiktoken"
+    """`tiktoken` counts with the vocabularies of OpenAI's models, `estimate` by classes of characters."""
+
+
+class TelemetrySettings(_Section):
+    """What the proxy tells about itself."""
+
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for machines: one object a line."""
+    log_level: LogLevel = "info"
+    """The least important messages that are logged."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        env_prefix="PALIMPSEST_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        title="Palimpsest's configuration",
+    )
+
+    server: ServerSettings = ServerSettings()
+    """Where the proxy listens."""
+    upstream: UpstreamSettings = UpstreamSettings()
+    """The provider behind the proxy."""
+    store: StoreSettings = StoreSettings()
+    """Where histories are kept."""
+    auth: AuthSettings = AuthSettings()
+    """Who may use the proxy."""
+    sessions: SessionSettings = SessionSettings()
+    """How a request names its session."""
+    tokens: TokenSettings = TokenSettings()
+    """How tokens are counted."""
+    policies: dict[PolicyName, Policy] = {}
+    """What is trimmed, by name; the first policy that matches a request serves it."""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """What the proxy tells about itself."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic-settings'
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values from the caller alone: `load` merges the sources and knows where each comes from."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Settings:
+        if self.auth.mode == "none" and not is_loopback(self.server.host):
+            raise _contradiction(
+                "without authentication only this machine may be listened on: set auth.mode to 'keys' or "
+                "'passthrough', or server.host to 127.0.0.1",
+                "server",
+                "host",
+            )
+        if self.auth.mode == "passthrough" and self.upstream.api_key is not None:
+            raise _contradiction(
+                "auth.mode 'passthrough' forwards each client's own key: remove upstream.api_key, "
+                "or set auth.mode to 'keys'",
+                "upstream",
+                "api_key",
+            )
+        return self
+
+
+def _contradiction(message: str, *at: str | int) -> PydanticCustomError:
+    """Return an error that names the value at fault, seen from the model that finds it (context `at`)."""
+    return PydanticCustomError("contradiction", "{message}", {"message": message, "at": at})  # pyright: ignore[reportArgumentType] - a LiteralString is asked for, and is given

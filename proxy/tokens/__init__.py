@@ -1,0 +1,9 @@
+"""How many tokens a text or a message has.
+
+    vocabulary   OpenAI's vocabularies, shipped with the package: exact, for any text
+    estimate     the same by classes of characters, where no vocabulary is wanted or can be read
+    cache        counts that are known already, bounded in size
+    counter      what everybody else calls: texts, messages, JSON, by the name of the model
+
+Nothing here touches the network, and nothing is built when a module is imported.
+"""

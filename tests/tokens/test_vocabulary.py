@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken_ext.openai_public
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.tokens import vocabulary
+from proxy.tokens.estimate import estimate
+from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
+
+NAMES: tuple[EncodingName, ...] = ("cl100k_base", "o200k_base")
+SHA256 = {
+    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+}
+"""Of the files as OpenAI publishes them; tiktoken expects the same."""
+BUILT = {name: Vocabulary(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_packed_vocabulary_is_openais_byte_for_byte(name: EncodingName) -> None:
+    encoding = BUILT[name].build()
+    assert encoding is not None
+    lines = (
+        base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(encoding.token_byte_values())
+    )
+    in_rank_order = sorted(
+        (encoding.encode_single_token(token), token) for token in encoding.token_byte_values()
+    )
+    lines = (base64.b64encode(token) + b" %d\n" % rank for rank, token in in_rank_order)
+    assert hashlib.sha256(b"".join(lines)).hexdigest() == SHA256[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_divided_as_tiktoken_divides_them(
+    name: EncodingName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+
+    def load(_address: str, expected_hash: str) -> dict[bytes, int]:
+        loaded.append(expected_hash)
+        return {}
+
+    monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", load)
+    definition: dict[str, Any] = getattr(tiktoken_ext.openai_public, name)()
+    encoding = BUILT[name].build()
+    assert encoding is not None
+    assert definition["pat_str"] == encoding._pat_str
+    assert loaded == [SHA256[name]]
+
+
+@pytest.mark.parametrize(
+    ("text", "cl100k", "o200k"),
+    [
+        ("", 0, 0),
+        ("hello world", 2, 2),
+        ("tiktoken is great!", 6, 6),
+        ("antidisestablishmentarianism", 6, 6),
+        ("お誕生日おめでとう", 9, 8),
+        ("<|endoftext|>", 7, 7),
+    ],
+)
+def test_known_counts(text: str, cl100k: int, o200k: int) -> None:
+    assert BUILT["cl100k_base"].count(text) == cl100k
+    assert BUILT["o200k_base"].count(text) == o200k
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("gpt-4o-mini", "o200k_base"),
+        ("gpt-5.6", "o200k_base"),
+        ("o3-mini", "o200k_base"),
+        ("gpt-oss-120b", "o200k_base"),
+        ("gpt-4-0613", "cl100k_base"),
+        ("gpt-3.5-turbo", "cl100k_base"),
+        ("text-davinci-003", "cl100k_base"),
+        ("gpt2", "cl100k_base"),
+        ("openai/gpt-4-turbo", "cl100k_base"),
+        ("openai/gpt-4o", "o200k_base"),
+        ("qwen3-max", "o200k_base"),
+        ("", "o200k_base"),
+    ],
+)
+def test_each_model_has_a_vocabulary(model: str, name: str) -> None:
+    assert encoding_of(model) == name
+
+
+HOSTILE = {
+    "spaces": " " * 1_000_000,
+    "tabs": "\t" * 1_000_000,
+    "no-break spaces": "\u00a0" * 1_000_000,
+    "newlines": "\n" * 1_000_000,
+    "CRLF": "\r\n" * 500_000,
+    "runs just below the limit": (" " * 999 + "x") * 1_000,
+    "one letter": "a" * 1_000_000,
+    "capitals": "A" * 1_000_000,
+    "digits": "7" * 1_000_000,
+    "Chinese": "中" * 1_000_000,
+    "punctuation": "=" * 1_000_000,
+    "combining marks": "a" + "\u0301" * 1_000_000,
+    "lone surrogates": "\ud800" * 100_000,
+    "special tokens": "<|endoftext|><|im_start|>" * 10_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_texts_are_counted(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = BUILT["o200k_base"].count(text)
+    assert 1000 < tokens <= 3 * len(text)
+    assert not caplog.records, "it was estimated"
+
+
+@given(
+    st.lists(
+        st.sampled_from([" ", "\n", "\t", "\u00a0", "a", "中", " " * 998, " " * 999, " " * 1000, "\n" * 2500])
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_a_text_is_divided_only_within_long_white_space(parts: list[str]) -> None:
+    text = "".join(parts)
+    pieces = vocabulary._pieces(text)
+    assert "".join(pieces) == text
+    for piece in pieces:
+        longest = max(
+            (len(run) for run in "".join(c if c.isspace() else "\0" for c in piece).split("\0")), default=0
+        )
+        assert longest < 1000
+    if len(pieces) == 1 and text:
+        assert BUILT["o200k_base"].count(text) == len(BUILT["o200k_base"].build().encode_ordinary(text))  # type: ignore[union-attr]  # it is built
+
+
+class PanicException(BaseException):
+    """What a panic in tiktoken's Rust code looks like from here."""
+
+
+class Broken:
+    """A tokenizer that fails."""
+
+    def __init__(self, why: BaseException) -> None:
+        self.why = why
+
+    def encode_ordinary(self, _text: str) -> list[int]:
+        raise self.why
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, why: BaseException) -> Vocabulary:
+    monkeypatch.setattr(vocabulary, "_load", lambda _name: Broken(why))
+    return Vocabulary("o200k_base")
+
+
+def test_a_panic_of_the_tokenizer_becomes_an_estimate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert broken(monkeypatch, PanicException()).count("some words here") == estimate(
+        "some words here", "o200k_base"
+    )
+    assert "estimated" in caplog.text
+
+
+def test_what_is_no_panic_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        broken(monkeypatch, KeyboardInterrupt()).count("some words here")
+
+
+def test_a_vocabulary_that_cannot_be_read_is_tried_once_and_estimated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[str] = []
+
+    def load(name: str) -> object:
+        tries.append(name)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(vocabulary, "_load", load)
+    lost = Vocabulary("cl100k_base")
+    assert lost.build() is None
+    assert lost.count("some words here") == estimate("some words here", "cl100k_base")
+    assert tries == ["cl100k_base"]
+    assert "cannot be read" in caplog.text
+
+
+def test_several_threads_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[str] = []
+    together = threading.Barrier(4)
+
+    def load(name: str) -> object:
+        tries.append(name)
+        return object()
+
+    monkeypatch.setattr(vocabulary, "_load", load)
+    fresh = Vocabulary("o200k_base")
+
+    def build() -> object:
+        together.wait()
+        return fresh.build()
+
+    with ThreadPoolExecutor(4) as pool:
+        built = [work.result() for work in [pool.submit(build) for _ in range(4)]]
+    assert tries == ["o200k_base"]
+    assert len(set(built)) == 1
+
+
+def test_the_network_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert Vocabulary("cl100k_base").count("hello world") == 2
+
+
+def test_nothing_is_built_by_an_import() -> None:
+    program = (
+        "import lzma\n"
+        "lzma.decompress = None\n"
+        "import proxy.tokens.counter\n"
+        "proxy.tokens.counter.TokenCounter()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])  # noqa: S603 - our own program
