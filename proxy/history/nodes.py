@@ -18,13 +18,23 @@ ROOT: Final = ""
 
 _NODE_BYTES: Final = 20
 _BODY_BYTES: Final = 20
+_CONTENT_BYTES: Final = 20
 
 
 def node_id(parent: str, message: Message) -> str:
-    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`)."""
+    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`).
+
+    The message counts by a hash of its own, so that its canonical form need be made only once,
+    wherever it stands.
+    """
     digest = blake2b(bytes.fromhex(parent), digest_size=_NODE_BYTES, person=b"palimpsest-node")
-    digest.update(canonical(message.data))
+    digest.update(content_hash(message))
     return digest.hexdigest()
+
+
+def content_hash(message: Message) -> bytes:
+    """Return a hash, 20 bytes, of what the message says, whatever its form and its place."""
+    return blake2b(canonical(message.data), digest_size=_CONTENT_BYTES, person=b"palimpsest-text").digest()
 
 
 def chain(parent: str, messages: Iterable[Message]) -> list[str]:
