@@ -1,0 +1,24 @@
+"""Everything that is kept: sessions, trees of messages, exchanges, cuts. One code for SQLite and PostgreSQL.
+
+    store       what the floors above use: read it first
+    records     what goes in and comes out, as plain data
+    opening     how an exchange begins
+    settling    how it ends: one transaction
+    sessions, tree, texts, cuts, exchanges, secret
+                units of work on the tables of that name
+    archive     a session as records, to take away
+    loading     a session from such records
+    schema      the tables
+    encoding    changes as text
+    cursor, plain
+                places in a list; texts that can be stored
+    database    what the store needs of a database: units of work, read or written
+    sqlite      one writer thread with group commit, and readers
+    postgres    a pool of connections
+    address     what a URL says
+    failures    which errors mean that the database cannot be used
+    migrate     making the tables, and bringing them up to date
+
+The rules: nothing is overwritten (nodes, texts and instructions are append-only, and triggers see to
+it); a unit of work is one transaction; whoever writes to a session locks its row in `sessions` first.
+"""

@@ -1,0 +1,112 @@
+"""A session as records, to be taken away: everything that is kept of it, nothing left out.
+
+Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in
+the record. A text is given as `data` where writing that as compact JSON makes the very same text,
+else as `text`, a string. What is named is read after what names it: the session may go on
+meanwhile, and still nothing that is named is missing. It does not read records: `loading` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import Connection, RowMapping, Table, select, tuple_
+
+from proxy.errors import NotFound
+from proxy.store.database import Database
+from proxy.store.schema import BODIES, CUTS, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
+from proxy.wire.messages import JsonObject
+
+FORMAT: Final = 1
+"""Version of the records, said by the first of them."""
+_AT_ONCE: Final = 100
+"""Rows of one reading, so that a long session need not fit into memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How the rows of a table become records."""
+
+    name: str
+    table: Table
+    order: tuple[str, ...]
+    """Columns that together tell its rows apart."""
+    json: tuple[str, ...] = ()
+    """Columns that hold JSON."""
+    text: str | None = None
+    """The column whose text must be kept to the byte."""
+
+
+_KINDS: Final = (
+    _Kind(
+        "exchange", EXCHANGES, ("created_at", "id"), ("parameters", "messages", "nodes", "replies", "receipt")
+    ),
+    _Kind("cut", CUTS, ("position", "node", "policy", "agent"), ("changes",)),
+    _Kind("form", FORMS, ("node", "body")),
+    _Kind("instructions", INSTRUCTIONS, ("created_at", "version"), text="messages"),
+    _Kind("node", NODES, ("depth", "node"), ("arrival",)),  # by depth: parents before children
+    _Kind("body", BODIES, ("body",), text="text"),
+)
+"""In the order of reading."""
+
+
+async def export_session(database: Database, key: str) -> AsyncIterator[JsonObject]:
+    """Give the records of a session, that of the session itself first.
+
+    Raises:
+        NotFound: there is no such session.
+        StoreUnavailable: the database cannot be used.
+    """
+    first = await database.read(partial(_session, key=key))
+    if first is None:
+        raise NotFound("There is no such session.")
+    yield first
+    for kind in _KINDS:
+        after: tuple[Any, ...] | None = None
+        while True:
+            records = await database.read(partial(_page, key=key, kind=kind, after=after))
+            for record in records:
+                yield record
+            if len(records) < _AT_ONCE:
+                break
+            after = tuple(records[-1][column] for column in kind.order)
+
+
+def _session(connection: Connection, key: str) -> JsonObject | None:
+    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key)).mappings().one_or_none()
+    if row is None:
+        return None
+    columns = {str(name): value for name, value in row.items() if name != "session"}
+    return {"record": "session", "format": FORMAT} | columns
+
+
+def _page(connection: Connection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
+    table = kind.table
+    order = [table.c[name] for name in kind.order]
+    found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
+    if after is not None:
+        found = found.where(tuple_(*order) > after)
+    return [_record(kind, row) for row in connection.execute(found).mappings()]
+
+
+def _record(kind: _Kind, row: RowMapping) -> JsonObject:
+    record: JsonObject = {"record": kind.name}
+    for column, value in row.items():
+        name = str(column)  # SQLAlchemy's names are more than text, and orjson takes nothing more for a key
+        if name == kind.text:
+            record |= _content(value)
+        elif name in kind.json and value is not None:
+            record[name] = orjson.loads(value)
+        elif name != "session":
+            record[name] = value
+    return record
+
+
+def _content(text: str) -> JsonObject:
+    """Return a text so that it reads well, where that loses nothing."""
+    data = orjson.loads(text)
+    return {"data": data} if orjson.dumps(data) == text.encode() else {"text": text}

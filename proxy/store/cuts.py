@@ -1,0 +1,92 @@
+"""Cuts: where the views of a branch were trimmed up to, by policy and agent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, bindparam, select, tuple_
+
+from proxy.store.encoding import decode_changes, encode_changes
+from proxy.store.schema import CUTS, insert_new
+from proxy.trimming.plan import Cut
+
+_AT_ONCE: Final = 64
+"""Cuts looked at in one question. The first nearly always holds the one wanted."""
+
+_PLACES: Final = (
+    select(CUTS.c.position, CUTS.c.node)
+    .where(
+        CUTS.c.session == bindparam("key"),
+        CUTS.c.policy == bindparam("policy"),
+        CUTS.c.agent == bindparam("agent"),
+    )
+    .order_by(CUTS.c.position.desc(), CUTS.c.node.desc())
+    .limit(_AT_ONCE)
+)
+_NEXT_PLACES: Final = _PLACES.where(
+    tuple_(CUTS.c.position, CUTS.c.node)
+    < tuple_(bindparam("position", type_=CUTS.c.position.type), bindparam("node", type_=CUTS.c.node.type))
+)
+_ONE: Final = select(CUTS).where(
+    CUTS.c.session == bindparam("key"),
+    CUTS.c.node == bindparam("node"),
+    CUTS.c.policy == bindparam("policy"),
+    CUTS.c.agent == bindparam("agent"),
+)
+
+
+def newest_cut(
+    connection: Connection, key: str, branch: Collection[str], policy: str, agent: str | None
+) -> Cut | None:
+    """Return the cut with the greatest position among those made at one of the nodes in `branch`."""
+    asked: dict[str, Any] = {"key": key, "policy": policy, "agent": agent or ""}
+    nodes = frozenset(branch)
+    found = connection.execute(_PLACES, asked).all()
+    while found:
+        for row in found:
+            if row.node in nodes:
+                return cut_at(connection, key, row.node, policy, agent)
+        last = found[-1]
+        found = connection.execute(_NEXT_PLACES, asked | {"position": last.position, "node": last.node}).all()
+    return None
+
+
+def cut_at(connection: Connection, key: str, node: str, policy: str, agent: str | None) -> Cut | None:
+    """Return the cut that was made at exactly this node."""
+    asked = {"key": key, "node": node, "policy": policy, "agent": agent or ""}
+    row = connection.execute(_ONE, asked).one_or_none()
+    return None if row is None else _cut(row)
+
+
+def keep_cut(
+    connection: Connection, key: str, node: str, agent: str | None, cut: Cut, *, exchange: str | None, at: int
+) -> None:
+    """Keep `cut` at `node`; one that is there already stays."""
+    row = {
+        "session": key,
+        "node": node,
+        "policy": cut.policy,
+        "agent": agent or "",
+        "version": cut.version,
+        "position": cut.position,
+        "tokens": cut.tokens,
+        "messages": cut.messages,
+        "tool_calls": cut.tool_calls,
+        "exchange": exchange,
+        "created_at": at,
+        "changes": encode_changes(cut.changes),
+    }
+    insert_new(connection, CUTS, [row])
+
+
+def _cut(row: Row[Any]) -> Cut:
+    return Cut(
+        position=row.position,
+        policy=row.policy,
+        version=row.version,
+        changes=decode_changes(row.changes),
+        tokens=row.tokens,
+        messages=row.messages,
+        tool_calls=row.tool_calls,
+    )

@@ -1,0 +1,43 @@
+"""What the store needs of a database: units of work, read or written, each all or nothing.
+
+A unit is a plain function over a synchronous SQLAlchemy connection, so that one code serves every
+database. It may be run again from its beginning, so it must do nothing but read and write there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import Connection
+
+Result = TypeVar("Result")
+
+Unit: TypeAlias = Callable[[Connection], Result]
+"""Work on a connection; it never commits."""
+
+
+class Database(Protocol):
+    """One database, open."""
+
+    async def read(self, unit: Unit[Result]) -> Result:
+        """Run a unit that only reads.
+
+        Raises:
+            StoreUnavailable: the database cannot be used.
+        """
+        ...
+
+    async def write(self, unit: Unit[Result]) -> Result:
+        """Run a unit in a transaction, and return what it returned once that is durable.
+
+        Once it is asked for it is done, even if the caller is cancelled. If it raises, nothing of it is kept.
+
+        Raises:
+            StoreUnavailable: the database cannot be used; nothing of it is kept.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what was asked for, and let go of the database."""
+        ...

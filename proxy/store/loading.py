@@ -1,0 +1,265 @@
+"""A session from the records of another store's (see `archive`): its log, made anew and checked.
+
+Instructions, messages, head and cuts are taken over. Exchanges and forms are not: they tell of requests
+that another store has seen. Every name is computed again and must be the one that the record says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import orjson
+from sqlalchemy import Connection, update
+
+from proxy.errors import Conflict, InvalidRequest
+from proxy.history.nodes import ROOT, body_id, node_id
+from proxy.store.archive import FORMAT
+from proxy.store.cuts import keep_cut
+from proxy.store.encoding import decode_changes
+from proxy.store.plain import require_plain
+from proxy.store.records import Body, SessionRow, Source, session_key
+from proxy.store.schema import INSTRUCTIONS, SESSIONS, insert_new
+from proxy.store.sessions import create_session, session_of
+from proxy.store.texts import add_bodies, is_message, messages_in, named_bodies
+from proxy.store.tree import Sprout, plant
+from proxy.trimming.plan import Cut
+from proxy.wire.messages import Message
+
+_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):
+    format: int
+    created_at: _Time
+    updated_at: _Time
+    head: str
+    instructions: str | None = None
+    arrival: str | None = None
+
+
+class _Text(msgspec.Struct, frozen=True):
+    data: Any = msgspec.UNSET
+    text: str | None = None
+
+    def raw(self) -> bytes:
+        """Return the text: as it is given, or compact JSON of the data."""
+        if self.text is None:
+            if self.data is msgspec.UNSET:
+                raise ValueError("it has neither `data` nor `text`")
+            return orjson.dumps(self.data)
+        orjson.loads(self.text)
+        return self.text.encode()
+
+
+class _Instructions(_Text, frozen=True, kw_only=True, tag_field="record", tag="instructions"):
+    version: str
+    tokens: _Amount
+    created_at: _Time
+
+
+class _Body(_Text, frozen=True, kw_only=True, tag_field="record", tag="body"):
+    body: str
+    tokens: _Amount
+
+
+class _Node(msgspec.Struct, frozen=True, tag_field="record", tag="node"):
+    node: str
+    parent: str
+    body: str
+    tokens: _Amount
+    created_at: _Time
+    source: Source = Source.IMPORT
+    partial: bool = False
+    agent: str | None = None
+
+
+class _Cut(msgspec.Struct, frozen=True, tag_field="record", tag="cut"):
+    node: str
+    policy: str
+    agent: str
+    version: str
+    position: _Amount
+    tokens: _Amount
+    messages: _Amount
+    tool_calls: _Amount
+    created_at: _Time
+    changes: Any
+
+
+class _Exchange(msgspec.Struct, frozen=True, tag_field="record", tag="exchange"):
+    """Not taken over."""
+
+
+class _Form(msgspec.Struct, frozen=True, tag_field="record", tag="form"):
+    """Not taken over."""
+
+
+_Record: TypeAlias = _Session | _Instructions | _Body | _Node | _Cut | _Exchange | _Form
+
+
+@dataclass(slots=True)
+class Archive:
+    """The records of a session, read and checked."""
+
+    session: _Session
+    instructions: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Rows without their session, by version."""
+    nodes: list[tuple[str, str, Sprout]] = field(default_factory=list[tuple[str, str, Sprout]])
+    """(parent, node, sprout), parents before children."""
+    nodes_by_name: set[str] = field(default_factory=set[str])
+    cuts: list[tuple[_Cut, Cut]] = field(default_factory=list[tuple[_Cut, Cut]])
+
+
+def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
+    """Read and check the records of a session. Pure, and as long as they are many.
+
+    Raises:
+        InvalidRequest: one of them is wrong; its line is named, the first being 1.
+    """
+    lines: list[tuple[int, _Record]] = []
+    for line, record in enumerate(records, 1):
+        with _at(line):
+            lines.append((line, msgspec.convert(record, _Record)))
+    sessions = [(line, record) for line, record in lines if isinstance(record, _Session)]
+    if len(sessions) != 1:
+        raise InvalidRequest(
+            f"The records must hold one session, and hold {len(sessions)}: import one export, unchanged."
+        )
+    line, session = sessions[0]
+    archive = Archive(session)
+    bodies: dict[str, Body] = {}
+    for at, item in lines:
+        if isinstance(item, _Body):
+            with _at(at):
+                bodies[item.body] = _body(item)
+    for at, item in lines:
+        with _at(at):
+            if isinstance(item, _Node):
+                _add_node(archive, item, bodies)
+            elif isinstance(item, _Instructions):
+                _add_instructions(archive, item)
+    for at, item in lines:
+        if isinstance(item, _Cut):
+            with _at(at):
+                archive.cuts.append((item, _cut(item, archive)))
+    with _at(line):
+        _check(archive)
+    return archive
+
+
+def load(connection: Connection, tenant: str, session: str, archive: Archive) -> SessionRow:
+    """Make a session of an archive.
+
+    Raises:
+        Conflict: there is a session with this id.
+        InvalidRequest: the id cannot be stored.
+    """
+    require_plain(tenant=tenant, session=session)
+    key, said = session_key(tenant, session), archive.session
+    if not create_session(connection, key, tenant, session, said.created_at):
+        raise Conflict(
+            f"There is a session {session!r} already: delete it first, or import under another id."
+        )
+    add_bodies(connection, key, named_bodies(sprout.body for _, _, sprout in archive.nodes))
+    insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
+    places = {place.node: place for place in plant(connection, key, archive.nodes)}
+    for record, cut in archive.cuts:
+        keep_cut(connection, key, record.node, record.agent, cut, exchange=None, at=record.created_at)
+    head = places.get(said.head)
+    values = {
+        "updated_at": said.updated_at,
+        "head": said.head,
+        "instructions": said.instructions,
+        "arrival": said.arrival,
+        "messages": head.depth if head else 0,
+        "rounds": head.round if head else 0,
+        "tokens": head.tokens_total if head else 0,
+    }
+    connection.execute(update(SESSIONS).where(SESSIONS.c.session == key).values(values))
+    made = session_of(connection, key)
+    if made is None:
+        raise AssertionError("the session was made in this transaction")
+    return made
+
+
+def _body(record: _Body) -> Body:
+    raw = record.raw()
+    _same("body", record.body, body_id(raw))
+    return Body(Message(raw), record.tokens)
+
+
+def _add_node(archive: Archive, record: _Node, bodies: Mapping[str, Body]) -> None:
+    body = bodies.get(record.body)
+    if body is None or not is_message(body.message.raw):
+        raise ValueError(f"there is no message with the text {record.body}")
+    if record.parent != ROOT and record.parent not in archive.nodes_by_name:
+        raise ValueError(f"its parent {record.parent} does not stand in a line above")
+    _same("node", record.node, node_id(record.parent, body.message))
+    require_plain(agent=record.agent)
+    sprout = Sprout(
+        body=Body(body.message, record.tokens),
+        source=record.source,
+        created_at=record.created_at,
+        partial=record.partial,
+        agent=record.agent,
+    )
+    archive.nodes.append((record.parent, record.node, sprout))
+    archive.nodes_by_name.add(record.node)
+
+
+def _add_instructions(archive: Archive, record: _Instructions) -> None:
+    raw = record.raw()
+    _same("version", record.version, body_id(raw))
+    messages_in(raw.decode())
+    archive.instructions[record.version] = {
+        "version": record.version,
+        "messages": raw.decode(),
+        "tokens": record.tokens,
+        "created_at": record.created_at,
+    }
+
+
+def _cut(record: _Cut, archive: Archive) -> Cut:
+    if record.node not in archive.nodes_by_name:
+        raise ValueError(f"it stands at {record.node}, which is none of the nodes")
+    require_plain(policy=record.policy, agent=record.agent, version=record.version)
+    return Cut(
+        position=record.position,
+        policy=record.policy,
+        version=record.version,
+        changes=decode_changes(orjson.dumps(record.changes).decode()),
+        tokens=record.tokens,
+        messages=record.messages,
+        tool_calls=record.tool_calls,
+    )
+
+
+def _check(archive: Archive) -> None:
+    """Check that what the session names is there."""
+    session = archive.session
+    require_plain(arrival=session.arrival)
+    if session.format != FORMAT:
+        raise ValueError(f"its format is {session.format}, and only {FORMAT} is known here")
+    if session.head != ROOT and session.head not in archive.nodes_by_name:
+        raise ValueError(f"its head {session.head} is none of the nodes")
+    if session.instructions is not None and session.instructions not in archive.instructions:
+        raise ValueError(f"its instructions {session.instructions} are not among the records")
+
+
+def _same(what: str, said: str, computed: str) -> None:
+    if said != computed:
+        raise ValueError(f"its {what} is {said}, and its content has the name {computed}: it was changed")
+
+
+@contextmanager
+def _at(line: int) -> Generator[None]:
+    """Say in which line it is that something is wrong."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError, TypeError, InvalidRequest) as why:
+        raise InvalidRequest(f"Line {line}: {why}.", param=f"[{line - 1}]") from why

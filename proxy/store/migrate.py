@@ -1,0 +1,122 @@
+"""Makes the tables and brings them up to date, by Alembic, safe for any number of processes at once.
+
+Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a
+time. Between processes a lock of the database orders the runs; each run is one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, NullPool, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from proxy.errors import StoreUnavailable
+from proxy.store.address import PostgresServer, SqliteFile, address_of
+from proxy.store.failures import translated
+from proxy.store.sqlite import create_file, sqlite_engine
+
+_PACKAGE: Final = Path(__file__).resolve().parent.parent
+_INSTALLED: Final = _PACKAGE / "_migrations"
+_CHECKOUT: Final = _PACKAGE.parent / "migrations"
+
+_LOCK_KEY: Final = 0x70616C696D707365
+"""Names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)."""
+_TURN: Final = "300s"
+"""How long to wait for another process's migration."""
+_TABLE_LOCK: Final = "10s"
+"""How long a migration may wait for a table, since everyone else waits behind it."""
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+
+
+async def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the tables up to `revision`; does nothing where they are.
+
+    Raises:
+        ConfigurationError: the URL is not of a supported database.
+        StoreUnavailable: it cannot be reached or migrated; it is as it was before.
+    """
+    await asyncio.to_thread(_run, url, partial(_alembic, command.upgrade, revision))
+
+
+async def downgrade(url: str, revision: str) -> None:
+    """Take the tables back to `revision`; `base` drops them with all they hold.
+
+    Raises:
+        ConfigurationError: the URL is not of a supported database.
+        StoreUnavailable: it cannot be reached or migrated; it is as it was before.
+    """
+    await asyncio.to_thread(_run, url, partial(_alembic, command.downgrade, revision))
+
+
+def current(connection: Connection) -> str | None:
+    """Return the revision of the tables in the database; None where there are none."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+@cache
+def expected() -> str:
+    """Return the revision that this version of the program works with."""
+    head = ScriptDirectory.from_config(config()).get_current_head()
+    if head is None:
+        raise AssertionError("there are no migrations")
+    return head
+
+
+def config() -> Config:
+    """Return Alembic's configuration: where the migrations are, in a checkout or an installed package."""
+    found = Config()
+    folder = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+    found.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return found
+
+
+def _alembic(action: Callable[[Config, str], None], revision: str, connection: Connection) -> None:
+    settings = config()
+    settings.attributes["connection"] = connection
+    try:
+        action(settings, revision)
+    except CommandError as why:
+        raise StoreUnavailable(
+            f"The store cannot be migrated: {why}. "
+            "If a newer version of this program made its tables, start that one."
+        ) from why
+
+
+def _run(url: str, migration: Callable[[Connection], None]) -> None:
+    address = address_of(url)
+    with _ONE_AT_A_TIME, translated():
+        if isinstance(address, SqliteFile):
+            _on_sqlite(address, migration)
+        else:
+            asyncio.run(_on_postgres(address, migration))
+
+
+def _on_sqlite(file: SqliteFile, migration: Callable[[Connection], None]) -> None:
+    create_file(file.path)
+    # BEGIN IMMEDIATE is the lock: SQLite has one writer.
+    with sqlite_engine(file.path, "BEGIN IMMEDIATE").begin() as connection:
+        migration(connection)
+
+
+async def _on_postgres(server: PostgresServer, migration: Callable[[Connection], None]) -> None:
+    engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"SET LOCAL lock_timeout = '{_TURN}'"))
+            await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+            await connection.execute(text(f"SET LOCAL lock_timeout = '{_TABLE_LOCK}'"))
+            await connection.run_sync(migration)
+    finally:
+        await engine.dispose()

@@ -1,0 +1,264 @@
+"""What goes into the store and what comes out of it, as plain data. No SQL, no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any
+
+from proxy.trimming.plan import Change, Cut
+from proxy.wire.messages import Message
+
+
+def session_key(tenant: str, session: str) -> str:
+    """Return the internal name of a session, 32 hexadecimal digits, from its owner and its id.
+
+    Computed, never looked up: every table's primary key starts with it, any worker knows it
+    without asking, and no row of one tenant can be reached with another's name.
+    """
+    owner = tenant.encode()
+    text = b"%d:%b:%b" % (len(owner), owner, session.encode())
+    return blake2b(text, digest_size=16, person=b"palimpsest-sess").hexdigest()
+
+
+class Status(StrEnum):
+    """How an exchange stands."""
+
+    PENDING = "pending"
+    """Asked, not settled yet."""
+    COMPLETE = "complete"
+    """The whole reply came and is stored."""
+    PARTIAL = "partial"
+    """A part of the reply came and is stored, marked as such."""
+    FAILED = "failed"
+    """There is no reply: the upstream refused, broke or was not understood."""
+    CANCELLED = "cancelled"
+    """The client left before there was anything to keep."""
+    INTERRUPTED = "interrupted"
+    """The process ended before it settled; found at a later start."""
+
+
+class Source(StrEnum):
+    """Where a node came from."""
+
+    CLIENT = "client"
+    UPSTREAM = "upstream"
+    IMPORT = "import"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A message to be stored, its text kept once per session and content."""
+
+    message: Message
+    """As it arrived, our own fields included."""
+    tokens: int
+    """Its tokens as counted when it was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as it stands."""
+
+    key: str
+    tenant: str
+    id: str
+    created_at: int
+    """Milliseconds since 1970, as all times here."""
+    updated_at: int
+    head: str
+    """The node where the session stands; `ROOT` ("") while it has none."""
+    instructions: str | None
+    """Version of the newest instructions; None where none ever came."""
+    arrival: str | None
+    """Kind of the last settled arrival (`first`, `append`, …); None before one has."""
+    messages: int
+    """Messages on the branch of the head."""
+    rounds: int
+    """User messages on the branch of the head."""
+    tokens: int
+    """Tokens of the branch of the head."""
+    requests: int
+    """Exchanges that were settled with a reply."""
+    tokens_sent: int
+    """Tokens of all requests, as sent."""
+    tokens_saved: int
+    """Tokens that these requests would have had more without trimming."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One stored message at its place in the tree."""
+
+    node: str
+    parent: str
+    depth: int
+    """Number of messages from the root to this one, itself included."""
+    round: int
+    """User messages from the root to this one, itself included."""
+    tokens_total: int
+    """Tokens of all messages from the root to this one."""
+    body: str
+    """Name of its text (`body_id` of `message.raw`)."""
+    message: Message
+    tokens: int
+    source: Source
+    partial: bool
+    """A reply that broke off."""
+    exchange: str | None
+    """The exchange that brought it; None where it was imported."""
+    agent: str | None
+    policy: str | None
+    """Version of the policy under which it was first sent; None for replies and imports."""
+    arrival: tuple[Change, ...] | None
+    """What `on_arrival` decided when it was first sent; None where it has not been sent yet."""
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A request, to be stored before or while the upstream is asked."""
+
+    tenant: str
+    session: str
+    exchange: str
+    created_at: int
+    kind: str
+    """Kind of arrival."""
+    base: str
+    """The node under which the new messages belong."""
+    messages: tuple[Body, ...]
+    """The messages that are new, oldest first."""
+    instructions: tuple[Message, ...] | None
+    """The instructions that came with the request; None where none came."""
+    instructions_tokens: int
+    digest: str
+    """Hash over the canonical forms of what the request said, by which its repetition is known."""
+    model: str
+    agent: str | None
+    policy: str
+    policy_version: str
+    stream: bool
+    parameters: Mapping[str, Any]
+    """The other fields of the request, `messages` and `tools` excepted."""
+    tools: bytes | None
+    """The JSON text of `tools`; None where there are none."""
+    forms: tuple[tuple[str, Message], ...] = ()
+    """(node, form) for stored messages that the client sent in another form than the stored one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One choice of the upstream's answer."""
+
+    body: Body
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How an exchange ended. One transaction makes all of it true, or none."""
+
+    tenant: str
+    session: str
+    exchange: str
+    settled_at: int
+    status: Status
+    kind: str
+    base: str
+    """The node under which the new messages go, except where `at_head`."""
+    at_head: bool
+    """Put them under the head of the moment of settling (an append) instead."""
+    moves_head: bool
+    """Whether the head goes to the first reply (a `side` request's does not)."""
+    messages: tuple[Body, ...]
+    arrivals: tuple[tuple[Change, ...], ...]
+    """For each of `messages`, what `on_arrival` decided."""
+    policy_version: str
+    agent: str | None
+    replies: tuple[Reply, ...]
+    """Empty: nothing becomes a node and the head stays; the exchange alone is settled."""
+    cut: Cut | None
+    """A cut that was moved by this exchange, kept at its last message; None where none moved."""
+    tokens_before: int
+    tokens_sent: int
+    receipt: Mapping[str, Any]
+    """What is shown of the exchange: plan, usage, timings, warnings, error; JSON data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What settling made."""
+
+    head: str
+    """The head of the session afterwards."""
+    nodes: tuple[str, ...]
+    """The nodes of the new messages, whether they were there before or not."""
+    replies: tuple[str, ...]
+    """The nodes of the replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRow:
+    """A stored exchange: a request, how it ended, and its receipt."""
+
+    id: str
+    session_key: str
+    tenant: str
+    session: str
+    created_at: int
+    settled_at: int | None
+    status: Status
+    kind: str
+    base: str
+    digest: str
+    model: str
+    agent: str | None
+    policy: str
+    policy_version: str
+    stream: bool
+    parameters: Mapping[str, Any]
+    tools: str | None
+    """Name of the text of `tools`."""
+    instructions: str | None
+    """Version of the instructions it came with."""
+    messages: tuple[str, ...]
+    """Names of the texts of its new messages."""
+    nodes: tuple[str, ...]
+    """The nodes they became; empty while there are none."""
+    replies: tuple[str, ...]
+    """The nodes of the replies."""
+    cut_node: str | None
+    """The node at which the cut was moved by this exchange."""
+    tokens_before: int
+    tokens_sent: int
+    receipt: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionsRow:
+    """One version of a session's instructions."""
+
+    version: str
+    messages: tuple[Message, ...]
+    tokens: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A leaf of the tree: a head that the session has or had."""
+
+    head: str
+    depth: int
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows, and the cursor of the next ones."""
+
+    next: str | None
+    """What `after` must be to get the next ones; None where there are none."""

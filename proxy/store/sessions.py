@@ -1,0 +1,122 @@
+"""The rows of sessions: found, listed, locked, deleted. Each function is a unit of work."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, bindparam, case, delete, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from proxy.history.nodes import ROOT
+from proxy.store.cursor import Cursor
+from proxy.store.records import SessionRow
+from proxy.store.schema import OF_A_SESSION, SESSIONS, insert_into
+
+_ONE: Final = select(SESSIONS).where(SESSIONS.c.session == bindparam("key"))
+_LOCKED: Final = _ONE.with_for_update()  # SQLite leaves it out: its one writer holds all
+
+
+def session_of(connection: Connection, key: str) -> SessionRow | None:
+    """Return the session with this internal name."""
+    row = connection.execute(_ONE, {"key": key}).one_or_none()
+    return None if row is None else _session(row)
+
+
+def locked_session(connection: Connection, key: str) -> SessionRow | None:
+    """Return the session as it is now, and keep other writers from it until the transaction ends."""
+    row = connection.execute(_LOCKED, {"key": key}).one_or_none()
+    return None if row is None else _session(row)
+
+
+def sessions_named(connection: Connection, session: str) -> list[SessionRow]:
+    """Return the sessions with this id, whoever owns them, by owner."""
+    found = select(SESSIONS).where(SESSIONS.c.id == session).order_by(SESSIONS.c.tenant)
+    return [_session(row) for row in connection.execute(found)]
+
+
+def sessions_page(
+    connection: Connection, tenant: str | None, limit: int, after: Cursor | None
+) -> tuple[list[SessionRow], str | None]:
+    """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
+    found = (
+        select(SESSIONS).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session.desc()).limit(limit + 1)
+    )
+    if tenant is not None:
+        found = found.where(SESSIONS.c.tenant == tenant)
+    if after is not None:
+        found = found.where(tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name))
+    rows = [_session(row) for row in connection.execute(found)]
+    if len(rows) <= limit:
+        return rows, None
+    last = rows[limit - 1]
+    return rows[:limit], str(Cursor(last.updated_at, last.key))
+
+
+def open_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> None:
+    """Make the session where there is none, note that it was used, and lock it as `locked_session` does."""
+    connection.execute(_open(connection.dialect.name), _new(key, tenant, session, at))
+
+
+def create_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> bool:
+    """Make a session that holds nothing yet; return whether there was none."""
+    made = (
+        insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
+    )
+    return connection.execute(made, _new(key, tenant, session, at)).one_or_none() is not None
+
+
+def delete_session(connection: Connection, key: str) -> bool:
+    """Delete the session with everything it has; return whether there was one."""
+    if locked_session(connection, key) is None:
+        return False
+    for table in OF_A_SESSION:
+        connection.execute(delete(table).where(table.c.session == key))
+    return True
+
+
+@cache
+def _open(dialect: str) -> postgresql.Insert | sqlite.Insert:
+    insert = insert_into(dialect, SESSIONS)
+    used = insert.excluded.updated_at
+    later = case((used > SESSIONS.c.updated_at, used), else_=SESSIONS.c.updated_at)
+    return insert.on_conflict_do_update(index_elements=[SESSIONS.c.session], set_={"updated_at": later})
+
+
+def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
+    """Return the row of a session that holds nothing yet."""
+    return {
+        "session": key,
+        "tenant": tenant,
+        "id": session,
+        "created_at": at,
+        "updated_at": at,
+        "head": ROOT,
+        "instructions": None,
+        "arrival": None,
+        "messages": 0,
+        "rounds": 0,
+        "tokens": 0,
+        "requests": 0,
+        "tokens_sent": 0,
+        "tokens_saved": 0,
+    }
+
+
+def _session(row: Row[Any]) -> SessionRow:
+    return SessionRow(
+        key=row.session,
+        tenant=row.tenant,
+        id=row.id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        head=row.head,
+        instructions=row.instructions,
+        arrival=row.arrival,
+        messages=row.messages,
+        rounds=row.rounds,
+        tokens=row.tokens,
+        requests=row.requests,
+        tokens_sent=row.tokens_sent,
+        tokens_saved=row.tokens_saved,
+    )

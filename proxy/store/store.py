@@ -1,0 +1,245 @@
+"""The store, as the floors above see it: each method is one unit of work.
+
+It holds no rule of its own: it opens the database, keeps from it what it cannot hold, and hands the
+work to the functions beside it. It knows nothing of HTTP, policies or tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from proxy.errors import StoreUnavailable
+from proxy.store import cuts, exchanges, sessions, texts, tree
+from proxy.store.address import SqliteFile, address_of
+from proxy.store.archive import export_session
+from proxy.store.cursor import Cursor
+from proxy.store.database import Database
+from proxy.store.loading import load, read_records
+from proxy.store.migrate import current, expected, upgrade
+from proxy.store.opening import begin
+from proxy.store.plain import is_plain
+from proxy.store.postgres import PostgresDatabase
+from proxy.store.records import (
+    Branch,
+    ExchangeRow,
+    InstructionsRow,
+    NodeRow,
+    Opening,
+    SessionRow,
+    Settled,
+    Settlement,
+    session_key,
+)
+from proxy.store.secret import make_secret, secret_of
+from proxy.store.settling import settle
+from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.trimming.plan import Cut
+from proxy.wire.messages import JsonObject, Message
+
+
+class Store:
+    """Everything that is kept. Any number of them, in any number of processes, may share one database.
+
+    Every method raises `StoreUnavailable` where the database cannot be used. A write whose caller is
+    cancelled is done all the same. `key` is a session's internal name (`records.session_key`).
+    What is asked for by a name that cannot be stored is not there.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Work on an open database; `open` is the usual way."""
+        self._database = database
+
+    @classmethod
+    async def open(cls, url: str, *, migrate: bool = True) -> Store:
+        """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
+
+        Raises:
+            ConfigurationError: it is no URL of a supported database.
+            StoreUnavailable: it cannot be opened or migrated.
+        """
+        address = address_of(url)
+        if migrate:
+            await upgrade(url)
+        if not isinstance(address, SqliteFile):
+            return cls(PostgresDatabase(address))
+        await asyncio.to_thread(create_file, address.path)
+        return cls(await asyncio.to_thread(SqliteDatabase, address.path))
+
+    async def close(self) -> None:
+        """Finish the writes that were asked for, and let go of the database."""
+        await self._database.close()
+
+    async def ready(self) -> None:
+        """Return if the database answers and its tables are those of this version.
+
+        Raises:
+            StoreUnavailable: it does not, or they are not; the message says what to do.
+        """
+        found, wanted = await self._database.read(current), await asyncio.to_thread(expected)
+        if found != wanted:
+            raise StoreUnavailable(
+                f"The store cannot be used. Its tables are at revision {found or 'none'}, not {wanted}: "
+                "run `palimpsest upgrade` with this version, or start the version that they belong to."
+            )
+
+    async def secret(self, name: str) -> bytes:
+        """Return 32 random bytes, made at the first call with this name and the same for ever after."""
+        found = await self._database.read(partial(secret_of, name=name))
+        if found is not None:
+            return found
+        return await self._database.write(partial(make_secret, name=name))
+
+    # ---------------------------------------------------------------------------------- sessions
+
+    async def session(self, tenant: str, session: str) -> SessionRow | None:
+        """Return a session by its owner and its id."""
+        return await self._database.read(partial(sessions.session_of, key=session_key(tenant, session)))
+
+    async def sessions(
+        self, tenant: str | None, *, limit: int, after: str | None = None
+    ) -> tuple[list[SessionRow], str | None]:
+        """Return up to `limit` sessions of a tenant (None: of all), the last used first, and the next cursor.
+
+        Raises:
+            InvalidRequest: `after` is no cursor.
+        """
+        cursor = None if after is None else Cursor.read(after)
+        if tenant is not None and not is_plain(tenant):
+            return [], None
+        return await self._database.read(
+            partial(sessions.sessions_page, tenant=tenant, limit=limit, after=cursor)
+        )
+
+    async def find(self, session: str) -> list[SessionRow]:
+        """Return the sessions with this id, whoever owns them."""
+        if not is_plain(session):
+            return []
+        return await self._database.read(partial(sessions.sessions_named, session=session))
+
+    async def delete(self, key: str) -> bool:
+        """Delete a session for good, with everything it has; return whether there was one."""
+        return await self._database.write(partial(sessions.delete_session, key=key))
+
+    def export(self, key: str) -> AsyncIterator[JsonObject]:
+        """Give the records of a session one by one, JSON objects; see `archive`.
+
+        Raises:
+            NotFound: there is no such session.
+        """
+        return export_session(self._database, key)
+
+    async def load(self, tenant: str, session: str, records: Iterable[Mapping[str, Any]]) -> SessionRow:
+        """Make a session of the records of an export; see `loading`.
+
+        Raises:
+            Conflict: there is a session with this id.
+            InvalidRequest: a record is wrong; the message names its line.
+        """
+        archive = await asyncio.to_thread(read_records, records)
+        return await self._database.write(partial(load, tenant=tenant, session=session, archive=archive))
+
+    # -------------------------------------------------------------------------------------- logs
+
+    async def known(self, key: str, nodes: Sequence[str]) -> set[str]:
+        """Return those of `nodes` that the session has."""
+        if not nodes:
+            return set()
+        return await self._database.read(partial(tree.known_nodes, key=key, nodes=nodes))
+
+    async def path(self, key: str, node: str) -> list[NodeRow]:
+        """Return the branch from its root to `node`, oldest first; empty where it is not there."""
+        if not node or not is_plain(node):
+            return []
+        return await self._database.read(partial(tree.path_to, key=key, node=node))
+
+    async def branches(self, key: str) -> list[Branch]:
+        """Return the leaves of the tree, newest first."""
+        return await self._database.read(partial(tree.leaves, key=key))
+
+    async def instructions(self, key: str, version: str | None = None) -> InstructionsRow | None:
+        """Return a version of the instructions; where `version` is None, the newest that was answered."""
+        if version is not None and not is_plain(version):
+            return None
+        return await self._database.read(partial(texts.instructions_of, key=key, version=version))
+
+    async def cut(self, key: str, nodes: Collection[str], policy: str, agent: str | None) -> Cut | None:
+        """Return the newest cut (the greatest position) of a policy and an agent at any of these nodes."""
+        if not nodes or not _are_plain(policy, agent):
+            return None
+        return await self._database.read(
+            partial(cuts.newest_cut, key=key, branch=nodes, policy=policy, agent=agent)
+        )
+
+    async def cut_at(self, key: str, node: str, policy: str, agent: str | None) -> Cut | None:
+        """Return the cut that was made at exactly this node."""
+        if not _are_plain(node, policy, agent):
+            return None
+        return await self._database.read(partial(cuts.cut_at, key=key, node=node, policy=policy, agent=agent))
+
+    async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
+        """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.
+
+        None where there is none, or more than one.
+        """
+        return await self._database.read(partial(texts.message_of, key=key, prefix=prefix))
+
+    async def tools(self, key: str, body: str) -> bytes | None:
+        """Return the JSON text of the tools with this name (`ExchangeRow.tools`)."""
+        if not is_plain(body):
+            return None
+        return await self._database.read(partial(texts.tools_of, key=key, body=body))
+
+    # --------------------------------------------------------------------------------- exchanges
+
+    async def begin(self, opening: Opening) -> None:
+        """Store a request with its new messages; a second time changes nothing.
+
+        Raises:
+            InvalidRequest: a name in it holds what cannot be stored.
+        """
+        await self._database.write(partial(begin, opening=opening))
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
+
+        Where the session was deleted meanwhile, nothing comes back: the result is empty.
+        """
+        return await self._database.write(partial(settle, settlement=settlement))
+
+    async def interrupt_pending(self, at: int) -> int:
+        """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
+
+        The process may live after all (another worker's, another host's): its own settling still counts.
+        """
+        return await self._database.write(partial(exchanges.interrupt_pending, at=at))
+
+    async def exchange(self, exchange_id: str) -> ExchangeRow | None:
+        """Return an exchange by its id, whoever owns it."""
+        if not is_plain(exchange_id):
+            return None
+        return await self._database.read(partial(exchanges.exchange_of, exchange=exchange_id))
+
+    async def exchanges(
+        self, key: str, *, limit: int, after: str | None = None
+    ) -> tuple[list[ExchangeRow], str | None]:
+        """Return up to `limit` exchanges of a session, newest first, and the next cursor.
+
+        Raises:
+            InvalidRequest: `after` is no cursor.
+        """
+        cursor = None if after is None else Cursor.read(after)
+        return await self._database.read(
+            partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor)
+        )
+
+    async def last_exchange(self, key: str) -> ExchangeRow | None:
+        """Return the newest exchange of a session, settled or not."""
+        found, _ = await self.exchanges(key, limit=1)
+        return found[0] if found else None
+
+
+def _are_plain(*names: str | None) -> bool:
+    return all(name is None or is_plain(name) for name in names)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from proxy.errors import NotFound
+from proxy.history.nodes import ROOT
+from proxy.store.records import Body, Status
+from proxy.store.store import Store
+from proxy.trimming.plan import Change, Cut
+from proxy.wire.messages import JsonObject, Message
+from tests.support.talk import Talk, body, message
+
+pytestmark = pytest.mark.anyio
+
+
+async def exported(store: Store, key: str) -> list[JsonObject]:
+    return [record async for record in store.export(key)]
+
+
+async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
+    talk = Talk(store)
+    asked = Body(Message(b'{"role":"user",  "content":"spaced"}'), 4)
+    exchange = await talk.begin(asked, instructions=(message("system", "x"),), tools=b"[{}]")
+    changes = (Change(0, "drop_oldest", "old", None, 4, 0),)
+    made = await talk.settle(
+        exchange,
+        asked,
+        replies=(body("assistant", "1"),),
+        cut=Cut(1, "default", "v1", changes, 9, 1, 0),
+    )
+    failed = await talk.begin(
+        body("user", "never answered"), forms=((made.head, message("assistant", "one")),)
+    )
+    await talk.settle(failed, status=Status.FAILED)
+    records = await exported(store, talk.key)
+    kinds = [record["record"] for record in records]
+    assert kinds == [
+        "session",
+        "exchange",
+        "exchange",
+        "cut",
+        "form",
+        "instructions",
+        "node",
+        "node",
+        *["body"] * 5,
+    ]
+    first = records[0]
+    assert (first["format"], first["tenant"], first["id"], first["head"]) == (
+        1,
+        "tenant",
+        "session",
+        made.head,
+    )
+    assert "session" not in first
+    texts = {
+        orjson.dumps(record["data"]) if "data" in record else record["text"].encode()
+        for record in records
+        if record["record"] == "body"
+    }
+    assert texts == {
+        asked.message.raw,
+        message("assistant", "1").raw,
+        message("user", "never answered").raw,
+        message("assistant", "one").raw,
+        b"[{}]",
+    }
+    assert [record for record in records if record.get("text")] == [
+        record for record in records if record.get("tokens") == 4 and record["record"] == "body"
+    ]
+    assert {record["id"]: record["status"] for record in records if record["record"] == "exchange"} == {
+        exchange: "complete",
+        failed: "failed",
+    }
+    (kept,) = (record for record in records if record["record"] == "cut")
+    assert kept["changes"] == {"why": [["drop_oldest", "old"]], "drop": [[0, 0, [[0, [4]]]]]}
+    assert orjson.loads(orjson.dumps(records)) == records  # plain JSON
+
+
+async def test_a_long_session_comes_page_by_page_whole_and_parents_first(store: Store) -> None:
+    talk = Talk(store)
+    asked = [body("user", f"m{number}") for number in range(250)]
+    exchange = await talk.begin(*asked)
+    await talk.settle(exchange, *asked, replies=(body("assistant", "end"),))
+    records = await exported(store, talk.key)
+    seen = {ROOT}
+    for record in records:
+        if record["record"] == "node":
+            assert record["parent"] in seen
+            seen.add(record["node"])
+    assert len(seen) == 252
+    assert len({record["body"] for record in records if record["record"] == "body"}) == 251
+
+
+async def test_a_session_nobody_knows_has_no_export(store: Store) -> None:
+    with pytest.raises(NotFound):
+        await exported(store, "none")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.store.store import Store
+from proxy.trimming.plan import Change, Cut
+from tests.support.talk import Talk, message
+
+pytestmark = pytest.mark.anyio
+
+
+def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
+    return Cut(position, policy, version, changes, tokens=50, messages=3, tool_calls=1)
+
+
+async def newest(talk: Talk, head: str, policy: str = "default", agent: str | None = None) -> Cut | None:
+    names = [row.node for row in await talk.store.path(talk.key, head)]
+    return await talk.store.cut(talk.key, names, policy, agent)
+
+
+async def say(talk: Talk, text: str, made: Cut | None, **changes: object) -> str:
+    """Ask at the head as it stands, so that the cut belongs to it."""
+    session = await talk.store.session(talk.tenant, talk.session)
+    base = session.head if session is not None else ""
+    return (await talk.say(text, "ok", cut=made, **({"base": base} | changes))).head
+
+
+async def test_a_branch_inherits_the_newest_cut_of_its_ancestors(store: Store) -> None:
+    talk = Talk(store)
+    first = await say(talk, "one", cut(1))
+    second = await say(talk, "two", cut(3))
+    plain = await say(talk, "three", None)
+    beside = await say(talk, "zwei", None, base=first, at_head=False)
+    other = await say(talk, "deux", cut(2), base=first, at_head=False)
+    assert await newest(talk, first) == cut(1)
+    assert await newest(talk, second) == cut(3)
+    assert await newest(talk, plain) == cut(3)
+    assert await newest(talk, beside) == cut(1)
+    assert await newest(talk, other) == cut(2)
+
+
+async def test_each_policy_and_agent_has_its_own(store: Store) -> None:
+    talk = Talk(store)
+    await say(talk, "one", cut(1))
+    await say(talk, "two", cut(3, policy="other"))
+    head = await say(talk, "three", cut(5), agent="writer")
+    assert await newest(talk, head) == cut(1)
+    assert await newest(talk, head, "other") == cut(3, policy="other")
+    assert await newest(talk, head, agent="writer") == cut(5)
+    assert await newest(talk, head, "none") is None
+
+
+async def test_the_one_is_found_behind_many_of_branches_left_behind(store: Store) -> None:
+    talk = Talk(store)
+    first = await say(talk, "one", cut(1))
+    for number in range(70):
+        await say(talk, f"left {number}", cut(10 + number), base=first, at_head=False)
+    assert await newest(talk, first) == cut(1)
+
+
+async def test_a_cut_once_made_stays(store: Store) -> None:
+    talk = Talk(store)
+    stub = Change(0, "clear_tool_results", "old", message("tool", "…"), 9, 1)
+    gone = Change(1, "drop_oldest", "older", None, 4, 0)
+    made = cut(2, stub, gone)
+    await say(talk, "one", made, base="", at_head=False)
+    head = await say(talk, "one", cut(2, version="v2"), base="", at_head=False)
+    assert await newest(talk, head) == made
+    node = (await store.path(talk.key, head))[0].node
+    assert await store.cut_at(talk.key, node, "default", None) == made
+    assert await store.cut_at(talk.key, head, "default", None) is None

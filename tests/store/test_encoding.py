@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.store.encoding import decode_changes, encode_changes
+from proxy.trimming.plan import Change
+from proxy.wire.messages import Message
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+messages = st.builds(lambda text: Message.of({"role": "tool", "content": text}), words)
+counts = st.integers(0, 10**6)
+dropped = st.builds(
+    Change,
+    st.integers(0, 40),
+    st.sampled_from(["drop_oldest", "keep_rounds"]),
+    words,
+    st.none(),
+    counts,
+    st.just(0),
+)
+changed = st.builds(Change, st.integers(0, 40), words, words, st.none() | messages, counts, counts)
+
+
+@given(st.lists(dropped | changed))
+def test_changes_come_back_exactly_by_position(changes: list[Change]) -> None:
+    in_order = tuple(
+        sorted(changes, key=lambda change: change.position)
+    )  # stable: each position keeps its order
+    assert decode_changes(encode_changes(changes)) == in_order
+
+
+@given(st.lists(dropped | changed))
+def test_equal_changes_are_equal_texts(changes: list[Change]) -> None:
+    assert encode_changes(decode_changes(encode_changes(changes))) == encode_changes(changes)
+
+
+def test_thousands_of_dropped_messages_take_little_room() -> None:
+    changes = [
+        Change(place, "drop_oldest", "older than the target allows", None, 120, 0) for place in range(5_000)
+    ]
+    assert len(encode_changes(changes)) < 5 * len(changes)
+
+
+def test_a_message_keeps_its_bytes() -> None:
+    raw = '{ "content":"é\\u0000\\n", "role":"tool","n":1.0e3 }'.encode()
+    (change,) = decode_changes(encode_changes([Change(3, "truncate", "long", Message(raw), 9, 4)]))
+    assert change.message is not None
+    assert change.message.raw == raw
+
+
+def test_nothing_is_next_to_nothing() -> None:
+    assert encode_changes([]) == "{}"
+    assert decode_changes("{}") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"why":1}', '{"other":[]}', '{"drop":[[0,0,[[1,[5]]]]]}', '{"put":[[1,0,0,5,5,null]]}'],
+)
+def test_what_is_no_such_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_changes(text)

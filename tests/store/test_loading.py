@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.errors import Conflict, InvalidRequest
+from proxy.store.loading import read_records
+from proxy.store.records import Body, SessionRow, Source
+from proxy.store.store import Store
+from proxy.trimming.plan import Change, Cut
+from proxy.wire.messages import JsonObject, Message
+from tests.support.talk import Talk, body, message
+
+pytestmark = pytest.mark.anyio
+
+CUT = Cut(1, "default", "v1", (Change(0, "drop_oldest", "old", None, 4, 0),), 9, 1, 0)
+
+
+async def told(store: Store) -> list[JsonObject]:
+    """Tell a story with branches, and return its records."""
+    talk = Talk(store, "from", "story")
+    asked = Body(Message(b'{"role":"user",  "content":"one \\u0000"}'), 4)
+    exchange = await talk.begin(asked, instructions=(message("system", "x"),))
+    first = await talk.settle(
+        exchange,
+        asked,
+        replies=(body("assistant", "1", refusal=None), body("assistant", "I")),
+        cut=CUT,
+        agent="writer",
+        kind="first",
+    )
+    await talk.say("two", "2", base=first.head, at_head=False)
+    await talk.say("zwei", "2", base=first.head, at_head=False)
+    return [record async for record in store.export(talk.key)]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> list[JsonObject]:
+    """The records of that story."""
+
+    async def tell() -> list[JsonObject]:
+        store = await Store.open(f"sqlite:///{tmp_path_factory.mktemp('story') / 'palimpsest.db'}")
+        records = await told(store)
+        await store.close()
+        return records
+
+    return asyncio.run(tell())
+
+
+async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> None:
+    records = await told(store)
+    lines = [json.loads(json.dumps(record)) for record in records]  # by any JSON library
+    made = await store.load("to", "copy", lines)
+    old, new = Talk(store, "from", "story"), Talk(store, "to", "copy")
+    before = await store.session("from", "story")
+    assert before is not None
+    assert made == await store.session("to", "copy")
+    assert _log_of(made) == _log_of(before)
+    assert (made.requests, made.tokens_sent, made.tokens_saved) == (0, 0, 0)
+    leaves = {branch.head for branch in await store.branches(old.key)}
+    assert {branch.head for branch in await store.branches(new.key)} == leaves
+    for leaf in leaves:
+        for theirs, ours in zip(
+            await store.path(old.key, leaf), await store.path(new.key, leaf), strict=True
+        ):
+            assert ours.message == theirs.message
+            assert (ours.tokens, ours.tokens_total, ours.round) == (
+                theirs.tokens,
+                theirs.tokens_total,
+                theirs.round,
+            )
+            assert (ours.source, ours.agent, ours.created_at) == (
+                theirs.source,
+                theirs.agent,
+                theirs.created_at,
+            )
+            assert (ours.exchange, ours.policy, ours.arrival) == (None, None, None)
+    assert await store.instructions(new.key) == await store.instructions(old.key)
+    names = [row.node for row in await store.path(new.key, made.head)]
+    assert await store.cut(new.key, names, "default", "writer") == CUT
+    assert await store.exchanges(new.key, limit=9) == ([], None)
+    await new.say("three", "3")  # and it goes on
+    assert await new.texts((await store.find("copy"))[0].head) == ["one \x00", "1", "zwei", "2", "three", "3"]
+
+
+def _log_of(row: SessionRow) -> tuple[object, ...]:
+    return (
+        (row.head, row.instructions, row.arrival, row.created_at, row.updated_at),
+        (row.messages, row.rounds, row.tokens),
+    )
+
+
+async def test_a_session_that_is_there_is_not_loaded_over(store: Store) -> None:
+    records = await told(store)
+    before = await store.session("from", "story")
+    with pytest.raises(Conflict, match="'story'"):
+        await store.load("from", "story", records)
+    assert await store.session("from", "story") == before
+    results = await asyncio.gather(
+        *(store.load("to", "copy", records) for _ in range(4)), return_exceptions=True
+    )
+    assert sorted(type(result).__name__ for result in results) == [
+        "Conflict",
+        "Conflict",
+        "Conflict",
+        "SessionRow",
+    ]
+
+
+async def test_an_empty_session_is_a_session(store: Store) -> None:
+    await Talk(store, "from", "empty").begin(body("user", "never answered"))
+    records = [record async for record in store.export(Talk(store, "from", "empty").key)]
+    made = await store.load("to", "empty", records)
+    assert (made.head, made.messages, made.instructions) == ("", 0, None)
+
+
+async def test_a_name_that_cannot_be_stored_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidRequest, match="session holds a NUL"):
+        await store.load("to", "a\x00b", await told(store))
+
+
+def _set(**values: Any) -> Callable[[JsonObject], None]:
+    return lambda record: record.update(values)
+
+
+def _drop(name: str) -> Callable[[JsonObject], None]:
+    def drop(record: JsonObject) -> None:
+        del record[name]
+
+    return drop
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "says"),
+    [
+        ("session", _set(format=2), "its format is 2"),
+        ("session", _set(head="ab" * 20), "its head abab"),
+        ("session", _set(instructions="ab" * 20), "its instructions abab"),
+        ("session", _set(record="chapter"), "'chapter'"),
+        ("session", _set(created_at="now"), "created_at"),
+        ("session", _set(arrival="a\x00b"), "arrival holds a NUL"),
+        ("instructions", _set(data=[{"role": "system", "content": "other"}]), "its version is"),
+        ("instructions", _drop("data"), "neither `data` nor `text`"),
+        ("body", _set(data={"role": "user", "content": "other"}, text=None), "its body is"),
+        ("body", _set(text="{"), "unexpected end of data"),
+        ("body", _set(text='"\ud800"'), "surrogate"),
+        ("node", _set(parent="ab" * 20), "its parent abab"),
+        ("node", _set(node="ab" * 20), "its node is abab"),
+        ("node", _set(body="ab" * 20), "there is no message with the text abab"),
+        ("node", _set(tokens=-1), "tokens"),
+        ("node", _set(tokens=2**40), "tokens"),
+        ("node", _set(source="dream"), "source"),
+        ("node", _set(agent="a\x00b"), "agent holds a NUL"),
+        ("cut", _set(node="ab" * 20), "it stands at abab"),
+        ("cut", _set(changes={"drop": 1}), "drop"),
+        ("cut", _set(changes={"drop": [[0, 0, [[1, [5]]]]]}), "name a reason"),
+        ("cut", _set(policy="a\x00b"), "policy holds a NUL"),
+    ],
+)
+def test_a_record_that_is_wrong_is_named_by_its_line(
+    story: list[JsonObject], kind: str, spoil: Callable[[JsonObject], None], says: str
+) -> None:
+    records = copy.deepcopy(story)
+    line, record = next((line, one) for line, one in enumerate(records, 1) if one["record"] == kind)
+    spoil(record)
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        read_records(records)
+    assert refused.value.message.startswith(f"Line {line}: ")
+    assert refused.value.param == f"[{line - 1}]"
+
+
+@pytest.mark.parametrize(
+    ("records", "says"), [([], "hold 0"), ([1], "Line 1"), ([{"record": "node"}], "Line 1")]
+)
+def test_what_is_no_export_is_refused(records: list[Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read_records(records)
+
+
+async def test_messages_from_elsewhere_are_imported(store: Store) -> None:
+    records = [record for record in await told(store) if record["record"] not in {"exchange", "form"}]
+    for record in records:
+        record.pop("source", None)
+    made = await store.load("to", "copy", records)
+    assert {row.source for row in await store.path(Talk(store, "to", "copy").key, made.head)} == {
+        Source.IMPORT
+    }

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, inspect, make_url
+from sqlalchemy.exc import OperationalError
+
+from proxy.errors import ConfigurationError, StoreUnavailable
+from proxy.store.migrate import config, current, downgrade, expected, upgrade
+from proxy.store.schema import METADATA
+
+Answer = TypeVar("Answer")
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'palimpsest.db'}"
+    found: str = request.getfixturevalue("empty_postgres")
+    return found
+
+
+def tables(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names()) - {"alembic_version"}
+
+
+def differences(connection: Connection) -> list[object]:
+    context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+    return list(compare_metadata(context, METADATA))
+
+
+def ask(url: str, question: Callable[[Connection], Answer]) -> Answer:
+    """Ask a database directly, without the store."""
+    plain = make_url(url)
+    engine = create_engine(
+        plain.set(drivername="postgresql+psycopg") if plain.get_backend_name() != "sqlite" else plain
+    )
+    try:
+        with engine.connect() as connection:
+            return question(connection)
+    finally:
+        engine.dispose()
+
+
+async def test_up_down_and_up_again(url: str) -> None:
+    await upgrade(url)
+    assert ask(url, current) == expected()
+    assert ask(url, tables) == set(METADATA.tables)
+    await upgrade(url)  # a second time changes nothing
+    await downgrade(url, "base")
+    assert ask(url, current) is None
+    assert ask(url, tables) == set()
+    await upgrade(url)
+    assert ask(url, tables) == set(METADATA.tables)
+
+
+async def test_the_migrations_make_the_tables_that_the_program_knows(url: str) -> None:
+    await upgrade(url)
+    assert ask(url, differences) == []
+
+
+async def test_two_that_start_at_once_migrate_once(url: str) -> None:
+    run = "import asyncio, sys; from proxy.store.migrate import upgrade; asyncio.run(upgrade(sys.argv[1]))"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", run, url], stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220, S603 - our own program; the two must run at once
+        for _ in range(2)
+    ]
+    await asyncio.gather(upgrade(url), upgrade(url))
+    assert [(process.communicate()[1], process.returncode) for process in processes] == [("", 0), ("", 0)]
+    assert ask(url, current) == expected()
+
+
+async def test_logging_is_left_alone(tmp_path: Path) -> None:
+    before = list(logging.root.handlers), logging.root.level, logging.root.manager.disable
+    ours = logging.getLogger("palimpsest.test")
+    await upgrade(f"sqlite:///{tmp_path / 'palimpsest.db'}")
+    assert (list(logging.root.handlers), logging.root.level, logging.root.manager.disable) == before
+    assert not ours.disabled
+
+
+async def test_tables_of_a_newer_version_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "palimpsest.db"
+    await upgrade(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreUnavailable, match=r"9999.*newer version"):
+        await upgrade(f"sqlite:///{file}")
+
+
+async def test_a_migration_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "palimpsest.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE nodes (mine TEXT)")
+    with pytest.raises(OperationalError, match="already exists"):
+        await upgrade(f"sqlite:///{file}")
+    assert ask(f"sqlite:///{file}", tables) == {"nodes"}
+
+
+async def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        await upgrade("mysql://host/db")
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        await upgrade(f"sqlite:///{tmp_path / 'none' / 'palimpsest.db'}")
+
+
+def test_a_folder_with_a_percent_sign_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "100%"
+    folder.mkdir()
+    monkeypatch.setattr("proxy.store.migrate._INSTALLED", folder)
+    assert config().get_main_option("script_location") == str(folder)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection, select, text
+
+from proxy.errors import StoreUnavailable
+from proxy.store.address import PostgresServer, address_of
+from proxy.store.postgres import PostgresDatabase
+from tests.support import postgres
+
+pytestmark = pytest.mark.anyio
+
+
+def opened(url: str) -> PostgresDatabase:
+    address = address_of(url)
+    assert isinstance(address, PostgresServer)
+    return PostgresDatabase(address)
+
+
+def one(connection: Connection) -> object:
+    return connection.execute(select(text("1"))).scalar()
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql+asyncpg", "postgresql+psycopg"])
+@pytest.mark.parametrize("option", ["", "statement_cache_size=0"])
+async def test_either_driver_reads_and_writes(empty_postgres: str, scheme: str, option: str) -> None:
+    url = empty_postgres.replace("postgresql", scheme, 1)
+    database = opened(url + ("&" if "?" in url else "?") + option if option else url)
+    for _ in range(3):
+        assert await database.read(one) == 1
+        assert await database.write(one) == 1
+    await database.close()
+
+
+async def test_transactions_that_block_each_other_are_tried_again(empty_postgres: str) -> None:
+    postgres.execute(
+        empty_postgres, "CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t VALUES (1, 0), (2, 0)"
+    )
+    database = opened(empty_postgres)
+    tries = 0
+
+    def crossing(connection: Connection, order: tuple[int, int]) -> None:
+        nonlocal tries
+        tries += 1
+        for place in order:
+            connection.execute(text("UPDATE t SET n = n + 1 WHERE id = :id"), {"id": place})
+            connection.execute(text("SELECT pg_sleep(0.2)"))
+
+    await asyncio.gather(*(database.write(partial(crossing, order=order)) for order in ((1, 2), (2, 1))))
+    assert tries > 2
+
+    def sums(connection: Connection) -> list[int]:
+        return list(connection.execute(text("SELECT n FROM t")).scalars())
+
+    assert await database.read(sums) == [2, 2]
+    await database.close()
+
+
+async def test_a_connection_that_the_server_ended_is_made_anew(empty_postgres: str) -> None:
+    database = opened(empty_postgres)
+    assert await database.read(one) == 1
+    end_the_others = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    postgres.execute(empty_postgres, end_the_others)
+    assert await database.read(one) == 1
+    await database.close()
+
+
+async def test_a_server_that_ends_the_connection_in_a_transaction_is_unavailable(empty_postgres: str) -> None:
+    database = opened(empty_postgres)
+
+    def die(connection: Connection) -> None:
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(StoreUnavailable):
+        await database.write(die)
+    assert await database.read(one) == 1
+    await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_server_that_is_not_there_is_unavailable(scheme: str) -> None:
+    database = opened(f"{scheme}://me:secret@127.0.0.1:9/db")
+    with pytest.raises(StoreUnavailable, match="can be reached") as refused:
+        await database.read(one)
+    assert "secret" not in refused.value.message
+    await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_database_that_is_not_there_is_unavailable(postgres_server: str, scheme: str) -> None:
+    url = postgres_server.replace("/postgres?", "/none?").replace("postgresql", scheme, 1)
+    database = opened(url)
+    with pytest.raises(StoreUnavailable):
+        await database.read(one)
+    await database.close()

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Connection, func, select
+
+from proxy.errors import InvalidRequest
+from proxy.store.records import session_key
+from proxy.store.schema import OF_A_SESSION
+from proxy.store.store import Store
+from proxy.trimming.plan import Cut
+from tests.support.talk import Talk, body, message
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_sessions_of_one_name_belong_to_their_tenants(store: Store) -> None:
+    for tenant in ("b", "a"):
+        await Talk(store, tenant, "same").say(f"of {tenant}", "ok")
+    await Talk(store, "a", "other").say("x", "ok")
+    mine = await store.session("a", "same")
+    assert mine is not None
+    assert (mine.tenant, mine.id, mine.key) == ("a", "same", session_key("a", "same"))
+    assert await Talk(store).texts(mine.head) == []  # another session's key does not reach it
+    assert [row.tenant for row in await store.find("same")] == ["a", "b"]
+    assert await store.find("none") == []
+    assert await store.session("c", "same") is None
+
+
+@pytest.mark.parametrize("name", ["会话 🦊", "a b%2F", "x" * 500, "'; DROP TABLE sessions; --"])
+async def test_any_name_is_a_name(store: Store, name: str) -> None:
+    await Talk(store, name, name).say("one", "1")
+    (row,) = await store.find(name)
+    assert (row.tenant, row.id) == (name, name)
+
+
+async def test_sessions_are_listed_page_by_page_newest_first(store: Store) -> None:
+    for number in range(7):
+        # Pairs share a time, so that the order within one must hold too.
+        await Talk(store, "a", f"s{number}").begin(created_at=1_000 + number // 2)
+    await Talk(store, "b", "theirs").begin(created_at=1_001)
+    pages, after = [], None
+    while True:
+        page, after = await store.sessions("a", limit=3, after=after)
+        pages.append(page)
+        if after is None:
+            break
+    assert [len(page) for page in pages] == [3, 3, 1]
+    rows = [row for page in pages for row in page]
+    assert {row.id for row in rows} == {f"s{number}" for number in range(7)}
+    assert [row.updated_at for row in rows] == [1_003, 1_002, 1_002, 1_001, 1_001, 1_000, 1_000]
+    everyone, _ = await store.sessions(None, limit=10)
+    assert len(everyone) == 8
+    assert await store.sessions("a", limit=7) == (rows, None)
+
+
+async def test_a_page_shows_nobody_twice_though_a_session_moves_meanwhile(store: Store) -> None:
+    for number in range(4):
+        await Talk(store, "a", f"s{number}").begin(created_at=1_000 + number)
+    first, after = await store.sessions("a", limit=2)
+    await Talk(store, "a", "s2").begin(created_at=2_000)
+    second, end = await store.sessions("a", limit=2, after=after)
+    assert [row.id for row in (*first, *second)] == ["s3", "s2", "s1", "s0"]
+    assert end is None
+
+
+async def test_a_cursor_of_another_making_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidRequest):
+        await store.sessions("a", limit=2, after="yesterday")
+
+
+async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_others(store: Store) -> None:
+    gone, stays = Talk(store, "a", "gone"), Talk(store, "a", "stays")
+    for talk in (gone, stays):
+        asked = body("user", "one")
+        exchange = await talk.begin(asked, instructions=(message("system", "x"),), tools=b"[{}]")
+        settled = await talk.settle(
+            exchange, asked, replies=(body("assistant", "1"),), cut=Cut(1, "default", "v1", (), 1, 1, 0)
+        )
+        await talk.begin(asked, forms=((settled.head, message("assistant", "one")),))
+
+    def rows(connection: Connection) -> dict[str, dict[str, int]]:
+        counted: dict[str, dict[str, int]] = {}
+        for table in OF_A_SESSION:
+            found = select(table.c.session, func.count().label("rows")).group_by(table.c.session)
+            for row in connection.execute(found):
+                counted.setdefault(row.session, {})[table.name] = row.rows
+        return counted
+
+    before = await store._database.read(rows)
+    assert set(before[gone.key]) == {table.name for table in OF_A_SESSION}  # each table would show a rest
+    assert await store.delete(gone.key)
+    assert await store._database.read(rows) == {stays.key: before[stays.key]}
+    assert not await store.delete(gone.key)
+    assert await store.session("a", "gone") is None

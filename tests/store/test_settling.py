@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from proxy.history.nodes import ROOT, chain, node_id
+from proxy.store import settling
+from proxy.store.records import Settled, Source, Status
+from proxy.store.store import Store
+from proxy.trimming.plan import Change, Cut
+from tests.support.talk import Talk, body, message, settlement
+
+pytestmark = pytest.mark.anyio
+
+
+def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
+    return Cut(position, policy, version, changes, tokens=50, messages=3, tool_calls=1)
+
+
+async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
+    talk = Talk(store)
+    asked = [body("user", "what?", 4), body("tool", "42", 6, tool_call_id="c", agent="digger")]
+    stub = message("tool", "[cut]")
+    change = Change(1, "truncate_tool_output", "too long", stub, 6, 2)
+    exchange = await talk.begin(*asked, kind="first", instructions=(message("system", "x"),))
+    settled = await talk.settle(
+        exchange,
+        *asked,
+        replies=(body("assistant", "42.", 3),),
+        kind="first",
+        agent="writer",
+        arrivals=((), (change,)),
+        settled_at=2_345,
+    )
+    names = chain(ROOT, [asked[0].message, asked[1].message, message("assistant", "42.")])
+    assert settled == Settled(names[2], (names[0], names[1]), (names[2],))
+    user, tool, reply = await store.path(talk.key, settled.head)
+    assert [row.node for row in (user, tool, reply)] == names
+    assert [row.parent for row in (user, tool, reply)] == [ROOT, *names[:2]]
+    assert [(row.depth, row.round, row.tokens, row.tokens_total) for row in (user, tool, reply)] == [
+        (1, 1, 4, 4),
+        (2, 1, 6, 10),
+        (3, 1, 3, 13),
+    ]
+    assert [row.source for row in (user, tool, reply)] == [Source.CLIENT, Source.CLIENT, Source.UPSTREAM]
+    assert [row.agent for row in (user, tool, reply)] == ["writer", "digger", "writer"]
+    assert [row.policy for row in (user, tool, reply)] == ["v1", "v1", None]
+    assert [row.arrival for row in (user, tool, reply)] == [(), (change,), None]
+    assert {row.exchange for row in (user, tool, reply)} == {exchange}
+    assert {row.created_at for row in (user, tool, reply)} == {2_345}
+    assert [row.message for row in (user, tool)] == [one.message for one in asked]
+
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.head, session.arrival, session.updated_at) == (names[2], "first", 2_345)
+    assert (session.messages, session.rounds, session.tokens) == (3, 1, 13)
+    assert (session.requests, session.tokens_sent, session.tokens_saved) == (1, 60, 40)
+    assert session.instructions is not None
+
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert (row.status, row.settled_at, row.nodes, row.replies) == (
+        Status.COMPLETE,
+        2_345,
+        settled.nodes,
+        settled.replies,
+    )
+    assert (row.tokens_before, row.tokens_sent, row.receipt) == (100, 60, {"finish_reasons": ["stop"]})
+
+
+async def test_the_sums_go_on_from_request_to_request(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    await talk.say("two", "2")
+    settled = await talk.say("three", "3", tokens_before=10, tokens_sent=10)
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.messages, session.rounds, session.tokens) == (6, 3, 30)
+    assert (session.requests, session.tokens_sent, session.tokens_saved) == (3, 130, 80)
+    assert await talk.texts(settled.head) == ["one", "1", "two", "2", "three", "3"]
+
+
+async def test_without_a_reply_the_exchange_alone_is_settled(store: Store) -> None:
+    talk = Talk(store)
+    before = await talk.say("one", "1")
+    asked = body("user", "two")
+    exchange = await talk.begin(asked, instructions=(message("system", "new"),))
+    failed = await talk.settle(
+        exchange, asked, status=Status.FAILED, receipt={"error": "boom"}, settled_at=9_000
+    )
+    assert failed == Settled(before.head, (), ())
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.head, session.requests, session.updated_at) == (before.head, 1, 9_000)
+    assert session.instructions is None
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert (row.status, row.receipt, row.nodes) == (Status.FAILED, {"error": "boom"}, ())
+    assert [branch.head for branch in await store.branches(talk.key)] == [before.head]
+
+
+async def test_a_retry_after_a_failure_makes_nothing_twice(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "two")
+    first = await talk.begin(asked)
+    await talk.settle(first, asked, status=Status.FAILED)
+    again = await talk.begin(asked)
+    settled = await talk.settle(again, asked, replies=(body("assistant", "2"),))
+    assert await talk.texts(settled.head) == ["two", "2"]
+    assert len(await store.branches(talk.key)) == 1
+
+
+async def test_settling_twice_is_settling_once(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    first = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
+    session, row = await store.session("tenant", "session"), await store.exchange(exchange)
+    assert (
+        await talk.settle(exchange, asked, replies=(body("assistant", "other"),), settled_at=9_999) == first
+    )
+    assert await store.session("tenant", "session") == session
+    assert await store.exchange(exchange) == row
+
+
+async def test_an_exchange_taken_for_interrupted_is_settled_by_its_live_worker(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    assert await store.interrupt_pending(1_500) == 1
+    settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert (row.status, row.replies) == (Status.COMPLETE, settled.replies)
+
+
+async def test_what_was_deleted_meanwhile_does_not_come_back(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    assert await store.delete(talk.key)
+    assert await talk.settle(exchange, asked, replies=(body("assistant", "1"),)) == Settled(ROOT, (), ())
+    assert await store.session("tenant", "session") is None
+    await talk.say("anew", "yes")  # the same id, used again: the old exchange stays away
+    assert await talk.settle(exchange, asked, replies=(body("assistant", "1"),)) == Settled(ROOT, (), ())
+    assert len(await store.branches(talk.key)) == 1
+
+
+async def test_several_replies_stand_side_by_side_and_the_head_takes_the_first(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    replies = (body("assistant", "a"), body("assistant", "b"), body("assistant", "a"))
+    settled = await talk.settle(exchange, asked, replies=replies)
+    assert settled.replies == (settled.head, node_id(settled.nodes[0], replies[1].message), settled.head)
+    assert {branch.head for branch in await store.branches(talk.key)} == set(settled.replies)
+    assert {branch.depth for branch in await store.branches(talk.key)} == {2}
+
+
+async def test_a_rewind_is_a_branch_that_shares_what_lies_before(store: Store) -> None:
+    talk = Talk(store)
+    first = await talk.say("one", "1")
+    old = await talk.say("two", "2")
+    new = await talk.say("zwei", "2", base=first.head, at_head=False, kind="rewind")
+    assert await talk.texts(old.head) == ["one", "1", "two", "2"]
+    assert await talk.texts(new.head) == ["one", "1", "zwei", "2"]
+    assert {branch.head for branch in await store.branches(talk.key)} == {old.head, new.head}
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.head, session.messages, session.arrival) == (new.head, 4, "rewind")
+
+
+async def test_a_request_beside_the_conversation_leaves_it_as_it_is(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked, instructions=(message("system", "ours"),))
+    head = (await talk.settle(exchange, asked, replies=(body("assistant", "1"),), kind="resend")).head
+    before = await store.session("tenant", "session")
+    title = body("user", "give it a title")
+    exchange = await talk.begin(title, instructions=(message("system", "titles"),))
+    settled = await talk.settle(
+        exchange, title, replies=(body("assistant", "A title"),), kind="side", at_head=False, moves_head=False
+    )
+    assert settled.head == head
+    assert await talk.texts(settled.replies[0]) == ["give it a title", "A title"]
+    after = await store.session("tenant", "session")
+    assert before is not None
+    assert after is not None
+    assert (after.head, after.arrival, after.messages) == (head, "resend", before.messages)
+    assert after.instructions == before.instructions
+    assert after.requests == 2
+
+
+async def test_the_newest_instructions_replace_older_ones_and_absent_ones_do_not(store: Store) -> None:
+    talk = Talk(store)
+    for text in ("old", "new", None):
+        leading = None if text is None else (message("system", text), message("developer", text))
+        exchange = await talk.begin(body("user", "x"), instructions=leading)
+        await talk.settle(exchange, body("user", "x"), replies=(body("assistant", "y"),))
+    newest = await store.instructions(talk.key)
+    assert newest is not None
+    assert newest.messages == (message("system", "new"), message("developer", "new"))
+    assert await store.instructions(talk.key, newest.version) == newest
+
+
+async def test_appends_at_once_all_become_nodes_under_one_another(store: Store) -> None:
+    talk = Talk(store)
+    asked = [body("user", f"q{number}") for number in range(50)]
+    exchanges = await asyncio.gather(*(talk.begin(one) for one in asked))
+    settled = await asyncio.gather(
+        *(
+            talk.settle(exchange, one, replies=(body("assistant", f"a{number}"),))
+            for number, (exchange, one) in enumerate(zip(exchanges, asked, strict=True))
+        )
+    )
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.messages, session.rounds, session.tokens, session.requests) == (100, 50, 500, 50)
+    texts = await talk.texts(session.head)
+    assert {(texts[n], texts[n + 1]) for n in range(0, 100, 2)} == {(f"q{n}", f"a{n}") for n in range(50)}
+    assert {one.replies[0] for one in settled} <= {
+        row.node for row in await store.path(talk.key, session.head)
+    }
+    assert len(await store.branches(talk.key)) == 1
+
+
+async def test_the_same_request_at_once_is_one_branch(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchanges = [await talk.begin(asked, base=ROOT) for _ in range(10)]
+    reply = (body("assistant", "1"),)
+    settled = await asyncio.gather(
+        *(talk.settle(one, asked, replies=reply, at_head=False) for one in exchanges)
+    )
+    assert len(set(settled)) == 1
+    assert len(await store.path(talk.key, settled[0].head)) == 2
+    assert len(await store.branches(talk.key)) == 1
+
+
+async def test_a_cut_is_kept_at_the_last_message_of_its_request(store: Store) -> None:
+    talk = Talk(store)
+    made = cut(1, Change(0, "drop_oldest", "old", None, 5, 0))
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),), cut=made, agent="writer")
+    assert await store.cut_at(talk.key, settled.nodes[0], "default", "writer") == made
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert row.cut_node == settled.nodes[0]
+
+
+async def test_a_cut_of_a_request_without_new_messages_is_kept_at_its_base(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("one", "1")).nodes[0]
+    exchange = await talk.begin(base=base)
+    await talk.settle(exchange, replies=(body("assistant", "I"),), base=base, at_head=False, cut=cut(1))
+    assert await store.cut_at(talk.key, base, "default", None) == cut(1)
+
+
+async def test_an_append_whose_head_moved_meanwhile_keeps_no_cut(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("one", "1")).head
+    asked = body("user", "three")
+    exchange = await talk.begin(asked, base=base)
+    await talk.say("two", "2")
+    settled = await talk.settle(exchange, asked, replies=(body("assistant", "3"),), base=base, cut=cut(3))
+    assert await talk.texts(settled.head) == ["one", "1", "two", "2", "three", "3"]
+    names = [row.node for row in await store.path(talk.key, settled.head)]
+    assert await store.cut(talk.key, names, "default", None) is None
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert row.cut_node is None
+
+
+async def test_a_change_of_arrival_is_read_at_the_place_where_the_message_came_to_stand(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("one", "1")).head
+    asked = body("tool", "long", tool_call_id="c")
+    change = Change(2, "truncate_tool_output", "long", message("tool", "l"), 5, 1)
+    exchange = await talk.begin(asked, base=base)
+    await talk.say("two", "2")
+    settled = await talk.settle(
+        exchange, asked, replies=(body("assistant", "3"),), base=base, arrivals=((change,),)
+    )
+    row = (await store.path(talk.key, settled.nodes[0]))[-1]
+    assert row.depth == 5
+    assert row.arrival == (Change(4, change.edit, change.reason, change.message, 5, 1),)
+
+
+async def test_where_nothing_was_decided_nothing_is_recorded(store: Store) -> None:
+    talk = Talk(store)
+    settled = await talk.say("one", "1", arrivals=(), policy_version="")
+    row = (await store.path(talk.key, settled.nodes[0]))[0]
+    assert (row.arrival, row.policy) == (None, None)
+
+
+async def test_a_reply_that_broke_off_is_marked(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    plain = settlement(exchange, asked, replies=(body("assistant", "unfini"),), status=Status.PARTIAL)
+    settled = await store.settle(replace(plain, replies=(replace(plain.replies[0], partial=True),)))
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert row.status is Status.PARTIAL
+    assert [node.partial for node in await store.path(talk.key, settled.head)] == [False, True]
+
+
+async def test_an_agent_that_cannot_be_stored_does_not_lose_the_reply(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one", agent="a\x00b")
+    exchange = await talk.begin(asked)
+    settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
+    assert (await store.path(talk.key, settled.head))[0].agent == "a\ufffdb"
+
+
+async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(store)
+    before = await talk.say("one", "1")
+    asked = body("user", "two")
+    exchange = await talk.begin(asked)
+    session, row = await store.session("tenant", "session"), await store.exchange(exchange)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(settling, "_move", fail)  # the last thing that is done
+    with pytest.raises(ZeroDivisionError):
+        await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=cut(2), base=before.head)
+    assert await store.session("tenant", "session") == session
+    assert await store.exchange(exchange) == row
+    assert [branch.head for branch in await store.branches(talk.key)] == [before.head]
+    monkeypatch.undo()
+    settled = await talk.settle(exchange, asked, replies=(body("assistant", "2"),))
+    assert await talk.texts(settled.head) == ["one", "1", "two", "2"]
+
+
+async def test_a_base_that_is_not_stored_is_an_error_of_the_caller(store: Store) -> None:
+    talk = Talk(store)
+    exchange = await talk.begin(body("user", "one"))
+    with pytest.raises(LookupError, match="not stored"):
+        await talk.settle(exchange, replies=(body("assistant", "1"),), base="ab" * 20, at_head=False)

