@@ -1,0 +1,65 @@
+"""`POST /v1/chat/completions`: hands the request to the exchange, and stops it when the client leaves."""
+
+from __future__ import annotations
+
+import anyio
+
+from proxy.api.connection import ClientLeft, Connection
+from proxy.api.gate import Gate
+from proxy.errors import Forbidden, InvalidRequest, PalimpsestError
+from proxy.exchange.exchange import ChatCompletions
+from proxy.exchange.turn import Call
+from proxy.settings.model import Settings
+
+
+class ChatEndpoint:
+    """The hot route, without a framework's request handling. One for the life of the process."""
+
+    def __init__(self, settings: Settings, gate: Gate, chat: ChatCompletions) -> None:
+        """Let `gate` decide who asks and `chat` answer."""
+        self._limit = settings.server.max_body_bytes
+        self._cancels = settings.sessions.on_disconnect == "cancel"
+        self._gate = gate
+        self._chat = chat
+
+    async def serve(self, connection: Connection) -> None:
+        """Answer one request, whatever comes of it."""
+        try:
+            call = await self._call(connection)
+        except PalimpsestError as why:
+            await connection.fail(why)
+            return
+        except ClientLeft:
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch, connection, group.cancel_scope)
+            await self._answer(call, connection)
+            group.cancel_scope.cancel()
+
+    async def _call(self, connection: Connection) -> Call:
+        """Read the request.
+
+        Raises:
+            PalimpsestError: the caller is unknown, or the body cannot be taken.
+            ClientLeft: it left before its request was here.
+        """
+        caller = self._gate.admit(connection.headers)
+        if caller.admin:
+            raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")
+        encoding = connection.header(b"content-encoding") or b"identity"
+        if encoding.lower() != b"identity":
+            raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
+        body = await connection.body(self._limit)
+        return Call(caller.tenant, connection.headers, connection.query, body)
+
+    async def _answer(self, call: Call, connection: Connection) -> None:
+        try:
+            await self._chat.answer(call, connection)
+        except PalimpsestError as why:
+            await connection.fail(why)
+
+    async def _watch(self, connection: Connection, scope: anyio.CancelScope) -> None:
+        """Stop the exchange when the client leaves, unless it is to be finished all the same."""
+        await connection.left()
+        if self._cancels:
+            scope.cancel()

@@ -1,0 +1,118 @@
+"""One HTTP exchange with a client, over ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import anyio
+import orjson
+
+from proxy.errors import PalimpsestError, TooLarge
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Connection:
+    """The client's side of one request: what it sends, what it is sent, and whether it is still there."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take over one ASGI call of type `http`."""
+        self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self.method: str = scope["method"]
+        self.query: bytes = scope["query_string"]
+        self.gone = False
+        self._receive = receive
+        self._send = send
+        self._started = False
+        self._body_read = anyio.Event()
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this lower-case name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    async def body(self, limit: int) -> bytes:
+        """Return the request's body.
+
+        Raises:
+            TooLarge: it is longer than `limit` bytes.
+            ClientLeft: the client left before all of it was here.
+        """
+        return await bounded(self.pieces(), self.header(b"content-length"), limit)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientLeft
+            more = message.get("more_body", False)
+            if body := message.get("body", b""):
+                yield body
+        self._body_read.set()
+
+    async def left(self) -> None:
+        """Return once the client has left; to be awaited beside the work for it."""
+        await self._body_read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers."""
+        self._started = True
+        if not self.gone:
+            await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        if not self.gone:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece of the body."""
+        if not self.gone:
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
+        """Say what went wrong: as a response, or as the last event of a stream that has begun."""
+        body = orjson.dumps(error.body())
+        if self._started:
+            await self.end(b"data: " + body + b"\n\n")
+            return
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(error.status, [(b"content-type", b"application/json"), length, *headers])
+        await self.end(body)
+
+
+async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: int) -> bytes:
+    """Return a body put together; `announced` is its `Content-Length`.
+
+    Raises:
+        TooLarge: it is longer than `limit` bytes; the rest is not read.
+    """
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in pieces:
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes."
+    )

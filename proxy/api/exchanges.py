@@ -1,0 +1,71 @@
+"""The receipts: what was asked, what was sent instead and why, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Response
+
+from proxy.api.deps import After, Asking, FoundSession, Limit, OpenServices, Services, json_response
+from proxy.api.sessions import timestamp
+from proxy.errors import NotFound
+from proxy.exchange.receipt import expanded, plan_lines
+from proxy.store.records import ExchangeRow
+
+router = APIRouter(tags=["exchanges"])
+
+
+@router.get("/sessions/{session}/exchanges")
+async def list_exchanges(
+    found: FoundSession, services: OpenServices, limit: Limit = 50, after: After = None
+) -> Response:
+    """Return the session's exchanges, the newest first."""
+    rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
+    return json_response({"data": [await receipt(row, services) for row in rows], "next": cursor})
+
+
+@router.get("/exchanges/{exchange}")
+async def show_exchange(exchange: str, services: OpenServices, caller: Asking) -> Response:
+    """Return one exchange."""
+    row = await services.store.exchange(unquote(exchange))
+    if row is None or not (caller.admin or caller.tenant == row.tenant):
+        raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
+    return json_response(await receipt(row, services))
+
+
+async def receipt(row: ExchangeRow, services: Services) -> dict[str, Any]:
+    """Return an exchange for a reader, each change of its plan with the node that it is about."""
+    past = [node.node for node in await services.store.path(row.session_key, row.base)]
+    stored = dict(row.receipt)
+    cut = stored.pop("cut", None)
+    nodes = [*past, *row.nodes]
+    lines = expanded(stored.pop("plan", ()), nodes)
+    if cut is not None and cut["moved"]:
+        cut = cut | {"node": row.cut_node}
+    elif cut is not None:  # an earlier exchange moved it: what it does to the view is kept with it
+        standing = await services.store.cut_at(row.session_key, cut["node"], row.policy, row.agent)
+        lines += plan_lines(standing.changes, nodes) if standing is not None else []
+    return {
+        "id": row.id,
+        "session": row.session,
+        "tenant": row.tenant,
+        "status": row.status,
+        "kind": row.kind,
+        "policy": row.policy,
+        "policy_version": row.policy_version or None,
+        "model": row.model,
+        "agent": row.agent,
+        "stream": row.stream,
+        "created_at": timestamp(row.created_at),
+        "settled_at": timestamp(row.settled_at) if row.settled_at is not None else None,
+        "base": row.base or None,
+        "nodes": list(row.nodes),
+        "replies": list(row.replies),
+        "cut": cut,
+        "plan": lines,
+        "tokens_before": row.tokens_before,
+        "tokens_sent": row.tokens_sent,
+        "cost": None,
+        **stored,
+    }

@@ -1,0 +1,182 @@
+"""The application: opens what is needed, wires it, sends each request where it belongs, closes all.
+
+No global holds any of it: an application is made from its settings, and two of them do not meet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import anyio.to_thread
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from proxy import __version__
+from proxy.api import exchanges, health, sessions
+from proxy.api.chat import ChatEndpoint
+from proxy.api.connection import Connection, Receive, Scope, Send
+from proxy.api.deps import Services
+from proxy.api.gate import Gate
+from proxy.api.passthrough import Passthrough
+from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
+from proxy.exchange.background import Background
+from proxy.exchange.exchange import ChatCompletions
+from proxy.exchange.past import Memory
+from proxy.settings.model import Settings
+from proxy.store.store import Store
+from proxy.tokens.counter import TokenCounter
+from proxy.upstream.client import Upstream
+
+_LOG: Final = logging.getLogger("palimpsest.app")
+_CHAT: Final = frozenset({b"/v1/chat/completions", b"/chat/completions"})
+_OPENAI: Final = b"/v1/"
+_FAULT: Final = "a request failed by a fault of the proxy's own"
+_MISTAKE: Final = "The proxy made a mistake. Its log says more; please report it."
+_TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
+
+
+class Application:
+    """The ASGI application of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Open nothing yet: that is done at ASGI's `lifespan.startup`."""
+        self._settings = settings
+        self._api = _api(self._opened)
+        self._chat: ChatEndpoint | None = None
+        self._passthrough: Passthrough | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI call."""
+        if scope["type"] == "http":
+            path: bytes = scope["raw_path"].partition(b"?")[0]
+            connection = Connection(scope, receive, send)
+            if path in _CHAT and scope["method"] == "POST" and self._chat is not None:
+                await _guarded(connection, self._chat.serve(connection))
+                return
+            if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
+                await _guarded(connection, self._passthrough.serve(connection, path[len(_OPENAI) - 1 :]))
+                return
+            # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
+            await _logged(self._api({**scope, "path": path.decode("latin-1")}, receive, send))
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        await self._api(scope, receive, send)
+
+    @asynccontextmanager
+    async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
+        """Open everything, wire it, and close it in the opposite order."""
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+            stack.push_async_callback(store.close)
+            await store.ready()
+            background = Background()
+            stack.push_async_callback(background.drain)
+            upstream = Upstream(settings.upstream, shares_key=settings.auth.mode == "keys")
+            stack.push_async_callback(upstream.aclose)
+            counter = TokenCounter(settings.tokens.method)
+            await anyio.to_thread.run_sync(counter.warm)  # or the first request would wait for it
+            gate = Gate(settings.auth, await store.secret(_TENANT_SECRET))
+            interrupted = await store.interrupt_pending(int(time.time() * 1000))
+            if interrupted:
+                _LOG.warning(
+                    "%d exchanges were under way when a process ended: marked as interrupted", interrupted
+                )
+            memory = Memory(store, counter, settings.upstream.reasoning)
+            chat = ChatCompletions(settings, store, upstream, counter, background)
+            api.state.services = Services(settings, store, upstream, counter, background, gate, memory)
+            self._chat = ChatEndpoint(settings, gate, chat)
+            self._passthrough = Passthrough(settings, gate, upstream)
+            yield
+
+
+async def _logged(work: Awaitable[None]) -> None:
+    """Do the work, which has told the client of its mistakes already; here they are kept from the server.
+
+    It would close the connection under the client's next request.
+    """
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - the outermost place: what it is, the log says
+        _LOG.exception(_FAULT)
+
+
+async def _guarded(connection: Connection, work: Awaitable[None]) -> None:
+    """Do the work; a mistake of our own ends in an error of OpenAI's shape and a trace in the log."""
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - the outermost place: the client must hear of it in words it knows
+        _LOG.exception(_FAULT)
+        await connection.fail(InternalError(_MISTAKE))
+
+
+def _refusal(error: PalimpsestError) -> Response:
+    return Response(orjson.dumps(error.body()), error.status, media_type="application/json")
+
+
+async def _refuse(_: Request, why: Exception) -> Response:
+    """Return one of our own errors."""
+    if not isinstance(why, PalimpsestError):  # this handler is registered for no other
+        raise why
+    return _refusal(why)
+
+
+async def _refuse_parameter(_: Request, why: Exception) -> Response:
+    """Return what is wrong with a parameter."""
+    if not isinstance(why, RequestValidationError):  # this handler is registered for no other
+        raise why
+    first = why.errors()[0]
+    name = str(first["loc"][-1])
+    return _refusal(InvalidRequest(f"{name}: {first['msg']}", param=name))
+
+
+async def _refuse_path(request: Request, why: Exception) -> Response:
+    """Return that there is no such path, or not by this method."""
+    if not isinstance(why, HTTPException):  # this handler is registered for no other
+        raise why
+    error = NotFound(
+        f"There is no {request.method} {request.scope['path']} here. "
+        "Chat completions are at /v1/chat/completions, everything else of the provider is below /v1/, "
+        "the stored sessions are at /sessions.",
+        code="unknown_url",
+    )
+    return Response(orjson.dumps(error.body()), why.status_code, why.headers, media_type="application/json")
+
+
+async def _left(_: Request, __: Exception) -> Response:
+    """Return something, since the framework asks for it: the client left before its request was here."""
+    return Response(status_code=400)
+
+
+async def _refuse_mistake(_: Request, __: Exception) -> Response:
+    """Return that the fault is ours; `_logged` hears of it too."""
+    return _refusal(InternalError(_MISTAKE))
+
+
+def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """Return the routes beside the proxy."""
+    api = FastAPI(
+        title="Palimpsest",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever name the client calls us by
+    )
+    for module in (health, sessions, exchanges):
+        api.include_router(module.router)
+    api.add_exception_handler(PalimpsestError, _refuse)
+    api.add_exception_handler(RequestValidationError, _refuse_parameter)
+    api.add_exception_handler(HTTPException, _refuse_path)
+    api.add_exception_handler(ClientDisconnect, _left)
+    api.add_exception_handler(Exception, _refuse_mistake)
+    return api

@@ -1,0 +1,306 @@
+"""One chat completion, top to bottom.
+
+    read the request -> find its session -> find its place in the log -> plan -> open the exchange
+    -> ask upstream -> relay -> settle
+
+The request is stored while upstream is asked and before the client hears of an answer; the reply
+is stored before the client sees its end. Whatever ends the exchange, it is settled once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import uuid4
+
+from proxy.errors import InvalidRequest, PalimpsestError
+from proxy.exchange.background import Background, compute
+from proxy.exchange.identity import header_of, session_of
+from proxy.exchange.past import Memory, Past
+from proxy.exchange.receipt import Ticket, log_line
+from proxy.exchange.relay import Client, Outcome, StreamRelay, relay_json, relay_refusal
+from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
+from proxy.history.reconcile import Mode
+from proxy.settings.model import Settings
+from proxy.settings.policies import OFF, select_policy
+from proxy.store.records import Status, session_key
+from proxy.store.store import Store
+from proxy.tokens.counter import TokenCounter
+from proxy.trimming.engine import bypass, plan
+from proxy.trimming.plan import Known, Plan
+from proxy.trimming.policy import Policy
+from proxy.upstream.client import Answer, Destination, Upstream
+from proxy.wire import headers
+from proxy.wire.messages import OWN_FIELDS
+from proxy.wire.request import ChatRequest, compose, parse_chat_request
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_LOG: Final = logging.getLogger("palimpsest.exchange")
+_RETRY_COUNT: Final = "x-stainless-retry-count"
+_TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
+
+
+class ChatCompletions:
+    """Answers requests for chat completions. One for the life of the process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        upstream: Upstream,
+        counter: TokenCounter,
+        background: Background,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Put together what an exchange needs; `clock` gives seconds since 1970."""
+        self._settings = settings
+        self._store = store
+        self._upstream = upstream
+        self._counter = counter
+        self._background = background
+        self._clock = clock
+        self._memory = Memory(store, counter, settings.upstream.reasoning)
+        self._refuses_usage: set[str] = set()
+
+    async def answer(self, call: Call, client: Client) -> None:
+        """Serve one request from its bytes to the end of the response.
+
+        Raises:
+            PalimpsestError: it could not be read or planned; `client` was told nothing yet.
+        """
+        started = time.monotonic()
+        request = await compute(len(call.body), lambda: parse_chat_request(call.body))
+        session = session_of(call.headers, request, self._settings.sessions)
+        past = await self._past(call, request, session)
+        agent = header_of(call.headers, headers.AGENT_NAME)
+        planned = await self._plan(call, request, past, session, agent)
+        ticket = Ticket(
+            session=session,
+            exchange=f"exc_{int(self._clock() * 1000):012x}{uuid4().hex[:20]}",
+            plan=planned,
+            instructions=len(past.instructions),
+            messages=len(past.entries),
+            warnings=(_TOOLS_ABSENT,) if _lacks_tools(request, planned) else (),
+        )
+        turn = Turn(call, request, past, ticket, agent, started, stored=session is not None)
+        turn.mark("planned")
+        self._begin(turn)
+        try:
+            await self._serve(turn, client)
+        except PalimpsestError as why:
+            await self._settle(turn, Outcome(Status.FAILED, error=why.message))
+            await client.fail(why, ticket.headers())
+        except BaseException as why:
+            # The client left (or the server stops) before there was anything to keep, or we made a
+            # mistake: either way nothing more will come, and the exchange must not stay pending.
+            left = isinstance(why, asyncio.CancelledError)
+            await self._settle(
+                turn,
+                Outcome(Status.CANCELLED, error="the client left")
+                if left
+                else Outcome(Status.FAILED, error=f"internal error: {type(why).__name__}"),
+            )
+            raise
+
+    async def _past(self, call: Call, request: ChatRequest, session: str | None) -> Past:
+        """Find the request's place in the log."""
+        if session is None:
+            return self._memory.without_log(request)
+        return await self._memory.past_of(
+            request,
+            tenant=call.tenant,
+            session=session,
+            mode=_mode_of(call.headers),
+            retried=_announces_retry(call.headers),
+        )
+
+    async def _plan(
+        self, call: Call, request: ChatRequest, past: Past, session: str | None, agent: str | None
+    ) -> Plan:
+        """Decide what of the branch is sent."""
+        fixed = await compute(len(request.tools or b""), lambda: self._fixed_tokens(request, past))
+        known = Known(
+            count=lambda message: self._counter.message(message, request.model),
+            fixed_tokens=fixed,
+            agent=agent,
+        )
+        composed = past.arrival.composed
+        asked = header_of(call.headers, headers.CONTEXT_POLICY)
+        if asked == OFF:
+            return bypass(past.entries, known, composed=composed)
+        name, policy = select_policy(self._settings.policies, call.tenant, request.model, asked)
+        standing = None
+        if session is not None and _can_trim(policy) and past.nodes:
+            standing = await self._store.cut(session_key(call.tenant, session), past.nodes, name, agent)
+        return await compute(
+            len(request.raw), lambda: plan(past.entries, policy, name, known, standing, composed=composed)
+        )
+
+    def _fixed_tokens(self, request: ChatRequest, past: Past) -> int:
+        tokens = sum(self._counter.message(message, request.model) for message in past.instructions)
+        return tokens + (self._counter.json(request.tools, request.model) if request.tools is not None else 0)
+
+    def _begin(self, turn: Turn) -> None:
+        """Store what is new, while upstream is being asked."""
+        if turn.stored:
+            turn.began = self._background.start(
+                self._store.begin(opening_of(turn, self._now(), self._counter))
+            )
+
+    async def _begun(self, turn: Turn) -> None:
+        """Wait until what is new is stored.
+
+        Raises:
+            StoreUnavailable: it could not be.
+        """
+        if turn.began is not None:
+            try:
+                await asyncio.shield(turn.began)
+            except PalimpsestError:
+                turn.stored = False  # there is nothing to settle
+                raise
+
+    async def _serve(self, turn: Turn, client: Client) -> None:
+        """Ask upstream and relay its answer."""
+        answer, hides_usage = await self._ask(turn)
+        try:
+            turn.mark("answered")
+            await self._begun(turn)
+            out = [*headers.to_client(answer.headers, extra_drop=_decoded(answer)), *turn.ticket.headers()]
+
+            async def settle(outcome: Outcome) -> None:
+                await self._settle(turn, outcome)
+
+            if not 200 <= answer.status < 300:
+                body = await answer.read()
+                await relay_refusal(answer, client, out, body, settle)
+            elif (answer.header(b"content-type") or b"").lower().startswith(b"text/event-stream"):
+                relay = StreamRelay(answer, client, hides_usage=hides_usage)
+                try:
+                    await relay.run(out, settle)
+                except asyncio.CancelledError:
+                    await self._settle(turn, relay.outcome(left=True))
+                    raise
+            else:
+                await relay_json(answer, client, out, settle)
+        finally:
+            await answer.aclose()
+
+    async def _ask(self, turn: Turn) -> tuple[Answer, bool]:
+        """Ask upstream; return its answer, and whether the usage chunk is to be kept from the client."""
+        request = turn.request
+        destination = self._upstream.destination(request.model)
+        adds_usage = (
+            request.stream
+            and request.wants_usage is None
+            and self._settings.upstream.include_usage == "auto"
+            and destination.base_url not in self._refuses_usage
+        )
+        answer = await self._send(turn, destination, adds_usage=adds_usage)
+        if adds_usage and answer.status in {400, 422} and await _names_usage(answer):
+            await answer.aclose()
+            self._refuses_usage.add(destination.base_url)
+            return await self._send(turn, destination, adds_usage=False), False
+        return answer, adds_usage
+
+    async def _send(self, turn: Turn, destination: Destination, *, adds_usage: bool) -> Answer:
+        """Send the view upstream."""
+        sent = headers.to_upstream(
+            turn.call.headers,
+            drop_authorization=not destination.forwards_credentials,
+            extra_drop={
+                b"accept-encoding",
+                *(name.lower().encode() for name in self._settings.sessions.headers),
+            },
+        )
+        path = "/chat/completions" + (f"?{turn.call.query.decode('ascii')}" if turn.call.query else "")
+        body = self._body(turn, adds_usage=adds_usage)
+        return await self._upstream.ask(
+            destination, "POST", path, [*sent, (b"accept-encoding", b"identity")], body
+        )
+
+    def _body(self, turn: Turn, *, adds_usage: bool) -> bytes:
+        """Return the body to send: the client's own bytes where nothing was trimmed or added."""
+        past, view = turn.past, turn.ticket.plan.view
+        untouched = not past.arrival.composed and view == tuple(entry.message for entry in past.entries)
+        return compose(
+            turn.request,
+            instructions=None if untouched else tuple(m.without(*OWN_FIELDS) for m in past.instructions),
+            messages=None if untouched else view,
+            add_usage=adds_usage,
+            drop_fields=self._settings.sessions.body_fields,
+        )
+
+    async def _settle(self, turn: Turn, outcome: Outcome) -> None:
+        """Store how the exchange ended, once, whatever happens to the request meanwhile.
+
+        Raises:
+            StoreUnavailable: it could not be stored; nothing was acknowledged.
+        """
+        if turn.settled:
+            return
+        turn.settled = True
+        turn.mark("settled")
+        _LOG.info(
+            "exchange",
+            extra={
+                "fields": log_line(
+                    turn.ticket, turn.past.arrival.kind, outcome.status, turn.timings["settled"]
+                )
+            },
+        )
+        if turn.stored:
+            await self._background.finish(self._store_outcome(turn, outcome))
+
+    async def _store_outcome(self, turn: Turn, outcome: Outcome) -> None:
+        if turn.began is not None:
+            await turn.began
+        await self._store.settle(settlement_of(turn, outcome, self._now(), self._counter))
+
+    def _now(self) -> int:
+        return int(self._clock() * 1000)
+
+
+def _mode_of(sent: Headers) -> Mode:
+    value = header_of(sent, headers.SESSION_MODE)
+    if value is None:
+        return Mode.AUTO
+    try:
+        return Mode(value.strip().lower())
+    except ValueError as why:
+        raise InvalidRequest(
+            f"X-Session-Mode is {value!r}. It can be: auto, append, full.", param="X-Session-Mode"
+        ) from why
+
+
+def _announces_retry(sent: Headers) -> bool:
+    value = header_of(sent, _RETRY_COUNT)
+    return value is not None and value.strip().isdigit() and int(value) > 0
+
+
+def _can_trim(policy: Policy) -> bool:
+    """Tell whether there can be a cut at all."""
+    return bool(policy.edits)
+
+
+def _lacks_tools(request: ChatRequest, planned: Plan) -> bool:
+    return not request.has_tools and any(message.calls for message in planned.view)
+
+
+async def _names_usage(answer: Answer) -> bool:
+    """Tell whether a refusal is about the usage that was asked for; an answer that breaks is closed."""
+    try:
+        body = await answer.read()
+    except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
+        await answer.aclose()
+        raise
+    return b"stream_options" in body or b"include_usage" in body
+
+
+def _decoded(answer: Answer) -> frozenset[bytes]:
+    """Return the headers that no longer hold once the body is relayed decoded."""
+    return frozenset({b"content-encoding"}) if answer.encoding and answer.readable else frozenset()

@@ -1,0 +1,75 @@
+"""Which session a request belongs to: a header, else a field of the body, else a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from unicodedata import category
+from uuid import uuid4
+
+from proxy.errors import InvalidRequest
+from proxy.settings.model import SessionSettings
+from proxy.wire import headers
+from proxy.wire.request import ChatRequest, read_field
+
+MAX_ID_BYTES: Final = 512
+"""Longest session id, in bytes of UTF-8."""
+
+_REFUSED: Final = frozenset({"Cc", "Cs"})
+
+
+def session_of(
+    sent: Sequence[tuple[bytes, bytes]], request: ChatRequest, settings: SessionSettings
+) -> str | None:
+    """Return the session's id; None where the request is to be served without one (`missing: stateless`).
+
+    Raises:
+        InvalidRequest: the id is too long or holds control characters, or there is none and
+            `sessions.missing` is `reject`.
+    """
+    for name in settings.headers:
+        value = header_of(sent, name)
+        if value:
+            return valid_id(value, name)
+    for path in settings.body_fields:
+        value = read_field(request, path)
+        if value:
+            return valid_id(value, path)
+    if settings.missing == "reject":
+        name = settings.headers[0] if settings.headers else "X-Session-ID"
+        raise InvalidRequest(
+            f"No session id. Send one in the header {name}.", param=name, code="session_missing"
+        )
+    return None if settings.missing == "stateless" else f"ses_{uuid4().hex}"
+
+
+def header_of(sent: Sequence[tuple[bytes, bytes]], name: str) -> str | None:
+    """Return the header's value, percent-decoded; None where it was not sent.
+
+    Raises:
+        InvalidRequest: it is no UTF-8 or holds control characters.
+    """
+    wanted = name.lower().encode()
+    raw = next((value for key, value in sent if key.lower() == wanted), None)
+    return None if raw is None else headers.decode_value(raw, name)
+
+
+def valid_id(value: str, param: str) -> str:
+    """Return the id as it is.
+
+    Raises:
+        InvalidRequest: it is too long, or holds control characters.
+    """
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+        raise InvalidRequest(
+            f"The session id is longer than {MAX_ID_BYTES} bytes. Send a shorter one.",
+            param=param,
+            code="invalid_id",
+        )
+    if any(category(character) in _REFUSED for character in value):
+        raise InvalidRequest(
+            "The session id holds control characters or lone surrogates. Send one without.",
+            param=param,
+            code="invalid_id",
+        )
+    return value

@@ -1,0 +1,75 @@
+"""What would be sent of a session now: a plan without a request. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.errors import InvalidRequest
+from proxy.exchange.background import compute
+from proxy.exchange.past import Memory
+from proxy.exchange.receipt import plan_lines
+from proxy.settings.model import Settings
+from proxy.settings.policies import OFF, select_policy
+from proxy.store.records import SessionRow
+from proxy.store.store import Store
+from proxy.tokens.counter import TokenCounter
+from proxy.trimming.engine import bypass, plan
+from proxy.trimming.plan import Known
+from proxy.wire.messages import OWN_FIELDS
+
+
+async def preview(
+    session: SessionRow,
+    policy: str | None,
+    settings: Settings,
+    store: Store,
+    counter: TokenCounter,
+    memory: Memory,
+) -> dict[str, Any]:
+    """Return `{messages, plan, tokens_before, tokens_sent, policy, cut, warnings}` for the head's branch.
+
+    The model, the tools and the agent are those of the newest exchange; `policy` names one, or `off`,
+    and None means the one that would be chosen.
+
+    Raises:
+        InvalidRequest: there is no policy of that name.
+    """
+    last = await store.last_exchange(session.key)
+    model = last.model if last is not None else ""
+    agent = last.agent if last is not None else None
+    tools = (
+        await store.tools(session.key, last.tools) if last is not None and last.tools is not None else None
+    )
+    rows = await store.path(session.key, session.head)
+    instructions = await store.instructions(session.key)
+    stored = instructions.messages if instructions is not None else ()
+    lead = tuple(message.without(*OWN_FIELDS) for message in stored)
+    fixed = sum(counter.message(message, model) for message in lead)
+    fixed += counter.json(tools, model) if tools is not None else 0
+    known = Known(count=lambda message: counter.message(message, model), fixed_tokens=fixed, agent=agent)
+    entries = memory.branch(rows, model)
+    if policy == OFF:
+        planned = bypass(entries, known, composed=True)
+    else:
+        try:
+            name, chosen = select_policy(settings.policies, session.tenant, model, policy)
+        except InvalidRequest as why:  # here it is a parameter that names it, not the header
+            raise InvalidRequest(why.message, param="policy", code=why.code) from why
+        nodes = tuple(row.node for row in rows)
+        standing = await store.cut(session.key, nodes, name, agent) if nodes else None
+        size = sum(len(row.message.raw) for row in rows)
+        planned = await compute(size, lambda: plan(entries, chosen, name, known, standing, composed=True))
+    return {
+        "policy": planned.policy,
+        "model": model,
+        "messages": [orjson.Fragment(message.raw) for message in (*lead, *planned.view)],
+        "plan": plan_lines(planned.changes, [row.node for row in rows]),
+        "cut": None
+        if planned.cut is None
+        else {"position": planned.cut.position, "moved": planned.moved, "fired": planned.fired},
+        "tokens_before": planned.tokens_before,
+        "tokens_sent": planned.tokens_sent,
+        "warnings": list(planned.warnings),
+    }

@@ -1,0 +1,178 @@
+"""What is said of an exchange: the response headers, the stored receipt, the log line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.trimming.plan import Change, Plan
+from proxy.wire import headers
+from proxy.wire.messages import JsonObject
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What is known of an exchange once it is planned, for whoever asks about it."""
+
+    session: str | None
+    exchange: str
+    plan: Plan
+    instructions: int
+    """Number of instruction messages that are sent."""
+    messages: int
+    """Number of messages of the log before trimming, the new ones included."""
+    warnings: tuple[str, ...] = ()
+    """Beside the plan's own."""
+
+    @property
+    def messages_before(self) -> int:
+        """Messages of the request if nothing were trimmed, instructions included."""
+        return self.instructions + self.messages
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages of the request as it goes upstream, instructions included."""
+        return self.instructions + len(self.plan.view)
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """Every warning, those of the plan first."""
+        return self.plan.warnings + self.warnings
+
+    def headers(self) -> Headers:
+        """Return the response headers of the contract."""
+        plan = self.plan
+        pairs: list[tuple[str, str]] = [
+            (headers.EXCHANGE_ID, self.exchange),
+            (headers.CONTEXT_POLICY, plan.policy),
+            (headers.CONTEXT_TOKENS_BEFORE, str(plan.tokens_before)),
+            (headers.CONTEXT_TOKENS_SENT, str(plan.tokens_sent)),
+            (headers.CONTEXT_MESSAGES_BEFORE, str(self.messages_before)),
+            (headers.CONTEXT_MESSAGES_SENT, str(self.messages_sent)),
+            (headers.CONTEXT_EDITS, ",".join(plan.edits)),
+        ]
+        if self.session is not None:
+            pairs.insert(0, (headers.SESSION_ID, self.session))
+        encoded = [(name.encode(), headers.encode_value(value)) for name, value in pairs]
+        if self.all_warnings:
+            text = " ".join("; ".join(self.all_warnings).split()).encode("ascii", "replace")
+            encoded.append((headers.CONTEXT_WARNING.encode(), text[:_WARNING_BYTES]))
+        return encoded
+
+
+_WARNING_BYTES = 1000
+
+
+def receipt_of(ticket: Ticket, nodes: Sequence[str]) -> JsonObject:
+    """Return the part of a receipt that the plan gives; `nodes` are those of the stored past, oldest first.
+
+    What a standing cut does to the view was said by the exchange that moved it: here is its place.
+    """
+    plan = ticket.plan
+    cut = plan.cut
+    place: JsonObject | None = None
+    if cut is not None:
+        known = 0 < cut.position <= len(nodes)
+        place = {
+            "position": cut.position,
+            "node": nodes[cut.position - 1] if known else None,
+            "version": cut.version,
+            "moved": plan.moved,
+            "fired": plan.fired,
+        }
+    return {
+        "cut": place,
+        "plan": runs_of(plan.arrivals + (cut.changes if cut is not None and plan.moved else ())),
+        "messages_before": ticket.messages_before,
+        "messages_sent": ticket.messages_sent,
+        "edits": list(plan.edits),
+        "warnings": list(ticket.all_warnings),
+    }
+
+
+def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
+    """Return changes without texts, neighbours that one edit dropped for one reason put together.
+
+    Each is `{edit, reason, action, start, before, after}`: from position `start` on, one number of
+    tokens in `before` (and, where something stands there now, in `after`) for each message.
+    """
+    runs: list[JsonObject] = []
+    for change in changes:
+        named: JsonObject = {"edit": change.edit, "reason": change.reason, "action": _action(change)}
+        last = runs[-1] if runs else None
+        if (
+            last is None
+            or any(last[key] != value for key, value in named.items())
+            or last["start"] + len(last["before"]) != change.position
+        ):
+            started: JsonObject = {**named, "start": change.position, "before": [], "after": []}
+            runs.append(started)
+            last = started
+        last["before"].append(change.tokens_before)
+        last["after"].append(change.tokens_after)
+    return runs
+
+
+def expanded(runs: Iterable[Mapping[str, Any]], nodes: Sequence[str]) -> list[JsonObject]:
+    """Return what `runs_of` put together as `plan_lines` shows it, one message at a time."""
+    return [
+        _line(run, nodes, run["start"] + i, before, after)
+        for run in runs
+        for i, (before, after) in enumerate(zip(run["before"], run["after"], strict=True))
+    ]
+
+
+def plan_lines(changes: Iterable[Change], nodes: Sequence[str]) -> list[JsonObject]:
+    """Return changes one by one for a reader: `{edit, node, position, action, reason, tokens…}`.
+
+    `nodes` are those of the branch, oldest first; a message that never became a node has none.
+    """
+    return [
+        _line(
+            {"edit": change.edit, "reason": change.reason, "action": _action(change)},
+            nodes,
+            change.position,
+            change.tokens_before,
+            change.tokens_after,
+        )
+        for change in changes
+    ]
+
+
+def _action(change: Change) -> str:
+    return "drop" if change.message is None else "replace"
+
+
+def _line(run: Mapping[str, Any], nodes: Sequence[str], position: int, before: int, after: int) -> JsonObject:
+    return {
+        "edit": run["edit"],
+        "node": nodes[position] if position < len(nodes) else None,
+        "position": position,
+        "action": run["action"],
+        "reason": run["reason"],
+        "tokens_before": before,
+        "tokens_after": after,
+    }
+
+
+def log_line(ticket: Ticket, kind: str, status: str, milliseconds: float) -> dict[str, Any]:
+    """Return the fields of the one line that is logged of an exchange."""
+    plan = ticket.plan
+    saved = 100 * (1 - plan.tokens_sent / plan.tokens_before) if plan.tokens_before else 0.0
+    return {
+        "session": ticket.session,
+        "exchange": ticket.exchange,
+        "kind": kind,
+        "status": status,
+        "policy": plan.policy,
+        "messages_before": ticket.messages_before,
+        "messages_sent": ticket.messages_sent,
+        "tokens_before": plan.tokens_before,
+        "tokens_sent": plan.tokens_sent,
+        "saved_percent": round(saved, 1),
+        "edits": ",".join(plan.edits),
+        "ms": round(milliseconds),
+    }

@@ -1,0 +1,252 @@
+"""The upstream's answer on its way to the client, and what is read of it beside.
+
+What the client gets is what upstream sent, event by event, byte for byte. Reading never harms
+relaying: an answer that cannot be understood is passed on all the same. The one thing held back
+is the end (`[DONE]`, the close, the JSON body), until the reply is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import anyio
+import orjson
+
+from proxy.errors import PalimpsestError, UpstreamError
+from proxy.store.records import Status
+from proxy.upstream.client import Answer
+from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion, usage_only
+from proxy.wire.messages import JsonObject, Message
+from proxy.wire.shapes import is_object
+from proxy.wire.sse import EventDecoder
+
+AFTER_DONE_SECONDS: Final = 1.0
+"""How long an upstream may take to close after `[DONE]`; the client has everything by then."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Client(Protocol):
+    """Whoever asked. Its methods do nothing once it has left."""
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers."""
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece of the body."""
+
+    async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
+        """Say what went wrong: as a response, or as the last event of a stream that has begun."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of an exchange."""
+
+    status: Status
+    replies: tuple[tuple[Message, bool], ...] = ()
+    """(message, whether it broke off), one for each choice."""
+    finish_reasons: tuple[str | None, ...] = ()
+    usage: JsonObject | None = None
+    model: str | None = None
+    """The model that answered, as it calls itself."""
+    error: str | None = None
+    """What went wrong, in words; None where nothing did."""
+    upstream_status: int | None = None
+    details: JsonObject = field(default_factory=dict[str, Any])
+
+
+Settle = Callable[[Outcome], Awaitable[None]]
+
+
+async def relay_refusal(
+    answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle
+) -> None:
+    """Pass on an answer that is an error: status, headers and body as they are."""
+    await settle(
+        Outcome(
+            Status.FAILED, error=_error_text(body) or f"HTTP {answer.status}", upstream_status=answer.status
+        )
+    )
+    await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
+    await client.end(body)
+
+
+async def relay_json(answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
+    """Pass on an answer that comes in one piece, once what it says is stored.
+
+    Raises:
+        UpstreamError: the answer did not come whole; nothing was sent to the client.
+    """
+    body = await answer.read()
+    await settle(read_outcome(body, answer.status))
+    await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
+    await client.end(body)
+
+
+def read_outcome(body: bytes, status: int) -> Outcome:
+    """Return what a JSON answer says; one that cannot be understood is a failure with its reason."""
+    try:
+        completion = read_completion(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
+    replies = tuple(
+        (Message.of(choice.message), False) for choice in completion.choices if choice.has_content
+    )
+    if not replies:
+        error = _error_of(completion.error) or "the upstream's answer holds no reply"
+        return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
+    return Outcome(
+        Status.COMPLETE,
+        replies,
+        tuple(choice.finish_reason for choice in completion.choices),
+        completion.usage,
+        completion.model,
+        upstream_status=status,
+    )
+
+
+class StreamRelay:
+    """One stream of events on its way to the client. Used once."""
+
+    def __init__(self, answer: Answer, client: Client, *, hides_usage: bool) -> None:
+        """Relay `answer` to `client`; `hides_usage` keeps the chunk back that only the proxy asked for."""
+        self._answer = answer
+        self._chunks = answer.chunks(plain=answer.readable)
+        self._client = client
+        self._hides_usage = hides_usage
+        self._events = EventDecoder()
+        self._reply = CompletionAccumulator()
+        self._done = False
+        self._failure: UpstreamError | None = None
+
+    async def run(self, headers: Headers, settle: Settle) -> None:
+        """Relay until the stream ends, one way or another; settle before the client sees its end.
+
+        Cancelled, it has not settled: `outcome` says what had come by then.
+        """
+        await self._client.start(self._answer.status, headers)
+        try:
+            async for chunk in self._chunks:
+                await self._pass_on(chunk, settle)
+                if self._done:
+                    break
+        except UpstreamError as why:
+            self._failure = why
+        if self._done:
+            await self._client.end(await self._after_done())
+            return
+        rest = self._read(self._events.flush())
+        await settle(self.outcome())
+        await self._client.end(rest + self._closing_error())
+
+    def outcome(self, *, left: bool = False) -> Outcome:
+        """Return what has come so far; `left` says that the client did not wait for more."""
+        whole = (self._done or self._reply.finished) and self._reply.error is None
+        choices = [choice for choice in self._reply.choices() if choice.has_content]
+        error = None if whole else self._reason(left=left)
+        outcome = Outcome(
+            Status.COMPLETE,
+            tuple(
+                (Message.of(choice.message), not whole) for choice in choices if whole or _has_text(choice)
+            ),
+            tuple(choice.finish_reason for choice in choices),
+            self._reply.usage,
+            self._reply.model,
+            error,
+            self._answer.status,
+        )
+        if not outcome.replies:
+            outcome.status = Status.CANCELLED if left and not whole else Status.FAILED
+            outcome.error = outcome.error or "the upstream's answer holds no reply"
+        elif not whole:
+            outcome.status = Status.PARTIAL
+        return outcome
+
+    async def _pass_on(self, chunk: bytes, settle: Settle) -> None:
+        """Relay the events that `chunk` completes; at `[DONE]`, settle first."""
+        ready = bytearray()
+        for event in self._events.feed(chunk):
+            if event.is_done and not self._done:
+                if ready:
+                    await self._client.write(bytes(ready))
+                    ready.clear()
+                self._done = True
+                await settle(self.outcome())
+            if self._keep(event.data):
+                ready += event.raw
+        if ready:
+            await self._client.write(bytes(ready))
+
+    def _read(self, events: Sequence[Any]) -> bytes:
+        """Read these events and return the bytes of those to be relayed."""
+        return b"".join(event.raw for event in events if self._keep(event.data))
+
+    def _keep(self, data: bytes | None) -> bool:
+        """Read an event's data; tell whether the event goes to the client."""
+        if data is None or self._done:
+            return True
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return True  # whatever it is, it is not ours to judge
+        self._reply.add(chunk)
+        return not (self._hides_usage and usage_only(chunk))
+
+    async def _after_done(self) -> bytes:
+        """Return what follows `[DONE]`, nothing as a rule; a connection read to its end is used again."""
+        rest = bytearray()
+        with anyio.move_on_after(AFTER_DONE_SECONDS):
+            try:
+                async for chunk in self._chunks:
+                    rest += chunk
+            except UpstreamError:
+                pass  # the reply is whole and settled
+        return bytes(rest)
+
+    def _closing_error(self) -> bytes:
+        """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
+        if self._reply.finished or self._reply.error is not None:
+            return b""
+        failure = self._failure or UpstreamError(
+            "The upstream closed the stream before the reply was complete. Try again.",
+            code="upstream_incomplete",
+        )
+        return b"data: " + orjson.dumps(failure.body()) + b"\n\n"
+
+    def _reason(self, *, left: bool) -> str:
+        if self._reply.error is not None:
+            return _error_of(self._reply.error) or "the upstream reported an error"
+        if left:
+            return "the client left"
+        if self._failure is not None:
+            return self._failure.message
+        return "the upstream closed the stream before the reply was complete"
+
+
+def _has_text(choice: ReplyChoice) -> bool:
+    """Tell whether a reply that broke off has text worth keeping."""
+    content = choice.message.get("content")
+    return bool(content)
+
+
+def _error_of(error: Any) -> str | None:
+    """Return the words of an error object, as providers put them; None where there is none."""
+    if is_object(error):
+        message = error.get("message")
+        return message if isinstance(message, str) else orjson.dumps(error).decode()
+    return error if isinstance(error, str) else None
+
+
+def _error_text(body: bytes) -> str | None:
+    """Return the words of an error answer; None where it is no JSON object with an `error`."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return _error_of(data.get("error")) if is_object(data) else None

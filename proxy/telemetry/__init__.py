@@ -1,0 +1,1 @@
+"""What the process says of itself: so far, its log lines (`log`)."""

@@ -1,0 +1,236 @@
+"""The upstream: where a request goes, with which credential, for how long, and what can go wrong.
+
+It knows addresses, keys and time limits. It does not know what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Protocol
+
+import aiohttp
+import anyio
+import httpx
+
+from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from proxy.settings.model import UpstreamSettings
+from proxy.upstream.transport import ExactTransport
+
+Headers = list[tuple[bytes, bytes]]
+
+_INFLATE: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+"""Content encodings that can be read, with zlib's `wbits` for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a request goes."""
+
+    base_url: str
+    """Address that stands for the client's `/v1`, without a slash at its end."""
+    authorization: bytes | None
+    """The header to send instead of the client's; None: see `forwards_credentials`."""
+    forwards_credentials: bool
+    """Whether the client's own `Authorization` goes along."""
+
+
+class _Closing(Protocol):
+    def release(self) -> None: ...
+
+
+class Answer:
+    """What the upstream answered: status, headers, and a body that is read once.
+
+    Whoever holds it closes it; until then it occupies a connection.
+    """
+
+    def __init__(self, response: httpx.Response, slots: _Closing) -> None:
+        """Wrap `response`; `slots` is released when it is closed."""
+        self.status = response.status_code
+        self.headers: Headers = list(response.headers.raw)
+        self._response = response
+        self._slots: _Closing | None = slots
+        self._body: bytes | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this lower-case name."""
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+    @property
+    def encoding(self) -> bytes:
+        """The content encoding in lower case; empty where the body is sent as it is."""
+        encoding = (self.header(b"content-encoding") or b"").strip().lower()
+        return b"" if encoding == b"identity" else encoding
+
+    @property
+    def readable(self) -> bool:
+        """Whether `chunks(plain=True)` can undo the content encoding."""
+        return not self.encoding or self.encoding in _INFLATE
+
+    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+        """Yield the body's bytes as they come; `plain` undoes the content encoding.
+
+        Raises:
+            UpstreamTimeout: nothing came for as long as `read_timeout`.
+            UpstreamUnreachable: the connection broke.
+        """
+        stream = self._response.stream
+        if not isinstance(stream, httpx.AsyncByteStream):  # what a transport returns by its contract
+            raise TypeError(f"not an asynchronous stream: {type(stream).__name__}")
+        inflate = (
+            zlib.decompressobj(_INFLATE[self.encoding]).decompress if plain and self.encoding else _as_it_is
+        )
+        try:
+            async for chunk in stream:
+                yield inflate(chunk)
+        except zlib.error as why:
+            raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
+        except (httpx.TransportError, aiohttp.ClientError, OSError) as why:
+            raise _error_of(why) from why
+
+    async def read(self) -> bytes:
+        """Return the whole body, decoded where it is `readable`; raises as `chunks` does."""
+        if self._body is None:
+            self._body = b"".join([chunk async for chunk in self.chunks(plain=self.readable)])
+        return self._body
+
+    async def aclose(self) -> None:
+        """Give the connection back, or break it where the body was not read to its end."""
+        if self._slots is None:
+            return
+        slots, self._slots = self._slots, None
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._response.stream.aclose()  # type: ignore[union-attr] # `chunks` checks it
+        except (httpx.TransportError, aiohttp.ClientError, OSError):
+            pass  # it is being thrown away: how it ended is of no interest
+        finally:
+            slots.release()
+
+
+class Upstream:
+    """The configured provider. One for the life of the process, made inside the event loop."""
+
+    def __init__(self, settings: UpstreamSettings, *, shares_key: bool) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            settings: the `upstream` section.
+            shares_key: whether a client's credential is one of this proxy's, which must not leave it.
+        """
+        self._settings = settings
+        self._shares_key = shares_key
+        self._transport = ExactTransport()
+        self._slots = asyncio.Semaphore(settings.max_connections)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._transport.aclose()
+
+    def destination(self, model: str) -> Destination:
+        """Return where a request for `model` goes: the first route that matches, else the base.
+
+        The client's own key goes to the base only, never to a route.
+        """
+        for route in self._settings.routes:
+            if any(fnmatchcase(model, pattern) for pattern in route.models):
+                key = route.api_key.get_secret_value() if route.api_key is not None else None
+                return Destination(route.base_url, _bearer(key), forwards_credentials=False)
+        return self.base
+
+    @property
+    def base(self) -> Destination:
+        """Where everything goes that no route takes."""
+        key = self._settings.api_key.get_secret_value() if self._settings.api_key is not None else None
+        forwards = key is None and not self._shares_key
+        return Destination(self._settings.base_url, _bearer(key), forwards_credentials=forwards)
+
+    async def ask(
+        self,
+        destination: Destination,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        content: bytes | AsyncIterable[bytes],
+    ) -> Answer:
+        """Send a request and return the answer once its status and headers are here.
+
+        Args:
+            destination: where to.
+            method: the HTTP method.
+            path: what follows the base address, quoted, with its query: `/chat/completions`.
+            headers: as the client sent them, less what must not leave (`wire.headers.to_upstream`).
+            content: the body, whole or as it comes.
+
+        Raises:
+            UpstreamBusy: no connection became free within `connect_timeout`.
+            UpstreamTimeout: no connection or no answer in time.
+            UpstreamUnreachable: no connection, or it broke before the answer.
+        """
+        if destination.authorization is not None:
+            headers = [*headers, (b"authorization", destination.authorization)]
+        await self._take_slot()
+        try:
+            url = httpx.URL(destination.base_url)
+            request = httpx.Request(
+                method,
+                url,
+                headers=list(headers),
+                content=content,
+                extensions={
+                    "target": (destination.base_url + path).encode("ascii"),
+                    "timeout": {
+                        "connect": self._settings.connect_timeout,
+                        "read": self._settings.read_timeout,
+                    },
+                },
+            )
+            response = await self._transport.handle_async_request(request)
+        except (httpx.TransportError, aiohttp.ClientError, OSError) as why:
+            self._slots.release()
+            raise _error_of(why) from why
+        except BaseException:  # cancelled, above all: the slot must not be lost with the caller
+            self._slots.release()
+            raise
+        return Answer(response, self._slots)
+
+    async def _take_slot(self) -> None:
+        """Wait for one of `max_connections` connections."""
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
+        try:
+            await asyncio.wait_for(self._slots.acquire(), self._settings.connect_timeout)
+        except TimeoutError as why:
+            raise UpstreamBusy(
+                f"All {self._settings.max_connections} connections to the upstream are in use. "
+                "Try again, or raise upstream.max_connections."
+            ) from why
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+def _bearer(key: str | None) -> bytes | None:
+    return None if key is None else f"Bearer {key}".encode()
+
+
+def _error_of(why: Exception) -> UpstreamError:
+    """Return our error for one of the HTTP client's. Addresses stay out of it."""
+    if isinstance(why, (httpx.TimeoutException, TimeoutError)):
+        return UpstreamTimeout(
+            "The upstream did not answer in time. Try again, or raise upstream.read_timeout and "
+            "upstream.connect_timeout."
+        )
+    if isinstance(why, aiohttp.ClientConnectorError):
+        return UpstreamUnreachable(
+            "The upstream cannot be reached. Check that it runs, and upstream.base_url."
+        )
+    return UpstreamUnreachable(
+        "The connection to the upstream broke before its answer was complete. Try again."
+    )

@@ -1,0 +1,174 @@
+"""Receipts: what was asked, what was sent instead and why, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.e2e.conftest import Serve
+from tests.support.server import Proxy
+from tests.support.upstream import Upstream
+
+LONG = "\n".join(f"line {number} of something that goes on and on" for number in range(50))
+POLICY = {
+    "trigger": {"tool_calls": 3},
+    "on_arrival": [{"type": "truncate_tool_output", "max_lines": 2}],
+    "edits": [{"type": "keep_tool_calls", "last": 1, "scope": "all"}],
+}
+
+
+@pytest.fixture(scope="module")
+def proxy(serve: Serve) -> Proxy:
+    return serve(policies={"lean": POLICY})
+
+
+def call(proxy: Proxy, session: str, result: str, model: str = "tool:look") -> dict[str, Any]:
+    """Let the model call a tool, and give it the result; return the receipt of that."""
+    proxy.chat(session, "look", model)
+    asked = proxy.messages(session)[-1]["tool_calls"][0]["id"]
+    proxy.chat(session, [{"role": "tool", "tool_call_id": asked, "content": result}], model)
+    return proxy.exchanges(session)[-1]
+
+
+def lines(receipt: dict[str, Any], edit: str) -> list[dict[str, Any]]:
+    return [line for line in receipt["plan"] if line["edit"] == edit]
+
+
+def test_a_plain_exchange(proxy: Proxy, session: str) -> None:
+    answer = proxy.chat(session, "hi", "echo", headers={"x-agent-name": "boss"}, temperature=0.5)
+    shown = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}")
+    assert proxy.get(f"/sessions/{session}/exchanges") == {"data": [shown], "next": None}
+    asked, replied = (row["node"] for row in proxy.get(f"/sessions/{session}/messages", meta=True)["data"])
+    expected = {
+        "session": session,
+        "tenant": "default",
+        "status": "complete",
+        "kind": "first",
+        "policy": "lean",
+        "model": "echo",
+        "agent": "boss",
+        "stream": False,
+        "base": None,
+        "nodes": [asked],
+        "replies": [replied],
+        "cut": None,
+        "plan": [],
+        "edits": [],
+        "warnings": [],
+        "finish_reasons": ["stop"],
+        "upstream_status": 200,
+        "error": None,
+        "messages_before": 1,
+        "messages_sent": 1,
+    }
+    assert {name: shown[name] for name in expected} == expected
+    assert shown["usage"]["completion_tokens"] == 7
+    assert set(shown["timings"]) == {"planned", "answered", "settled"}
+    assert str(shown["tokens_sent"]) == answer.headers["x-context-tokens-sent"]
+    assert shown["created_at"] <= shown["settled_at"]
+
+
+def test_a_moved_cut_and_a_standing_one_tell_the_same(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    receipts = [call(proxy, session, f"result {number}") for number in range(4)]
+    everything = proxy.exchanges(session)
+    assert everything[-1] == receipts[-1]
+    moved = next(row for row in everything if row["cut"] is not None)
+    assert moved["cut"]["moved"]
+    assert moved["cut"]["fired"]
+    standing = everything[everything.index(moved) + 1]
+    assert (standing["cut"]["moved"], standing["cut"]["fired"]) == (False, "")
+    assert standing["cut"]["node"] == moved["cut"]["node"]
+    nodes = [row["node"] for row in proxy.get(f"/sessions/{session}/messages", meta=True)["data"]]
+    assert nodes[moved["cut"]["position"] - 1] == moved["cut"]["node"]
+    dropped = lines(moved, "keep_tool_calls")
+    assert dropped
+    assert lines(standing, "keep_tool_calls") == dropped
+    for line in dropped:
+        assert (nodes[line["position"]], line["action"], line["tokens_after"]) == (line["node"], "drop", 0)
+        assert line["tokens_before"] > 0
+        assert line["reason"]
+    for row in (moved, standing):
+        assert row["edits"] == ["keep_tool_calls"]
+        saved = row["tokens_before"] - row["tokens_sent"]
+        assert saved == sum(line["tokens_before"] - line["tokens_after"] for line in row["plan"])
+        assert row["messages_before"] - row["messages_sent"] == len(dropped)
+
+
+def test_what_arrival_changed_is_told_each_time(proxy: Proxy, session: str) -> None:
+    first = call(proxy, session, LONG)
+    (line,) = lines(first, "truncate_tool_output")
+    nodes = [row["node"] for row in proxy.get(f"/sessions/{session}/messages", meta=True)["data"]]
+    assert (line["node"], line["action"]) == (nodes[2], "replace")
+    assert 0 < line["tokens_after"] < line["tokens_before"]
+    proxy.chat(session, "and now?")
+    assert lines(proxy.exchanges(session)[-1], "truncate_tool_output") == [line]
+    assert first["tokens_before"] - first["tokens_sent"] == line["tokens_before"] - line["tokens_after"]
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "upstream_status"),
+    [("fault:500", "failed", 500), ("fault:drop-before", "failed", None), ("fault:bad-json", "failed", 200)],
+)
+def test_a_failed_exchange_has_a_receipt_without_nodes(
+    proxy: Proxy, session: str, model: str, status: str, upstream_status: int | None
+) -> None:
+    proxy.chat(session, "a")
+    head = proxy.get(f"/sessions/{session}")["head"]
+    proxy.chat(session, "b", model)
+    shown = proxy.exchanges(session)[-1]
+    assert (shown["status"], shown["upstream_status"], shown["base"]) == (status, upstream_status, head)
+    assert (shown["nodes"], shown["replies"], shown["usage"]) == ([], [], None)
+    assert shown["error"]
+    assert proxy.get(f"/sessions/{session}")["head"] == head
+
+
+def test_a_failed_exchange_that_would_have_moved_the_cut(proxy: Proxy, session: str) -> None:
+    for number in range(3):
+        call(proxy, session, f"result {number}")
+    asked = call(proxy, session, "result", "tool:look")
+    assert asked["status"] == "complete"
+    before = proxy.get(f"/sessions/{session}/context")
+    proxy.chat(session, "more", "fault:500")
+    failed = proxy.exchanges(session)[-1]
+    assert failed["status"] == "failed"
+    assert {line["edit"] for line in failed["plan"]} == {"keep_tool_calls"}
+    assert all(line["node"] for line in failed["plan"])
+    assert proxy.get(f"/sessions/{session}/context") == before
+
+
+def test_pages_hold_every_exchange_once_the_newest_first(proxy: Proxy, session: str) -> None:
+    ids = [proxy.chat(session, str(number)).headers["x-exchange-id"] for number in range(5)]
+    proxy.chat(session + "-2", "another")
+    found: list[str] = []
+    after: str | None = None
+    sizes = []
+    while True:
+        query = {"limit": 2} | ({"after": after} if after else {})
+        page = proxy.get(f"/sessions/{quote(session)}/exchanges", **query)
+        found += [row["id"] for row in page["data"]]
+        sizes.append(len(page["data"]))
+        if (after := page["next"]) is None:
+            break
+    assert (found, sizes) == (ids[::-1], [2, 2, 1])
+
+
+@pytest.mark.parametrize("name", ["none", "exc_", "%00", "a%2Fb", "%ff", "exc_" + "0" * 500])
+def test_an_exchange_that_is_none(proxy: Proxy, name: str) -> None:
+    answer = proxy.client.get(f"/exchanges/{name}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (404, "exchange", "not_found")
+
+
+def test_one_under_way_has_a_receipt_too(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    body = {"model": "long:10+gate", "messages": [{"role": "user", "content": "a"}], "stream": True}
+    headers = {"x-session-id": session}
+    with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+        shown = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}")
+        assert (shown["status"], shown["settled_at"], shown["plan"]) == ("pending", None, [])
+        upstream.gate.set()
+        assert b"[DONE]" in b"".join(pieces)
+    assert proxy.exchanges(session)[0]["status"] == "complete"

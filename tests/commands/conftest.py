@@ -1,0 +1,37 @@
+"""What the tests of commands stand on: a configuration with a store of its own, and a way to run commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.__main__ import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"store: {{url: 'sqlite:///{tmp_path / 'sessions.db'}'}}\ntokens: {{method: estimate}}\n")
+    return file
+
+
+@pytest.fixture
+def run(config: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Run a command on that configuration; return exit code, output and errors."""
+
+    def command(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(config.parent)
+        monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, arguments)])
+        capfdbinary.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        sys.stdout.flush()
+        out, errors = capfdbinary.readouterr()
+        return int(end.value.code or 0), out.decode(), errors.decode()
+
+    return command

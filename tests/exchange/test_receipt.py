@@ -1,0 +1,97 @@
+"""What is said of an exchange."""
+
+from __future__ import annotations
+
+from proxy.exchange.receipt import Ticket, expanded, log_line, plan_lines, receipt_of, runs_of
+from proxy.trimming.plan import Change, Cut, Plan
+from proxy.wire.messages import Message
+
+STUB = Message(b'{"role":"tool","tool_call_id":"c","content":"short"}')
+
+
+def _drop(position: int, tokens: int = 10, reason: str = "old") -> Change:
+    return Change(position, "drop_oldest", reason, None, tokens, 0)
+
+
+def _shorten(position: int) -> Change:
+    return Change(position, "truncate_tool_output", "long", STUB, 90, 9)
+
+
+def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tuple[str, ...] = ()) -> Plan:
+    cut = Cut(4, "default", "v1", (_drop(0), _drop(1, 20), _drop(3)), 50, 2, 1)
+    return Plan(
+        "default", "v1", cut, moved, "tokens 90 > 60" if moved else "", arrivals, 200, 50, (STUB,), warnings
+    )
+
+
+NODES = ["n0", "n1", "n2", "n3"]
+
+
+def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
+    changes = (_drop(0), _drop(1, 20), _drop(3), _drop(4, reason="too much"), _shorten(5), _shorten(6))
+    runs = runs_of(changes)
+    assert [(run["start"], run["before"]) for run in runs] == [
+        (0, [10, 20]),
+        (3, [10]),
+        (4, [10]),
+        (5, [90, 90]),
+    ]
+    assert expanded(runs, NODES) == plan_lines(changes, NODES)
+
+
+def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
+    lines = plan_lines((_drop(3), _shorten(4)), NODES)
+    assert [(line["node"], line["action"], line["tokens_after"]) for line in lines] == [
+        ("n3", "drop", 0),
+        (None, "replace", 9),
+    ]
+
+
+def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
+    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), NODES)
+    assert receipt["cut"] == {
+        "position": 4,
+        "node": "n3",
+        "version": "v1",
+        "moved": True,
+        "fired": "tokens 90 > 60",
+    }
+    assert [run["start"] for run in receipt["plan"]] == [0, 3]
+    assert (receipt["messages_before"], receipt["messages_sent"]) == (5, 2)
+
+
+def test_a_later_one_tells_where_the_cut_is_and_what_it_changed_itself() -> None:
+    receipt = receipt_of(Ticket("s", "e", _plan(moved=False, arrivals=(_shorten(5),)), 1, 4), NODES[:2])
+    assert receipt["cut"]["node"] is None
+    assert [run["start"] for run in receipt["plan"]] == [5]
+
+
+def test_headers_tell_what_was_done() -> None:
+    headers = dict(Ticket("会话", "e1", _plan(warnings=("a", "b\nc")), 1, 4, ("d",)).headers())
+    assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
+    assert headers[b"x-context-tokens-before"] == b"200"
+    assert headers[b"x-context-messages-sent"] == b"2"
+    assert headers[b"x-context-edits"] == b"drop_oldest"
+    assert headers[b"x-context-warning"] == b"a; b c; d"
+
+
+def test_a_stateless_request_has_no_session_to_name() -> None:
+    headers = dict(
+        Ticket(
+            None,
+            "e1",
+            Plan(
+                "off", "", None, moved=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
+            ),
+            0,
+            1,
+        ).headers()
+    )
+    assert b"x-session-id" not in headers
+    assert headers[b"x-context-edits"] == b""
+    assert b"x-context-warning" not in headers
+
+
+def test_the_log_line_says_how_much_was_saved() -> None:
+    line = log_line(Ticket("s", "e", _plan(), 1, 4), "resend", "complete", 12.4)
+    assert (line["saved_percent"], line["ms"], line["kind"]) == (75.0, 12, "resend")
