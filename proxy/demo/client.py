@@ -1,0 +1,115 @@
+"""A client's part, as an SDK plays it: resends the whole history with every request and reads the stream.
+
+Written without the proxy's own reading of streams: what that gets wrong is seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+import orjson
+
+from proxy.errors import PalimpsestError
+from proxy.wire.messages import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the client got."""
+
+    headers: Mapping[str, str]
+    """The response headers, names in lower case."""
+    message: JsonObject
+    """The reply, put together from the stream."""
+    usage: JsonObject
+    """What the provider says it read and wrote."""
+
+
+class Unanswered(PalimpsestError):
+    """The request was not answered whole; the text says what came instead."""
+
+
+class Client:
+    """A program that talks to a provider at `base_url`, with one API key and one set of headers."""
+
+    def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
+        """Connect to nothing yet."""
+        self._http = httpx.Client(
+            base_url=base_url,
+            headers={"authorization": f"Bearer {api_key}", **headers},
+            timeout=30.0,
+            trust_env=False,  # a proxy of the environment has no business between two servers of this machine
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def ask(self, body: bytes) -> Answered:
+        """Send a request (`request_body`) and return the reply once the stream has ended.
+
+        Raises:
+            Unanswered: there was no whole reply.
+        """
+        kind = {"content-type": "application/json"}
+        with self._http.stream("POST", "/chat/completions", content=body, headers=kind) as response:
+            if response.status_code != 200:
+                raise Unanswered(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
+            chunks = list(_chunks(response.iter_lines()))
+        usage: JsonObject = {}
+        for chunk in chunks:
+            usage = chunk.get("usage") or usage
+        return Answered(dict(response.headers), _message_of(chunks), usage)
+
+    def get(self, path: str) -> Any:
+        """Return what the proxy says at `path`, outside the provider's API."""
+        response = self._http.get(httpx.URL(self._http.base_url).copy_with(path=path))
+        response.raise_for_status()
+        return orjson.loads(response.content)
+
+
+def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> bytes:
+    """Return a request for a streamed reply with its usage, as JSON text."""
+    body: dict[str, Any] = {"model": model, "messages": list(messages)}
+    if tools:
+        body["tools"] = list(tools)
+    return orjson.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
+
+
+def _chunks(lines: Iterable[str]) -> Iterator[JsonObject]:
+    """Yield the events' data up to `[DONE]`."""
+    for line in lines:
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            chunk: JsonObject = orjson.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise Unanswered(f"an error in the stream: {chunk['error']}")
+            yield chunk
+    raise Unanswered("the stream ended without [DONE]")
+
+
+def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
+    """Put the first choice together."""
+    text: str | None = None
+    calls: dict[int, JsonObject] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if delta.get("content") is not None:
+                text = (text or "") + delta["content"]
+            for piece in delta.get("tool_calls") or ():
+                if piece["index"] not in calls:
+                    calls[piece["index"]] = {name: piece[name] for name in ("id", "type", "function")}
+                else:
+                    call = calls[piece["index"]]["function"]
+                    call["arguments"] += piece["function"]["arguments"]
+    message: JsonObject = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message

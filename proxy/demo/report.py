@@ -1,0 +1,138 @@
+"""What was measured, for a reader: a table on a terminal, aligned text elsewhere, JSON for a script.
+
+It prints and knows nothing of how the figures came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from proxy.demo.measures import Outcome, Run, Step
+
+_TURN_COLUMNS: Final = (
+    *("turn", "requests", "messages", "tokens", "sent on", "tokens"),
+    *("cached", "stored", "edits", "cut"),
+)
+_TOTAL_COLUMNS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
+_LEFT: Final = frozenset({"edits", "cut", ""})
+"""Columns of words; the others are figures."""
+
+
+def as_data(outcome: Outcome) -> dict[str, Any]:
+    """Return everything that was measured, as JSON data."""
+    return {
+        "recording": {"id": outcome.recording.id, "source": outcome.recording.source},
+        "fixed_tokens": outcome.fixed_tokens,
+        "runs": [_run_data(outcome.trimmed, "default"), _run_data(outcome.whole, "off")],
+        "policy": {"trigger_tokens": outcome.trigger, "target_tokens": outcome.target},
+        "refused": outcome.refused,
+        "checks": [asdict(check) for check in outcome.checks],
+        "holds": outcome.holds,
+    }
+
+
+def show(outcome: Outcome, console: Console, look: Iterable[str]) -> None:
+    """Print the report; `look` are lines that say where to look on."""
+    recording = outcome.recording
+    _say(
+        console,
+        f"A recorded conversation ({recording.id}, {len(recording.tools)} tools) through the proxy to a",
+        f"practice upstream: {len(recording.replies)} requests, each with its history, as SDKs send it.",
+        f"The policy trims requests above {outcome.trigger:,} tokens, down to {outcome.target:,}.",
+        f"{outcome.fixed_tokens:,} tokens of each are instructions and tools, which stay.",
+        "",
+        "Each turn of the user, at its last request: what the client sent, what was sent",
+        "on, its share in the upstream's prompt cache, messages stored, edits that worked",
+        f"({_legend(outcome.trimmed)}):",
+        "",
+    )
+    _table(console, _TURN_COLUMNS, [_turn_row(steps) for steps in _turns(outcome.trimmed)])
+    _say(console, "", "Prompt tokens of all requests, and of the same conversation untrimmed:", "")
+    runs = (("with the policy", outcome.trimmed), ("X-Context-Policy: off", outcome.whole))
+    _table(console, _TOTAL_COLUMNS, [_total_row(name, run) for name, run in runs])
+    _say(
+        console,
+        "",
+        "Tokens are counted by the practice upstream. Its prompt cache is a simulation:",
+        "common beginnings from 1,024 tokens on, in blocks of 128, never forgotten. A move",
+        "of the cut costs what was cached behind the first message that it changes.",
+        "",
+    )
+    for check in outcome.checks:
+        _say(console, f"{'ok    ' if check.holds else 'FAILED'} {check.claim}")
+    _say(console, "", *look)
+
+
+def _turns(run: Run) -> list[list[Step]]:
+    return [list(steps) for _, steps in groupby(run.steps, key=lambda step: step.turn)]
+
+
+def _turn_row(steps: Sequence[Step]) -> list[str]:
+    last = steps[-1]
+    cached = sum(step.cached_tokens for step in steps) / sum(step.forwarded_tokens for step in steps)
+    sizes = (last.messages, last.tokens, last.forwarded_messages, last.forwarded_tokens)
+    return [
+        *(str(last.turn), str(len(steps)), *(f"{size:,}" for size in sizes)),
+        *(f"{cached:.0%}", str(last.stored), " ".join(sorted(map(_letter, last.edits)))),
+        "moved" if any(step.moved for step in steps) else "",
+    ]
+
+
+def _legend(run: Run) -> str:
+    """Return what the letters of the edits mean."""
+    edits = sorted({edit for step in run.steps for edit in step.edits})
+    return ", ".join(f"{_letter(edit)} {edit}" for edit in edits)
+
+
+def _letter(edit: str) -> str:
+    return edit[0].upper()
+
+
+def _total_row(name: str, run: Run) -> list[str]:
+    figures = (f"{run.tokens:,}", f"{run.forwarded:,}", f"{run.saved_percent} %", f"{run.cached:,}")
+    return [name, *figures, f"{run.forwarded - run.cached:,}"]
+
+
+def _run_data(run: Run, policy: str) -> dict[str, Any]:
+    return {
+        "session": run.session,
+        "policy": policy,
+        "requests": len(run.steps),
+        "tokens": run.tokens,
+        "forwarded_tokens": run.forwarded,
+        "cached_tokens": run.cached,
+        "saved_percent": run.saved_percent,
+        "moves": run.moves,
+        "steps": [asdict(step) for step in run.steps],
+    }
+
+
+def _table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, with lines on a terminal and plainly aligned elsewhere."""
+    if not console.is_terminal:
+        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+        for row in (columns, *rows):
+            cells = (
+                cell.ljust(width) if name in _LEFT else cell.rjust(width)
+                for name, cell, width in zip(columns, row, widths, strict=True)
+            )
+            _say(console, "  ".join(cells).rstrip())
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

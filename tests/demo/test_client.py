@@ -1,0 +1,80 @@
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.demo.answers import events
+from proxy.demo.client import Client, Unanswered, request_body
+from proxy.demo.server import plain_config, serving
+
+CALLS = [
+    {
+        "id": f"call_{i}",
+        "type": "function",
+        "function": {"name": "look", "arguments": '{"where":"everywhere"}'},
+    }
+    for i in range(2)
+]
+App = Callable[..., Any]
+
+
+def answering(status: int, *parts: bytes) -> App:
+    async def app(_: MutableMapping[str, Any], __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": [(b"X-Exchange-ID", b"e")]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"role": "assistant", "content": "Some words."},
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "assistant", "content": "Both.", "tool_calls": CALLS[:1]},
+    ],
+    ids=["text", "calls", "both"],
+)
+def test_it_puts_the_reply_together(reply: dict[str, Any]) -> None:
+    stream = events(0, "m", reply, {"prompt_tokens": 5})
+    with serving(plain_config(answering(200, *stream))) as address, Client(address, "key", {}) as client:
+        answered = client.ask(request_body("m", [], []))
+    assert answered.message == reply
+    assert answered.usage == {"prompt_tokens": 5}
+    assert answered.headers["x-exchange-id"] == "e"
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        (answering(503, b"busy"), "HTTP 503: busy"),
+        (answering(200, b'data: {"choices":[]}\n\n'), r"without \[DONE\]"),
+        (answering(200, b'data: {"error":"broken"}\n\n'), "broken"),
+    ],
+    ids=["status", "broken off", "error event"],
+)
+def test_what_is_no_whole_reply_is_an_error(app: App, words: str) -> None:
+    with (
+        serving(plain_config(app)) as address,
+        Client(address, "key", {}) as client,
+        pytest.raises(Unanswered, match=words),
+    ):
+        client.ask(request_body("m", [], []))
+
+
+def test_it_reads_beside_the_api() -> None:
+    async def app(scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
+        said = {"path": scope["path"], "key": dict(scope["headers"])[b"authorization"].decode()}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": orjson.dumps(said)})
+
+    with serving(plain_config(app)) as address, Client(f"{address}/v1", "key", {}) as client:
+        assert client.get("/sessions/demo") == {"path": "/sessions/demo", "key": "Bearer key"}
+
+
+def test_tools_are_sent_only_where_there_are_any() -> None:
+    assert "tools" not in orjson.loads(request_body("m", [], []))
+    assert orjson.loads(request_body("m", [], [{"a": 1}]))["tools"] == [{"a": 1}]

@@ -1,0 +1,132 @@
+"""The documents say what the code does: settings, routes, headers, commands, links."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from proxy.__main__ import app as command_line
+from proxy.app import Application
+from proxy.settings.model import AuthKey, Route, Settings
+from proxy.trimming.edits import Edit
+from proxy.trimming.policy import Keep, Match, Pin, Policy
+from proxy.trimming.trigger import Target, Trigger
+from proxy.wire import headers
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+API = (ROOT / "docs" / "api.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield heading and model of everything that the configuration file may hold."""
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name, field.annotation
+    yield from (("upstream.routes", Route), ("auth.keys", AuthKey), ("policies", Policy), ("match", Match))
+    yield from (("trigger and when", Trigger), ("target", Target), ("keep", Keep), ("pin", Pin))
+    union, _ = get_args(Edit)
+    for edit in get_args(union):
+        yield edit.model_fields["type"].default, edit
+
+
+def table(model: type[BaseModel]) -> str:
+    """Return the table of a model's settings, as the page must have it."""
+    rows = [
+        f"| `{name}` | {_default(field)} | {' '.join((field.description or '').split())} |"
+        for name, field in model.model_fields.items()
+        if name != "type"
+    ]
+    return "\n".join(["| setting | default | |", "| --- | --- | --- |", *rows])
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value: Any = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "see below"
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    return f"`{shown}`"
+
+
+@pytest.mark.parametrize(("heading", "model"), list(sections()), ids=[name for name, _ in sections()])
+def test_every_setting_is_documented_with_its_default(heading: str, model: type[BaseModel]) -> None:
+    wanted = f"## {heading}\n"
+    assert wanted in CONFIGURATION
+    part = CONFIGURATION.partition(wanted)[2].partition("\n## ")[0]
+    assert table(model) in part, f"the table below '{heading}' must be:\n{table(model)}"
+
+
+def test_no_setting_is_documented_that_is_none() -> None:
+    known = {name for _, model in sections() for name in model.model_fields}
+    assert set(re.findall(r"^\| `(\w+)` \|", CONFIGURATION, re.MULTILINE)) <= known
+
+
+def routes() -> list[str]:
+    schema = Application(Settings())._api.openapi()
+    return [f"{method.upper()} {path}" for path, methods in schema["paths"].items() for method in methods]
+
+
+def test_every_route_is_documented_and_no_other() -> None:
+    documented = re.findall(r"^\| `((?:GET|POST|DELETE) /[^`?]*)", API, re.MULTILINE)
+    named = [re.sub(r"\{id\}", "{}", line) for line in documented if "/v1/" not in line]
+    assert sorted(re.sub(r"\{\w+\}", "{}", line) for line in named) == sorted(
+        re.sub(r"\{\w+\}", "{}", line) for line in routes()
+    )
+
+
+OWN_HEADERS = [
+    value
+    for name, value in vars(headers).items()
+    if name.isupper() and isinstance(value, str) and value.startswith("x-")
+]
+
+
+@pytest.mark.parametrize("name", OWN_HEADERS)
+def test_every_header_is_documented(name: str) -> None:
+    assert f"`{name}`" in API.lower()
+
+
+def test_every_command_is_in_the_readme() -> None:
+    commands: dict[str, Any] = getattr(get_command(command_line), "commands")  # noqa: B009 - a group, seen as a command
+    for name, command in commands.items():
+        assert f"`palimpsest {name}" in README, name
+        for below in getattr(command, "commands", {}):
+            assert below in README, below
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_are_named_are_there(page: Path) -> None:
+    for name in re.findall(r"`((?:proxy|tests|docs|migrations)/[\w./-]+)`", page.read_text("utf-8")):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_policy_in_the_readme_is_valid() -> None:
+    text = README.partition("```yaml\n")[2].partition("```")[0]
+    assert Settings(**yaml.safe_load(text)).policies["default"].trigger is not None
+
+
+def test_the_targets_of_make_that_the_readme_names_are_there() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"\bmake (\w+)", README))
+    assert named
+    assert named <= targets
