@@ -1,0 +1,285 @@
+"""`python -m proxy`, as operators run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.__main__ import main
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 20
+"""How long a process may take to start or to end."""
+
+BROKEN = {
+    "an unknown section": ("server:\n  port: 1\nsever: {}\n", 3, "server"),
+    "an unknown key": ("server:\n  prot: 8080\n", 2, "port"),
+    "a text for a number": ("server:\n  port: eighty\n", 2, "integer"),
+    "a number out of range": ("# a comment\n\nserver: {port: 70000}\n", 3, "65535"),
+    "a key that stands twice": ("store:\n  migrate: true\n  migrate: false\n", 3, "migrate"),
+    "no YAML": ("server: {port: 1\nstore: [\n", None, ""),
+    "an unknown edit": (
+        "policies:\n  a:\n    trigger: {tokens: 9}\n    edits:\n      - {type: drop_oldset}\n",
+        5,
+        "drop_oldest",
+    ),
+    "an edit without the target it needs": (
+        "policies:\n  a:\n    trigger: {tokens: 9}\n    edits:\n      - type: drop_oldest\n",
+        None,
+        "target",
+    ),
+    "a target above the trigger": (
+        "policies:\n  a:\n    edits: [type: drop_oldest]\n    trigger: {tokens: 9}\n    target: {tokens: 99}",
+        None,
+        "target.tokens",
+    ),
+    "an edit that may not stand there": (
+        "policies:\n  a:\n    on_arrival:\n      - type: keep_tool_calls\n",
+        4,
+        "truncate_tool_output",
+    ),
+    "a pattern that is none": ("policies:\n  a:\n    pin:\n      - regex: '(a'\n", 4, "RE2"),
+    "an address for everybody and no key": ("server:\n  host: 0.0.0.0\n", 2, "auth.mode"),
+    "keys and no key": ("auth:\n  mode: keys\n", None, "auth.keys"),
+    "a policy named off": (
+        "policies:\n  'off':\n    trigger: {tokens: 9}\n    edits: [{type: keep_tool_calls}]\n",
+        None,
+        "reserved",
+    ),
+    "a list": ("- a\n", 1, "mapping"),
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path, upstream: Upstream) -> Path:
+    file = tmp_path / "config.yaml"
+    store = tmp_path / "sessions.db"
+    file.write_text(
+        f"upstream: {{base_url: '{upstream.base_url}'}}\nstore: {{url: 'sqlite:///{store}'}}\n"
+        "tokens: {method: estimate}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Any:
+    """Run a command in this process, which is faster than a new one; return exit code, output and errors."""
+
+    def command(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, arguments)])
+        capfdbinary.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        sys.stdout.flush()
+        out, errors = capfdbinary.readouterr()
+        return int(end.value.code or 0), out.decode(), errors.decode()
+
+    return command
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PALIMPSEST_")}  # noqa: TID251 - a child's environment
+    return kept | {"PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+
+
+def start(config: Path, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())  # noqa: S603 - our own
+
+
+@contextmanager
+def serving(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    """Serve in a process of its own, which is dead afterwards, one way or another."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+    process = start(config, port)
+
+    def serves() -> bool:
+        assert process.poll() is None, process.communicate()[1].decode()
+        try:
+            return client.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=SECONDS) as client:
+        try:
+            until(serves, "it serves", SECONDS)
+            yield process, client
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def ask(client: httpx.Client, session: str, text: str, model: str = "echo", **given: Any) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], **given}
+    return client.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_check_says_where_it_is_wrong(run: Any, tmp_path: Path, what: str) -> None:
+    text, line, said = BROKEN[what]
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    code, out, errors = run("check", "--config", file)
+    assert (code, out) == (2, "")
+    place = re.search(r"wrong\.yaml:(\d+)", errors)
+    assert place is not None, errors
+    assert line is None or int(place[1]) == line, errors
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_check_says_it_to_scripts_too(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("server: {port: x, host: 1}\n")
+    code, out, _ = run("check", "--config", file, "--json")
+    told = json.loads(out)
+    assert (code, told["valid"], len(told["errors"])) == (2, False, 2)
+
+
+def test_check_shows_no_secret(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("auth: {mode: keys, keys: [{key: 'hush hush', tenat: 1}], admin_key: [hidden-key]}\n")
+    code, out, errors = run("check", "--config", file)
+    assert code == 2
+    assert "hush" not in out + errors
+    assert "hidden" not in out + errors
+
+
+def test_check_is_content_with_what_is_right(run: Any, config: Path) -> None:
+    code, out, _ = run("check", "--config", config)
+    assert (code, "valid" in out) == (0, True)
+
+
+def test_a_file_that_is_not_there(run: Any, tmp_path: Path) -> None:
+    code, _, errors = run("check", "--config", tmp_path / "none.yaml")
+    assert (code, "none.yaml" in errors) == (2, True)
+
+
+def test_schema_describes_the_file(run: Any) -> None:
+    code, out, _ = run("schema")
+    schema = json.loads(out)
+    assert code == 0
+    assert {"server", "upstream", "store", "auth", "sessions", "policies"} <= set(schema["properties"])
+
+
+@pytest.mark.parametrize(
+    "command", [["serve", "--host", "0.0.0.0"], ["serve", "--port", "x"], ["nonsense"], ["sessions", "show"]]
+)
+def test_used_wrongly(run: Any, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.chdir(config.parent)
+    code, out, errors = run(*command)
+    assert (code, out) == (2, "")
+    assert errors.strip()
+
+
+def test_sessions_from_the_command_line(run: Any, config: Path, tmp_path: Path, upstream: Upstream) -> None:
+    with serving(config) as (process, client):
+        ask(client, "two", "hello")
+        ask(client, "two", "again", "tool:weather")
+        expected = client.get("/sessions/two/messages").json()["data"]
+        # The store is read beside the process that serves.
+        code, out, _ = run("sessions", "list", "--config", config, "--json")
+        assert code == 0
+        assert {row["id"]: row["messages"] for row in json.loads(out)}["two"] == 4
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, log.decode()
+        assert b"Traceback" not in log
+    code, out, _ = run("sessions", "list", "--config", config)
+    assert (code, "two" in out) == (0, True)
+    code, out, _ = run("sessions", "show", "two", "--config", config, "--json")
+    assert (code, json.loads(out)["data"]) == (0, expected)
+    code, out, _ = run("sessions", "show", "two", "--config", config)
+    assert (code, "again" in out, "weather" in out) == (0, True, True)
+
+    file = tmp_path / "two.jsonl"
+    assert run("sessions", "export", "two", "--config", config, "--out", file)[0] == 0
+    code, out, _ = run("sessions", "export", "two", "--config", config)
+    assert (code, out) == (0, file.read_text())
+    assert run("sessions", "import", file, "--config", config)[0] == 2  # it exists
+    assert run("sessions", "import", file, "--config", config, "--as", "three")[0] == 0
+    assert json.loads(run("sessions", "show", "three", "--config", config, "--json")[1])["data"] == expected
+    assert run("sessions", "delete", "two", "--config", config)[0] == 0
+    assert run("sessions", "show", "two", "--config", config)[0] == 2
+    assert run("sessions", "import", file, "--config", config)[0] == 0
+    assert json.loads(run("sessions", "show", "two", "--config", config, "--json")[1])["data"] == expected
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(file.read_text().replace("again", "changed"))
+    code, _, errors = run("sessions", "import", broken, "--config", config, "--as", "four")
+    assert (code, "Traceback" in errors) == (2, False)
+    assert run("sessions", "show", "four", "--config", config)[0] == 2
+
+
+def test_the_tables_go_up_and_down(run: Any, config: Path) -> None:
+    assert run("upgrade", "--config", config)[0] == 0
+    assert run("downgrade", "base", "--config", config)[0] == 0
+    assert run("upgrade", "--config", config)[0] == 0
+    assert run("sessions", "list", "--config", config, "--json")[:2] == (0, "[]\n")
+
+
+def test_a_port_that_is_taken(config: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        process = start(config, holder.getsockname()[1])
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert b"Traceback" not in errors
+    assert b"address already in use" in errors
+
+
+def test_a_folder_that_is_not_there(config: Path) -> None:
+    config.write_text("store: {url: 'sqlite:////no/such/folder/sessions.db'}\n")
+    process = start(config, 0)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert b"Traceback" not in errors
+    assert b"/no/such/folder" in errors
+
+
+def test_what_was_under_way_when_the_process_was_killed(config: Path, upstream: Upstream) -> None:
+    with serving(config) as (process, client):
+        ask(client, "s", "first")
+
+        def cut_off() -> None:
+            with pytest.raises(httpx.TransportError):
+                ask(client, "s", "second", "long:10+gate", stream=True)
+
+        thread = threading.Thread(target=cut_off)
+        thread.start()
+        until(lambda: len(upstream.log) == 2, "the provider is asked")
+        until(lambda: _statuses(client) == ["complete", "pending"], "it is stored")
+        process.kill()
+        thread.join()
+    with serving(config) as (_, client):
+        assert _statuses(client) == ["complete", "interrupted"]
+        assert [m["content"] for m in client.get("/sessions/s/messages").json()["data"]] == [
+            "first",
+            "echo: first",
+        ]
+        assert ask(client, "s", "second").status_code == 200
+        assert [m["content"] for m in client.get("/sessions/s/messages").json()["data"]][2:] == [
+            *("second", "echo: second")
+        ]
+
+
+def _statuses(client: httpx.Client) -> list[str]:
+    rows = client.get("/sessions/s/exchanges").json()["data"]
+    return [row["status"] for row in rows][::-1]

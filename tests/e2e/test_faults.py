@@ -1,0 +1,135 @@
+"""A provider that fails: its own words reach the client, and nothing is lost or made twice."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Serve
+from tests.support.server import Proxy
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def proxy(serve: Serve) -> Proxy:
+    return serve(upstream={"read_timeout": 0.3})
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nobody listens: it is held, and takes no connection."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+@pytest.mark.parametrize("fault", ["429", "500", "html"])
+def test_its_errors_come_untouched(
+    proxy: Proxy, upstream: Upstream, session: str, fault: str, stream: bool
+) -> None:
+    body = {"model": f"fault:{fault}", "messages": [{"role": "user", "content": "a"}], "stream": stream}
+    told = httpx.post(f"{upstream.base_url}/chat/completions", json=body, trust_env=False)
+    answer = proxy.client.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
+
+    assert (answer.status_code, answer.content) == (told.status_code, told.content)
+    hop = {"date", "server", "connection", "keep-alive"}
+    ours = {name for name in answer.headers if name.startswith(("x-context-", "x-session-", "x-exchange-"))}
+    assert {k: v for k, v in answer.headers.items() if k not in hop | ours} == {
+        k: v for k, v in told.headers.items() if k not in hop
+    }
+    assert answer.headers["x-session-id"] == session
+    assert ("retry-after" in answer.headers) == (fault == "429")
+    assert proxy.messages(session) == []
+    (row,) = proxy.exchanges(session)
+    assert (row["status"], row["upstream_status"], row["replies"]) == ("failed", told.status_code, [])
+    assert row["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_provider_that_is_not_there(serve: Serve, closed_port: int, session: str, stream: bool) -> None:
+    proxy = serve(upstream={"base_url": f"http://127.0.0.1:{closed_port}/v1"})
+    answer = proxy.chat(session, "a", stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-exchange-id"] == proxy.exchanges(session)[0]["id"]
+    assert proxy.exchanges(session)[0]["status"] == "failed"
+    assert proxy.client.get("/v1/models").status_code == 502
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_provider_that_says_nothing(proxy: Proxy, upstream: Upstream, session: str, stream: bool) -> None:
+    answer = proxy.chat(session, "a", "fault:hang", stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+    assert proxy.exchanges(session)[0]["status"] == "failed"
+    until(lambda: upstream.left == 1, "the provider is free")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_provider_that_hangs_up(proxy: Proxy, upstream: Upstream, session: str, stream: bool) -> None:
+    answer = proxy.chat(session, "a", "fault:drop-before", stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+    # It may have been heard: asking again is for the client to decide.
+    assert len(upstream.log) == 1
+    assert proxy.exchanges(session)[0]["status"] == "failed"
+
+
+def test_an_answer_that_is_no_json(proxy: Proxy, session: str) -> None:
+    answer = proxy.chat(session, "a", "fault:bad-json")
+    assert (answer.status_code, answer.content) == (200, b'{"id": "chatcmpl-1", "choices": [')
+    assert proxy.messages(session) == []
+    assert proxy.exchanges(session)[0]["status"] == "failed"
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["resend", "append"])
+def test_a_repetition_makes_nothing_twice(proxy: Proxy, session: str, whole: bool) -> None:
+    past = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "echo: a"}]
+    proxy.chat(session, past[:1])
+    new = [{"role": "user", "content": "b"}]
+    said = past + new if whole else new
+    for model in ("fault:500", "fault:429", "fault:hang", "fault:drop-before"):
+        proxy.chat(session, said, model)
+        assert [message["content"] for message in proxy.messages(session)] == ["a", "echo: a"]
+    assert proxy.chat(session, said).status_code == 200
+
+    assert [message["content"] for message in proxy.messages(session)] == ["a", "echo: a", "b", "echo: b"]
+    shown = proxy.get(f"/sessions/{session}")
+    assert (shown["messages"], shown["rounds"]) == (4, 2)
+    assert len(shown["branches"]) == 1
+    assert [row["status"] for row in proxy.exchanges(session)] == ["complete", *["failed"] * 4, "complete"]
+
+
+def test_a_retry_after_a_lost_reply_makes_nothing_twice(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    proxy.chat(session, "a")
+    for count in ("0", "1"):
+        proxy.chat(session, "b", headers={"x-stainless-retry-count": count})
+    assert [message["content"] for message in proxy.messages(session)] == ["a", "echo: a", "b", "echo: b"]
+    assert [message["content"] for message in upstream.last.messages] == ["a", "echo: a", "b"]
+
+
+def test_a_failed_first_request_is_readable(proxy: Proxy, session: str) -> None:
+    proxy.chat(session, "a", "fault:500")
+    shown = proxy.get(f"/sessions/{session}")
+    assert (shown["id"], shown["messages"], shown["head"]) == (session, 0, None)
+    assert proxy.messages(session) == []
+    assert proxy.exchanges(session)[0]["status"] == "failed"
+    assert session in [row["id"] for row in proxy.get("/sessions")["data"]]
+
+
+def test_a_busy_pool_says_so(serve: Serve, upstream: Upstream, session: str) -> None:
+    proxy = serve(upstream={"max_connections": 1, "connect_timeout": 0.2})
+    body = {"model": "long:10+gate", "messages": [{"role": "user", "content": "a"}], "stream": True}
+    with proxy.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+        refused = proxy.chat(session, "b")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "upstream_busy")
+        upstream.gate.set()
+        assert b"".join(pieces).endswith(b"[DONE]\n\n")
+    assert proxy.chat(session, "b").status_code == 200

@@ -1,0 +1,269 @@
+"""How the stand-in provider answers: as JSON or events, whole or broken.
+
+The same request always gets the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import anyio
+import orjson
+
+from tests.support.api_rules import Refused
+
+Headers = Sequence[tuple[bytes, bytes]]
+Message = MutableMapping[str, Any]
+Scripts = dict[str, deque[dict[str, Any]]]
+
+CREATED = 1_700_000_000
+DONE = b"data: [DONE]\n\n"
+
+
+def options_of(model: Any) -> dict[str, str]:
+    """Return what a model's name asks for: `long:9+fault:drop` is {long: 9, fault: drop}."""
+    parts = (part.partition(":") for part in model.split("+")) if isinstance(model, str) else ()
+    return {key: value for key, _, value in parts}
+
+
+def error_body(message: str, kind: str = "invalid_request_error") -> bytes:
+    """Return an error in OpenAI's shape."""
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+
+
+def reply_to(body: dict[str, Any], does: dict[str, str], scripts: Scripts) -> dict[str, Any]:
+    """Return the assistant message that answers a request."""
+    messages = body["messages"]
+    asked = next((_text(m.get("content")) for m in reversed(messages) if m.get("role") == "user"), "")
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": f"echo: {asked}",
+        "refusal": None,
+        "annotations": [],
+    }
+    if "say" in does:
+        message["content"] = does["say"]
+    if "long" in does:
+        message["content"] = " ".join(f"word{i}" for i in range(int(does["long"])))
+    if "script" in does:
+        queue = scripts.get(does["script"])
+        if not queue:
+            raise Refused(f"script {does['script']} is empty", status=409)
+        message = {"refusal": None, "annotations": [], **queue.popleft()}
+    names = [name for part in ("tool", "tools") if part in does for name in does[part].split(",")]
+    if names and messages[-1].get("role") != "tool":
+        message["content"] = None
+        message["tool_calls"] = [
+            {
+                "id": f"call_{len(messages)}_{place}",
+                "type": "function",
+                "function": {"name": name, "arguments": orjson.dumps({"q": asked}).decode()},
+            }
+            for place, name in enumerate(names)
+        ]
+    if "reason" in does:
+        message["reasoning_content"] = "thinking about it"
+    return message
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content or ""
+
+
+def usage_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return usage figures that depend on what was sent and nothing else."""
+    prompt = len(orjson.dumps(body["messages"])) // 4
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": 7,
+        "total_tokens": prompt + 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def choice_of(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return the message of choice `index`: each says something else."""
+    return (
+        message
+        if index == 0 or not message.get("content")
+        else {**message, "content": f"{message['content']} ({index})"}
+    )
+
+
+def deltas_of(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the deltas of a streamed message, those of parallel calls taking turns."""
+    yield {"role": "assistant", "content": None if message.get("content") is None else "", "refusal": None}
+    for field in ("reasoning_content", "content"):
+        for piece in re.findall(r"\S+\s*|\s+", message.get(field) or ""):
+            yield {field: piece}
+    calls = message.get("tool_calls") or []
+    for index, call in enumerate(calls):
+        head = {"name": call["function"]["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": head}]}
+    pieces = [re.findall(r".{1,7}", call["function"]["arguments"], re.DOTALL) for call in calls]
+    for row in range(max(map(len, pieces), default=0)):
+        for index, parts in enumerate(pieces):
+            if row < len(parts):
+                yield {"tool_calls": [{"index": index, "function": {"arguments": parts[row]}}]}
+
+
+class Answering:
+    """The way back to whoever asked the stand-in."""
+
+    def __init__(
+        self,
+        send: Callable[[Message], Awaitable[None]],
+        receive: Callable[[], Awaitable[Message]],
+        gate: threading.Event,
+    ) -> None:
+        self._send = send
+        self._receive = receive
+        self._gate = gate
+        self.done = False
+        """Whether the answer has ended as it should."""
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers."""
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """End the body."""
+        self.done = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send an answer in one piece."""
+        await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.done = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def abort(self, *, flushed: bool = False) -> None:
+        """Break the connection; `flushed` sends first what was written."""
+        transport = self._receive.__self__.transport  # type: ignore[attr-defined]  # uvicorn's own: ASGI has no word for it
+        if flushed:
+            transport.close()
+        else:
+            transport.abort()
+        await anyio.sleep_forever()  # until the server notices, and cancels
+
+    async def wait_for_gate(self) -> None:
+        """Wait until the test lets it go on."""
+        while not self._gate.is_set():  # noqa: ASYNC110 - a test's thread sets it, and cannot set anyio's
+            await anyio.sleep(0.005)
+
+    async def completion(
+        self,
+        body: dict[str, Any],
+        does: dict[str, str],
+        scripts: Scripts,
+        json_headers: Headers,
+        event_headers: Headers,
+    ) -> None:
+        """Answer a chat completion."""
+        await anyio.sleep(int(does.get("delay", "0")) / 1000)
+        message = reply_to(body, does, scripts)
+        ready = "tool_calls" if message.get("tool_calls") else "stop"
+        fixed = {
+            "id": "chatcmpl-test",
+            "created": CREATED,
+            "model": body["model"],
+            "system_fingerprint": "fp_test",
+        }
+        choices = range(body.get("n") or 1)
+        if body.get("stream"):
+            await self.begin(200, event_headers)
+            await self._stream(_Events(body, message, fixed, ready, does), does)
+            return
+        answer = {
+            **fixed,
+            "object": "chat.completion",
+            "choices": [
+                {"index": i, "message": choice_of(message, i), "logprobs": None, "finish_reason": ready}
+                for i in choices
+            ],
+            "usage": usage_of(body),
+        }
+        data = orjson.dumps(answer, option=orjson.OPT_INDENT_2)
+        if "gzip" in does:
+            json_headers, data = [*json_headers, (b"content-encoding", b"gzip")], gzip.compress(data, mtime=0)
+        await self.whole(200, json_headers, data)
+
+    async def _stream(self, events: _Events, does: dict[str, str]) -> None:
+        raw = list(events)
+        fault, pause = does.get("fault", ""), int(does.get("chunkdelay", "0")) / 1000
+        for place, event in enumerate(raw):
+            if place == len(raw) // 2:
+                if "gate" in does:
+                    await self.wait_for_gate()
+                if fault == "drop":
+                    await self.abort(flushed=True)
+                elif fault == "stall":
+                    await anyio.sleep_forever()
+                elif fault == "error-event":
+                    await self.write(
+                        b"data: " + error_body("The server had an error", "server_error") + b"\n\n"
+                    )
+                    break
+                elif fault == "bad-event":
+                    await self.write(b"data: {not json\n\n")
+            for piece in (event[i : i + 1] for i in range(len(event))) if fault == "split-utf8" else (event,):
+                await self.write(piece)
+            if pause:
+                await anyio.sleep(pause)
+        await self.finish()
+
+
+class _Events:
+    """The events of a streamed answer, each with its bytes."""
+
+    def __init__(
+        self,
+        body: dict[str, Any],
+        message: dict[str, Any],
+        fixed: dict[str, Any],
+        ready: str,
+        does: dict[str, str],
+    ) -> None:
+        self._body = body
+        self._message = message
+        self._base = {**fixed, "object": "chat.completion.chunk"}
+        self._ready = ready
+        self._fault = does.get("fault", "")
+        self._usage = bool((body.get("stream_options") or {}).get("include_usage"))
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._fault == "empty-choices":
+            yield self._event({**self._base, "choices": [], "prompt_filter_results": []})
+        if self._fault == "crlf":
+            yield b": keep-alive\r\n\r\n"
+            yield b"event: message\r\nid: 1\r\n" + self._chunk({}, 0)
+        for index in range(self._body.get("n") or 1):
+            for delta in deltas_of(choice_of(self._message, index)):
+                yield self._chunk(delta, index)
+            yield self._chunk({}, index, self._ready)
+        if self._usage:
+            for _ in range(2 if self._fault == "dup-usage" else 1):
+                yield self._event({**self._base, "choices": [], "usage": usage_of(self._body)})
+        if self._fault != "no-done":
+            yield self._ended(DONE)
+
+    def _chunk(self, delta: dict[str, Any], index: int, reason: str | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return self._event({**self._base, "choices": [choice]} | ({"usage": None} if self._usage else {}))
+
+    def _event(self, data: dict[str, Any]) -> bytes:
+        return self._ended(b"data: " + orjson.dumps(data) + b"\n\n")
+
+    def _ended(self, event: bytes) -> bytes:
+        return event.replace(b"\n\n", b"\r\n\r\n") if self._fault == "crlf" else event

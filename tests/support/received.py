@@ -1,0 +1,59 @@
+"""One request as it reached the stand-in provider, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+
+class Received:
+    """A request in the stand-in's log."""
+
+    def __init__(self, scope: MutableMapping[str, Any]) -> None:
+        self.method: str = scope["method"]
+        self.target: str = scope["raw_path"].decode("latin-1")
+        """The path as it was quoted."""
+        self.path: str = scope["path"]
+        self.query: str = scope["query_string"].decode("latin-1")
+        self.headers: list[tuple[str, str]] = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        self.body = b""
+        self.refused: str | None = None
+        """Why it was answered with an error of the protocol."""
+
+    async def pieces(
+        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
+    ) -> AsyncIterator[bytes]:
+        """Yield the body as it comes, keeping it."""
+        more = True
+        while more:
+            message = await receive()
+            more = message["type"] == "http.request" and message.get("more_body", False)
+            piece: bytes = message.get("body", b"")
+            self.body += piece
+            yield piece
+
+    def header(self, name: str) -> str | None:
+        """Return the only header of this lower-case name; None where there is none."""
+        values = [value for key, value in self.headers if key == name]
+        assert len(values) < 2, f"{name} came {len(values)} times"
+        return values[0] if values else None
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its headers."""
+        return {name for name, _ in self.headers}
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return orjson.loads(self.body)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of a chat completion."""
+        messages: list[dict[str, Any]] = self.json["messages"]
+        return messages

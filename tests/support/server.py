@@ -1,0 +1,78 @@
+"""The proxy itself, served by uvicorn as `palimpsest serve` serves it, on a port and a store of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from proxy.commands.serving import server_config
+from proxy.settings.model import Settings
+from tests.support.listening import Listening
+from tests.support.upstream import Upstream
+
+
+def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """Return settings that lead to `upstream`, with a store in `folder`; the sections are laid over them."""
+    data: dict[str, dict[str, Any]] = {
+        "upstream": {"base_url": upstream.base_url},
+        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}"},
+        "tokens": {"method": "estimate"},
+    }
+    for name, section in sections.items():
+        data[name] = {**data.get(name, {}), **section}
+    return Settings(**data)  # type: ignore[arg-type]  # pydantic reads each section
+
+
+class Proxy:
+    """A running proxy, and a client for it."""
+
+    def __init__(self, settings: Settings, **server: Any) -> None:
+        self.settings = settings
+        self._listening = Listening(server_config(settings, timeout_graceful_shutdown=2, **server))
+        self.port = self._listening.port
+        self.url = self._listening.url
+        self.client = httpx.Client(
+            base_url=self.url, trust_env=False, timeout=30, headers={"authorization": "Bearer sk-test"}
+        )
+
+    def __enter__(self) -> Self:
+        self._listening.__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.client.close()
+        self._listening.__exit__(*problem)
+
+    def chat(
+        self, session: str | None, messages: list[Any] | str, model: str = "echo", **given: Any
+    ) -> httpx.Response:
+        """Ask for a chat completion; text stands for one user message.
+
+        `headers` go along, all else that is given stands in the body.
+        """
+        headers = {**given.pop("headers", {}), **({} if session is None else {"x-session-id": session})}
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        body = {"model": model, "messages": said, **given}
+        return self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return what a route answers, which must be fine."""
+        answer = self.client.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def messages(self, session: str) -> list[dict[str, Any]]:
+        """Return the stored messages on the branch where the session stands."""
+        data: list[dict[str, Any]] = self.get(f"/sessions/{quote(session, safe='')}/messages")["data"]
+        return data
+
+    def exchanges(self, session: str) -> list[dict[str, Any]]:
+        """Return the receipts of a session, the oldest first."""
+        data: list[dict[str, Any]] = self.get(f"/sessions/{quote(session, safe='')}/exchanges", limit=1000)[
+            "data"
+        ]
+        return data[::-1]

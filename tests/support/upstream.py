@@ -1,0 +1,177 @@
+"""A strict stand-in for an OpenAI-compatible provider, served by uvicorn on a real port.
+
+The request's `model` says how it behaves, in parts joined by `+`; unknown parts say nothing, so
+that a test can make a model's name its own:
+
+    echo               answers "echo: <last user text>" (this is what it does anyway)
+    say:TEXT           answers TEXT
+    long:N             answers N words
+    tool:NAME          calls NAME, and answers in text after its result
+    tools:A,B          calls A and B in one message
+    script:ID          answers the next message that `load` queued under ID
+    reason             puts `reasoning_content` before the content
+    delay:MS           waits before it answers; chunkdelay:MS waits after each event
+    gate               waits in the middle of a stream until `gate` is set
+    plain              refuses `stream_options` with 422; lenient takes unknown fields and roles
+    gzip               compresses whatever it answers
+    fault:KIND         429 | 429-once | 500 | hang | html | bad-json | drop-before (no answer at all)
+                       drop | stall | error-event (in the middle of a stream) | no-done | crlf |
+                       split-utf8 (byte by byte) | empty-choices | dup-usage | bad-event
+
+Ids and times are fixed: the same request is answered with the same bytes, so that what came through
+the proxy can be compared with what was sent. Under other paths it is a mirror: see `mirror.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Self
+
+import anyio
+import orjson
+import uvicorn
+
+from tests.support.answers import Answering, error_body, options_of
+from tests.support.api_rules import Refused, check
+from tests.support.listening import Listening
+from tests.support.mirror import reflect
+from tests.support.received import Received
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+ALWAYS = [(b"x-request-id", b"req_test"), (b"openai-processing-ms", b"1")]
+JSON = [(b"content-type", b"application/json"), *ALWAYS]
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), *ALWAYS]
+
+
+class Upstream:
+    """What the stand-in saw and does; the test's thread reads it, the server's thread writes it."""
+
+    def __init__(self) -> None:
+        self.log: list[Received] = []
+        """Every request, in the order of arrival."""
+        self.gate = threading.Event()
+        """Lets what waits at a gate go on."""
+        self.open = 0
+        """Requests under way."""
+        self.left = 0
+        """Requests whose client went away before their end."""
+        self.uploaded = 0
+        """Bytes of request bodies that have come so far, bodies under way included."""
+        self.scripts: dict[str, deque[dict[str, Any]]] = {}
+        self._seen: set[str] = set()
+        self._listening: Listening | None = None
+
+    def load(self, script: str, messages: list[dict[str, Any]]) -> None:
+        """Queue assistant messages for `script:ID`."""
+        self.scripts[script] = deque(messages)
+
+    def forget(self) -> None:
+        """Forget what came before."""
+        self.log.clear()
+        self._seen.clear()
+        self.gate.clear()
+        self.left = self.uploaded = 0
+
+    @property
+    def last(self) -> Received:
+        """The newest request."""
+        return self.log[-1]
+
+    @property
+    def base_url(self) -> str:
+        """What `upstream.base_url` must be to reach it."""
+        assert self._listening is not None
+        return f"{self._listening.url}/v1"
+
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on."""
+        assert self._listening is not None
+        return self._listening.port
+
+    def __enter__(self) -> Self:
+        config = uvicorn.Config(
+            self, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+        )
+        self._listening = Listening(config).__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        assert self._listening is not None
+        self.gate.set()
+        self._listening.__exit__(*problem)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, and stop when its client leaves."""
+        self.open += 1
+        try:
+            received = Received(scope)
+            self.log.append(received)
+            async for piece in received.pieces(receive):
+                self.uploaded += len(piece)
+            answering = Answering(send, receive, self.gate)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_leave, receive, group.cancel_scope)
+                await self._serve(received, answering)
+                group.cancel_scope.cancel()
+            self.left += not answering.done
+        finally:
+            self.open -= 1
+
+    async def _serve(self, received: Received, out: Answering) -> None:
+        if received.path != "/v1/chat/completions":
+            await reflect(received, out)
+            return
+        try:
+            body = received.json
+        except orjson.JSONDecodeError:
+            await out.whole(400, JSON, error_body("We could not parse the JSON body of your request."))
+            return
+        does = options_of(body.get("model") if isinstance(body, dict) else None)
+        try:
+            check(body, plain="plain" in does, lenient="lenient" in does)
+            if await self._fault(does.get("fault", ""), body, out):
+                return
+            await out.completion(body, does, self.scripts, JSON, EVENTS)
+        except Refused as why:
+            received.refused = str(why)
+            await out.whole(why.status, JSON, orjson.dumps(why.body))
+
+    async def _fault(self, kind: str, body: dict[str, Any], out: Answering) -> bool:
+        """Do what `fault:` says instead of an answer; tell whether that was all."""
+        if kind == "429-once" and body["model"] not in self._seen:
+            self._seen.add(body["model"])
+            kind = "429"
+        if kind == "429":
+            limits = [
+                (b"retry-after", b"0.01"),
+                (b"x-ratelimit-remaining-requests", b"0"),
+                (b"x-should-retry", b"true"),
+            ]
+            await out.whole(429, [*JSON, *limits], error_body("Rate limit reached", "requests"))
+        elif kind == "500":
+            await out.whole(500, JSON, error_body("The server had an error.", "server_error"))
+        elif kind == "html":
+            await out.whole(502, [(b"content-type", b"text/html")], b"<html><h1>502 Bad Gateway</h1></html>")
+        elif kind == "bad-json":
+            await out.whole(200, JSON, b'{"id": "chatcmpl-1", "choices": [')
+        elif kind == "hang":
+            await anyio.sleep_forever()
+        elif kind == "drop-before":
+            await out.abort()
+        else:
+            return False
+        return True
+
+
+async def _leave(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Stop the answer when nobody waits for it any more."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
