@@ -185,14 +185,14 @@ def test_the_context_is_what_is_sent_next(proxy: Proxy, upstream: Upstream, sess
 
 def test_the_context_under_another_policy(proxy: Proxy, session: str) -> None:
     work(proxy, session, [LINES, "two", "three", "four"])
-    for policy in ("off", "all"):
+    roles = [message["role"] for message in proxy.messages(session)]
+    for policy, result in (("all", None), ("off", LINES)):
         shown = proxy.get(f"/sessions/{session}/context", policy=policy)
         assert (shown["policy"], shown["cut"]) == (policy, None)
-        assert shown["tokens_sent"] == shown["tokens_before"]
-        assert [message["role"] for message in shown["messages"]] == [
-            message["role"] for message in proxy.messages(session)
-        ]
-    assert shown["messages"][2]["content"] == LINES
+        assert [message["role"] for message in shown["messages"]] == roles
+        # What was decided at a result's arrival stays, whatever the policy is now; `off` knows none.
+        assert (shown["messages"][2]["content"] == LINES) == (result is not None)
+        assert (shown["tokens_sent"] == shown["tokens_before"]) == (policy == "off")
     for policy in ("", "none", "OFF", "\0"):
         answer = proxy.client.get(f"/sessions/{session}/context", params={"policy": policy})
         assert "lean" in refused(answer, 400, "policy")
