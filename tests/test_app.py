@@ -37,7 +37,9 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/sessions/", "/sessions/s/", "/docs", "/chat/completions", "//"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/sessions/", "/sessions/s/", "/docs", "/chat/completions", "//"]
+)
 def test_a_path_that_is_none(proxy: Proxy, path: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port)
     connection.request("GET", path, headers={"host": "evil.example"})
@@ -155,7 +157,10 @@ async def test_it_opens_nothing_before_it_starts_and_closes_all(tmp_path: Path) 
     begin, end = {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
     for _ in range(2):
         sent = await _called(app, {"type": "lifespan", "state": {}}, begin, end)
-        assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert [message["type"] for message in sent] == [
+            "lifespan.startup.complete",
+            "lifespan.shutdown.complete",
+        ]
     assert not file.with_name("s.db-wal").exists()
 
 
@@ -167,12 +172,18 @@ async def test_it_does_not_start_on_tables_of_another_version(tmp_path: Path) ->
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     for migrate in (True, False):
-        changed = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": migrate})})
+        changed = settings.model_copy(
+            update={"store": settings.store.model_copy(update={"migrate": migrate})}
+        )
         with pytest.raises(StoreUnavailable, match="9999"):
-            await _called(Application(changed), {"type": "lifespan", "state": {}}, {"type": "lifespan.startup"})
+            await _called(
+                Application(changed), {"type": "lifespan", "state": {}}, {"type": "lifespan.startup"}
+            )
 
 
-async def test_what_was_under_way_is_marked_at_the_start(serve: Serve, upstream: Upstream, session: str) -> None:
+async def test_what_was_under_way_is_marked_at_the_start(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
     proxy = serve()
     proxy.chat(session, "a")
     file = proxy.settings.store.url.removeprefix("sqlite:///")

@@ -95,9 +95,7 @@ def read_outcome(body: bytes, status: int) -> Outcome:
         completion = read_completion(orjson.loads(body))
     except orjson.JSONDecodeError:
         return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    replies = tuple(
-        (Message.of(choice.message), False) for choice in completion.choices if choice.has_content
-    )
+    replies = tuple((Message.of(choice.message), False) for choice in completion.choices)
     if not replies:
         error = _error_of(completion.error) or "the upstream's answer holds no reply"
         return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
@@ -148,7 +146,7 @@ class StreamRelay:
     def outcome(self, *, left: bool = False) -> Outcome:
         """Return what has come so far; `left` says that the client did not wait for more."""
         whole = (self._done or self._reply.finished) and self._reply.error is None
-        choices = [choice for choice in self._reply.choices() if choice.has_content]
+        choices = self._reply.choices()
         error = None if whole else self._reason(left=left)
         outcome = Outcome(
             Status.COMPLETE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -16,18 +16,6 @@ from proxy.wire.deltas import Deltas
 from proxy.wire.messages import JsonObject
 from proxy.wire.shapes import is_array, is_object
 from proxy.wire.writer import write
-
-_SAYING: Final = (
-    "content",
-    "refusal",
-    "reasoning",
-    "reasoning_content",
-    "reasoning_details",
-    "thinking_blocks",
-    "audio",
-)
-"""Fields of a reply that say something by themselves."""
-_CALLING: Final = ("tool_calls", "function_call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +28,6 @@ class ReplyChoice:
     """The reply as a message. Of a body: as it stands there. Of a stream: what the deltas amount to."""
     finish_reason: str | None
     """Why it ended; None where it broke off, or nothing was said about it."""
-
-    @property
-    def has_content(self) -> bool:
-        """Whether it says anything: text, a refusal, reasoning or calls.
-
-        Of a reply without `finish_reason`, only calls that are whole count.
-        """
-        message = self.message if self.finish_reason else without_unfinished_calls(self.message)
-        return any(message.get(name) for name in (*_SAYING, *_CALLING))
 
 
 @dataclass(frozen=True, slots=True)

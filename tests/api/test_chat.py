@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from proxy.api.chat import ChatEndpoint
@@ -37,7 +38,10 @@ class _Chat:
 
 
 async def _served(
-    chat: _Chat, *received: dict[str, Any], headers: tuple[tuple[bytes, bytes], ...] = (LOCAL,), **sections: Any
+    chat: _Chat,
+    *received: dict[str, Any],
+    headers: tuple[tuple[bytes, bytes], ...] = (LOCAL,),
+    **sections: Any,
 ) -> tuple[int | None, bytes]:
     """Serve one request; return the status (None: nothing was said) and the body."""
     settings = Settings(**sections)
@@ -112,13 +116,13 @@ async def test_a_client_that_leaves_stops_its_exchange_unless_told_otherwise(
     async def wait(client: Any) -> None:
         try:
             while not client.gone:
-                await anyio.sleep(0)
-            await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
         except anyio.get_cancelled_exc_class():
             ended.append(False)
             raise
         ended.append(True)
 
-    sections = {"sessions": {"on_disconnect": on_disconnect}}
+    sections: dict[str, Any] = {"sessions": {"on_disconnect": on_disconnect}}
     assert await _served(_Chat(wait), _piece(b"{}"), LEFT, **sections) == (None, b"")
     assert ended == [answered]

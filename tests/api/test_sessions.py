@@ -82,14 +82,11 @@ def test_pages_hold_every_session_once_the_newest_first(serve: Serve) -> None:
     assert row["created_at"] < row["updated_at"]
 
 
-@pytest.mark.parametrize("after", ["", "x", "1", "1.", "-1.a", "1e5.a", "٣.a", "9" * 30 + ".a", "1.\0"])
+@pytest.mark.parametrize("after", ["", "x", "1", "-1.a", "1e5.a", "٣.a", "9" * 30 + ".a", "1.\0"])
 def test_a_cursor_that_is_none(proxy: Proxy, session: str, after: str) -> None:
     proxy.chat(session, "a")
     for path in ("/sessions", f"/sessions/{quote(session)}/exchanges"):
         answer = proxy.client.get(path, params={"after": after})
-        if after == "1." and answer.status_code == 200:  # a cursor without a name is one before all
-            assert answer.json()["data"] == []
-            continue
         assert "after" in refused(answer, 400, "after")
 
 
@@ -286,9 +283,7 @@ def test_there_and_back_again(proxy: Proxy, upstream: Upstream, session: str) ->
     assert (copy.status_code, copy.json()["id"]) == (201, f"{session}/2")
     refused(proxy.client.post("/sessions/import", content=exported.content), 409, None)
     assert proxy.messages(f"{session}/2") == proxy.messages(session)
-    original, copied = (
-        proxy.get(f"/sessions/{quote(name, safe='')}") for name in (session, f"{session}/2")
-    )
+    original, copied = (proxy.get(f"/sessions/{quote(name, safe='')}") for name in (session, f"{session}/2"))
     for field in ("messages", "rounds", "tokens", "head", "instructions", "created_at"):
         assert copied[field] == original[field]
     proxy.chat(session, "more")
@@ -342,7 +337,9 @@ def test_the_administrator_says_whose_an_import_becomes(keys: Proxy, session: st
     exported = keys.client.get(f"/sessions/{session}/export", headers=ADMIN).content
     made = keys.client.post("/sessions/import?tenant=bert", content=exported, headers=ADMIN)
     assert (made.status_code, made.json()["tenant"]) == (201, "bert")
-    answer = keys.client.post("/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer ka"})
+    answer = keys.client.post(
+        "/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer ka"}
+    )
     refused(answer, 403, None)
     refused(keys.client.post("/sessions/import?tenant=%00", content=exported, headers=ADMIN), 400, "tenant")
 

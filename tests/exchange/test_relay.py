@@ -175,13 +175,25 @@ async def test_a_json_answer_is_settled_before_it_is_sent() -> None:
         (b'{"choices":[]}', "no reply"),
         (b'{"error":{"message":"busy"}}', "busy"),
         (b'{"error":{"code":1}}', '"code":1'),
-        (b'{"choices":[{"message":{"role":"assistant","content":null}}]}', "no reply"),
     ],
 )
 def test_an_answer_without_a_reply_is_a_failure_with_its_reason(body: bytes, error: str) -> None:
     outcome = read_outcome(body, 200)
     assert (outcome.status, outcome.replies) == (Status.FAILED, ())
     assert error in (outcome.error or "")
+
+
+def test_an_empty_reply_is_a_reply() -> None:
+    body = b'{"choices":[{"message":{"role":"assistant","content":""},"finish_reason":"length"}]}'
+    outcome = read_outcome(body, 200)
+    assert (outcome.status, outcome.replies[0][0].text) == (Status.COMPLETE, "")
+
+
+async def test_an_empty_stream_that_finished_is_a_reply() -> None:
+    client = await _relay(_chunk({"role": "assistant", "content": ""}) + STOP + DONE)
+    assert client.outcome is not None
+    assert client.outcome.status is Status.COMPLETE
+    assert _text(client) == [("", False)]
 
 
 @pytest.mark.parametrize(

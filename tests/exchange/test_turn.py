@@ -1,0 +1,161 @@
+"""What the store is told of an exchange at its beginning and at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.errors import UpstreamTimeout
+from proxy.exchange.past import Memory, Past
+from proxy.exchange.receipt import Ticket
+from proxy.exchange.relay import Outcome
+from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
+from proxy.history.reconcile import Mode
+from proxy.store.records import Status
+from proxy.store.store import Store
+from proxy.tokens.counter import TokenCounter
+from proxy.trimming.engine import plan
+from proxy.trimming.plan import Known, Plan
+from proxy.trimming.policy import Policy
+from proxy.wire.request import ChatRequest, parse_chat_request
+from tests.support.talk import Talk, message
+
+pytestmark = pytest.mark.anyio
+
+COUNTER = TokenCounter("estimate")
+SYSTEM = {"role": "system", "content": "S"}
+SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
+
+
+def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
+    return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}))
+
+
+def planned(past: Past, **policy: Any) -> Plan:
+    known = Known(count=lambda text: COUNTER.message(text, "m"), agent="boss")
+    return plan(
+        past.entries, Policy.model_validate(policy), "lean", known, None, composed=past.arrival.composed
+    )
+
+
+def turn_of(request: ChatRequest, past: Past, **policy: Any) -> Turn:
+    ticket = Ticket("s", "exc_1", planned(past, **policy), len(past.instructions), len(past.entries))
+    return Turn(Call("t", [], b"", request.raw), request, past, ticket, "boss", time.monotonic(), stored=True)
+
+
+@pytest.fixture
+async def talk(tmp_path: Path) -> Any:
+    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    yield Talk(store, "t", "s")
+    await store.close()
+
+
+async def first(talk: Talk, request: ChatRequest, **policy: Any) -> Turn:
+    past = await Memory(talk.store, COUNTER, "auto").past_of(
+        request, tenant="t", session="s", mode=Mode.AUTO, retried=False
+    )
+    return turn_of(request, past, **policy)
+
+
+async def test_an_opening_tells_what_came(talk: Talk) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = request_of([SYSTEM, *SAID], temperature=0.50, tools=tools, stream=True, x={"b": 1, "a": [None]})
+    turn = await first(talk, request)
+    told = opening_of(turn, 7, COUNTER)
+    assert (told.tenant, told.session, told.exchange, told.created_at) == ("t", "s", "exc_1", 7)
+    assert (told.kind, told.base, told.model, told.agent, told.policy) == ("first", "", "m", "boss", "lean")
+    assert [body.message.data for body in told.messages] == SAID  # our own fields are kept
+    assert told.instructions is not None
+    assert [text.data for text in told.instructions] == [SYSTEM]
+    assert told.instructions_tokens > 0
+    assert told.parameters == {"model": "m", "temperature": 0.5, "stream": True, "x": {"b": 1, "a": [None]}}
+    assert told.tools is not None
+    assert orjson.loads(told.tools) == tools
+    assert told.stream is True
+    assert told.digest == turn.past.digest
+
+
+async def test_an_opening_without_instructions_and_tools(talk: Talk) -> None:
+    told = opening_of(await first(talk, request_of(SAID)), 7, COUNTER)
+    assert (told.instructions, told.instructions_tokens, told.tools, told.forms) == (None, 0, None, ())
+
+
+async def test_a_settlement_tells_what_came_of_it(talk: Talk) -> None:
+    turn = await first(talk, request_of(SAID))
+    turn.mark("planned")
+    replies = ((message("assistant", "one"), False), (message("assistant", "tw"), True))
+    usage = {"prompt_tokens": 3}
+    outcome = Outcome(Status.PARTIAL, replies, ("stop", None), usage, "m-2", "it broke", 200)
+    told = settlement_of(turn, outcome, 9, COUNTER)
+    assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
+    assert told.messages == opening_of(turn, 7, COUNTER).messages
+    assert len(told.arrivals) == len(told.messages)
+    assert [(reply.body.message.text, reply.partial) for reply in told.replies] == [
+        ("one", False),
+        ("tw", True),
+    ]
+    assert all(reply.body.tokens > 0 for reply in told.replies)
+    expected = {
+        "usage": usage,
+        "finish_reasons": ["stop", None],
+        "upstream_model": "m-2",
+        "upstream_status": 200,
+        "error": "it broke",
+    }
+    assert {name: told.receipt[name] for name in expected} == expected
+    assert set(told.receipt["timings"]) == {"planned"}
+    assert orjson.loads(orjson.dumps(told.receipt)) == told.receipt
+
+
+async def test_a_failure_settles_without_replies(talk: Talk) -> None:
+    turn = await first(talk, request_of(SAID))
+    told = settlement_of(turn, Outcome(Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER)
+    assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
+
+
+async def test_what_arrival_decided_is_told_of_new_messages_only(talk: Talk) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    long = "\n".join(f"line {number} with some words in it" for number in range(99))
+    block: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": long},
+    ]
+    await talk.say("hello", "hi")
+    past = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    request = request_of([*past, {"role": "user", "content": "go"}, *block])
+    turn = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
+    told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
+    assert [body.message.role for body in told.messages] == ["user", "assistant", "tool"]
+    assert [[change.edit for change in changes] for changes in told.arrivals] == [
+        [],
+        [],
+        ["truncate_tool_output"],
+    ]
+    assert told.arrivals[2][0].position == 4
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_only_a_cut_that_moved_is_told(talk: Talk, moves: bool) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    rounds: list[dict[str, Any]] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "r"},
+    ]
+    trigger = {"every_request": True} if moves else {"tool_calls": 9}
+    policy = {"trigger": trigger, "edits": [{"type": "keep_tool_calls", "last": 0}]}
+    turn = await first(talk, request_of([*rounds, *SAID]), **policy)
+    told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
+    assert (told.cut is not None) == moves
+    assert (told.tokens_sent < told.tokens_before) == moves
+
+
+async def test_events_are_marked_in_milliseconds(talk: Talk) -> None:
+    turn = await first(talk, request_of(SAID))
+    turn.started = time.monotonic() - 2
+    turn.mark("late")
+    assert turn.timings["late"] >= 2000
