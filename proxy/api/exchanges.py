@@ -22,7 +22,8 @@ async def list_exchanges(
 ) -> Response:
     """Return the session's exchanges, the newest first."""
     rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
-    return json_response({"data": [await receipt(row, services) for row in rows], "next": cursor})
+    past = _Past(services)
+    return json_response({"data": [await receipt(row, services, past) for row in rows], "next": cursor})
 
 
 @router.get("/exchanges/{exchange}")
@@ -31,15 +32,30 @@ async def show_exchange(exchange: str, services: OpenServices, caller: Asking) -
     row = await services.store.exchange(unquote(exchange))
     if row is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    return json_response(await receipt(row, services))
+    return json_response(await receipt(row, services, _Past(services)))
 
 
-async def receipt(row: ExchangeRow, services: Services) -> dict[str, Any]:
+class _Past:
+    """The branches that exchanges went on from: the newest one's is read, and holds most of the others."""
+
+    def __init__(self, services: Services) -> None:
+        self._store = services.store
+        self._branch: list[str] = []
+        self._places: dict[str, int] = {}
+
+    async def before(self, row: ExchangeRow) -> list[str]:
+        """Return the nodes of the branch that the exchange went on from, oldest first."""
+        if row.base not in self._places:
+            self._branch = [node.node for node in await self._store.path(row.session_key, row.base)]
+            self._places = {node: place for place, node in enumerate(self._branch)}
+        return self._branch[: self._places.get(row.base, -1) + 1]
+
+
+async def receipt(row: ExchangeRow, services: Services, past: _Past) -> dict[str, Any]:
     """Return an exchange for a reader, each change of its plan with the node that it is about."""
-    past = [node.node for node in await services.store.path(row.session_key, row.base)]
     stored = dict(row.receipt)
     cut = stored.pop("cut", None)
-    nodes = [*past, *row.nodes]
+    nodes = [*await past.before(row), *row.nodes]
     lines = expanded(stored.pop("plan", ()), nodes)
     if cut is not None and cut["moved"]:
         cut = cut | {"node": row.cut_node}

@@ -18,15 +18,15 @@ async def written(records: AsyncIterator[JsonObject]) -> AsyncIterator[bytes]:
 
 
 def read(lines: bytes) -> list[JsonObject]:
-    """Return the records of these lines; blank ones are passed over.
+    """Return the records of these lines.
 
     Raises:
         InvalidRequest: a line is no JSON object, or there is none; the message names its number.
     """
+    if not lines.strip():
+        raise InvalidRequest("There is nothing to import. Send what export wrote, JSON Lines.")
     records: list[JsonObject] = []
-    for number, line in enumerate(lines.split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in enumerate(lines.rstrip().split(b"\n"), start=1):
         try:
             record: Any = orjson.loads(line)
         except orjson.JSONDecodeError as why:
@@ -34,8 +34,6 @@ def read(lines: bytes) -> list[JsonObject]:
         if not isinstance(record, dict):
             raise InvalidRequest(f"Line {number} is no JSON object. Send what export wrote.")
         records.append(cast("JsonObject", record))
-    if not records:
-        raise InvalidRequest("There is nothing to import. Send what export wrote, JSON Lines.")
     return records
 
 

@@ -145,12 +145,14 @@ async def import_session(
     tenant: Tenant = None,
 ) -> Response:
     """Store an exported session. The id must be free."""
-    owner = tenant_of(caller, tenant) or DEFAULT_TENANT
+    owner = tenant_of(caller, tenant)
+    if owner is None and services.settings.auth.mode != "none":
+        raise InvalidRequest("Name the tenant that the session is for with ?tenant=.", param="tenant")
     announced = request.headers.get("content-length", "").encode("latin-1")
     lines = await bounded(request.stream(), announced, services.settings.server.max_body_bytes)
     records = await compute(len(lines), lambda: jsonl.read(lines))
     name = valid_id(session or jsonl.session_named(records), "as")
-    row = await services.store.load(owner, name, records)
+    row = await services.store.load(owner or DEFAULT_TENANT, name, records)
     return json_response(summary_of(row), 201)
 
 

@@ -30,7 +30,8 @@ from proxy.trimming.plan import Cut
 from proxy.wire.messages import Message
 
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=253_402_300_800_000)]
+"""Milliseconds since 1970, up to the end of the year 9999: later ones cannot be shown."""
 
 
 class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):

@@ -27,7 +27,15 @@ async def test_what_was_written_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"), [(b"", "nothing"), (b"{}\n\n{", "Line 3"), (b"[1]", "Line 1"), (b"{}\nnull", "Line 2")]
+    ("lines", "said"),
+    [
+        (b"", "nothing"),
+        (b" \n", "nothing"),
+        (b"{}\n\n{}", "Line 2"),
+        (b"{}\n{}\n{", "Line 3"),
+        (b"[1]", "Line 1"),
+        (b"{}\nnull", "Line 2"),
+    ],
 )
 async def test_what_is_wrong_is_said_with_its_line(lines: bytes, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):

@@ -341,6 +341,7 @@ def test_the_administrator_says_whose_an_import_becomes(keys: Proxy, session: st
         "/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer ka"}
     )
     refused(answer, 403, None)
+    refused(keys.client.post("/sessions/import", content=exported, headers=ADMIN), 400, "tenant")
     refused(keys.client.post("/sessions/import?tenant=%00", content=exported, headers=ADMIN), 400, "tenant")
 
 

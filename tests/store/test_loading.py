@@ -143,6 +143,7 @@ def _drop(name: str) -> Callable[[JsonObject], None]:
         ("session", _set(instructions="ab" * 20), "its instructions abab"),
         ("session", _set(record="chapter"), "'chapter'"),
         ("session", _set(created_at="now"), "created_at"),
+        ("session", _set(created_at=10**18), "created_at"),  # a year that no calendar has
         ("session", _set(arrival="a\x00b"), "arrival holds a NUL"),
         ("instructions", _set(data=[{"role": "system", "content": "other"}]), "its version is"),
         ("instructions", _drop("data"), "neither `data` nor `text`"),
