@@ -60,6 +60,7 @@ check: $(READY) ## Lint, types, architecture, the example configuration.
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/palimpsest check --config config.example.yaml
+	$(BIN)/python -m pytest --quiet tests/test_docs.py
 
 format: $(READY) ## Put the code in form.
 	$(BIN)/ruff check --fix .

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from proxy import __version__
-from proxy.api import exchanges, health, sessions
+from proxy.api import exchanges, health, sessions, tokens
 from proxy.api.chat import ChatEndpoint
 from proxy.api.connection import Connection, Receive, Scope, Send
 from proxy.api.deps import Services
@@ -51,6 +51,7 @@ class Application:
         self._api = _api(self._opened)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
+        self._gate: Gate | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call."""
@@ -63,6 +64,12 @@ class Application:
             if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
                 await _guarded(connection, self._passthrough.serve(connection, path[len(_OPENAI) - 1 :]))
                 return
+            if self._gate is not None:
+                try:
+                    self._gate.check_host(connection.header(b"host"))
+                except PalimpsestError as why:
+                    await connection.fail(why)
+                    return
             # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
             await _logged(self._api({**scope, "path": path.decode("latin-1")}, receive, send))
             return
@@ -92,8 +99,9 @@ class Application:
                     "%d exchanges were under way when a process ended: marked as interrupted", interrupted
                 )
             memory = Memory(store, counter, settings.upstream.reasoning)
-            chat = ChatCompletions(settings, store, upstream, counter, background)
+            chat = ChatCompletions(settings, store, upstream, counter, background, memory)
             api.state.services = Services(settings, store, upstream, counter, background, gate, memory)
+            self._gate = gate
             self._chat = ChatEndpoint(settings, gate, chat)
             self._passthrough = Passthrough(settings, gate, upstream)
             yield
@@ -168,11 +176,12 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         title="Palimpsest",
         version=__version__,
         lifespan=lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever name the client calls us by
     )
-    for module in (health, sessions, exchanges):
+    for module in (health, sessions, exchanges, tokens):
         api.include_router(module.router)
     api.add_exception_handler(PalimpsestError, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,15 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 )
 def test_a_path_that_is_none(proxy: Proxy, path: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port)
-    connection.request("GET", path, headers={"host": "evil.example"})
-    answer = connection.getresponse()
-    assert (answer.status, answer.getheader("location")) == (404, None)
-    assert b'"code":"unknown_url"' in answer.read()
-    connection.close()
+    with closing(connection):
+        for host, status, code in (
+            ("localhost", 404, b"unknown_url"),
+            ("evil.example", 403, b"host_not_allowed"),
+        ):
+            connection.request("GET", path, headers={"host": host})
+            answer = connection.getresponse()
+            assert code in answer.read()
+            assert (answer.status, answer.getheader("location")) == (status, None)
 
 
 @pytest.mark.parametrize("host", ["[::1", "[", "a b", "x" * 300])

@@ -135,6 +135,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_exchanges_id"), "exchanges", ["id"])
     op.create_index(op.f("ix_exchanges_session_created_at_id"), "exchanges", ["session", "created_at", "id"])
+    op.create_index(op.f("ix_exchanges_session_digest"), "exchanges", ["session", "digest"])
     op.create_index(
         "ix_exchanges_pending",
         "exchanges",

@@ -6,6 +6,7 @@
     passthrough   every other path under /v1/, untouched
     sessions      the stored sessions, to read, export, import and delete
     exchanges     the receipts
+    tokens        what this process remembers of token counts
     health        liveness and readiness
     jsonl         sessions as JSON Lines
     deps          what the routes share: the open services, the caller, the session asked for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Response
@@ -12,6 +12,20 @@ from proxy.api.sessions import timestamp
 from proxy.errors import NotFound
 from proxy.exchange.receipt import expanded, plan_lines
 from proxy.store.records import ExchangeRow
+
+_UNSETTLED: Final[dict[str, Any]] = {
+    "messages_before": None,
+    "messages_sent": None,
+    "edits": [],
+    "warnings": [],
+    "usage": None,
+    "finish_reasons": [],
+    "upstream_model": None,
+    "upstream_status": None,
+    "error": None,
+    "timings": {},
+}
+"""What a receipt holds that nobody settled."""
 
 router = APIRouter(tags=["exchanges"])
 
@@ -53,7 +67,7 @@ class _Past:
 
 async def receipt(row: ExchangeRow, services: Services, past: _Past) -> dict[str, Any]:
     """Return an exchange for a reader, each change of its plan with the node that it is about."""
-    stored = dict(row.receipt)
+    stored = _UNSETTLED | dict(row.receipt)
     cut = stored.pop("cut", None)
     nodes = [*await past.before(row), *row.nodes]
     lines = expanded(stored.pop("plan", ()), nodes)

@@ -19,8 +19,10 @@ from proxy.settings.model import Settings
 from proxy.upstream.client import Answer, Upstream
 from proxy.wire import headers
 
-_AMBIGUOUS: Final = (b"/", b"\\", b"\0")
-"""What a segment must not hold once it is decoded, or upstream could read another path than was checked."""
+_AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
+"""What no decoded segment may hold, or upstream could read another path than was checked."""
+_SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
+"""What a shared key may be used for: nobody deletes or replaces what belongs to all."""
 
 
 class Passthrough:
@@ -40,7 +42,7 @@ class Passthrough:
             if caller.admin:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
             if not self._upstream.base.forwards_credentials:
-                self._check(path)
+                self._check(connection.method, path)
         except PalimpsestError as why:
             await connection.fail(why)
             return
@@ -54,12 +56,16 @@ class Passthrough:
                 pass
             group.cancel_scope.cancel()
 
-    def _check(self, path: bytes) -> None:
+    def _check(self, method: str, path: bytes) -> None:
         """Refuse what a shared key must not reach."""
         segments = [unquote_to_bytes(segment) for segment in path.split(b"/")[1:]]
         odd = any(s in {b".", b".."} or any(mark in s for mark in _AMBIGUOUS) for s in segments)
         plain = b"/".join(segments).decode("utf-8", "replace") + "/"
-        if odd or not any(plain.startswith(f"{allowed}/") for allowed in self._allowed):
+        if (
+            odd
+            or method not in _SHARED_METHODS
+            or not any(plain.startswith(f"{allowed}/") for allowed in self._allowed)
+        ):
             listed = ", ".join(sorted(self._allowed)) or "nothing"
             raise Forbidden(
                 "With the proxy's own upstream key only these resources under /v1/ are passed on: "
@@ -70,7 +76,7 @@ class Passthrough:
     async def _relay(self, connection: Connection, path: bytes) -> None:
         base = self._upstream.base
         sent = headers.to_upstream(
-            connection.headers, drop_authorization=not base.forwards_credentials, extra_drop=self._own_headers
+            connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
         )
         length = connection.header(b"content-length")
         body: bytes | AsyncIterable[bytes] = connection.pieces()

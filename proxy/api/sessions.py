@@ -67,9 +67,12 @@ async def list_messages(
     found: FoundSession,
     services: OpenServices,
     branch: Annotated[str | None, Query(description="A node: the branch that ends there.")] = None,
+    channel: Annotated[str | None, Query(description="Not there yet.")] = None,
     meta: Annotated[bool, Query(description="With what is known of each message.")] = False,
 ) -> Response:
     """Return the messages of a branch, that of the head unless another is named, each as it arrived."""
+    if channel is not None:
+        raise InvalidRequest("There are no channels yet: leave `channel` out.", param="channel")
     rows = await services.store.path(found.key, found.head if branch is None else branch)
     if branch is not None and not rows:
         raise NotFound(f"There is no node {branch!r} in this session.", param="branch")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -41,6 +42,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _RETRY_COUNT: Final = "x-stainless-retry-count"
+_POSITIVE: Final = re.compile("0*[1-9][0-9]*")
+_EVENTS: Final = b"text/event-stream"
+_UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 
 
@@ -54,6 +58,7 @@ class ChatCompletions:
         upstream: Upstream,
         counter: TokenCounter,
         background: Background,
+        memory: Memory,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Put together what an exchange needs; `clock` gives seconds since 1970."""
@@ -63,8 +68,9 @@ class ChatCompletions:
         self._counter = counter
         self._background = background
         self._clock = clock
-        self._memory = Memory(store, counter, settings.upstream.reasoning)
-        self._refuses_usage: set[str] = set()
+        self._memory = memory
+        self._refuses_usage: set[tuple[str, str]] = set()
+        """(address, model) of those that refuse to be asked for their usage."""
 
     async def answer(self, call: Call, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
@@ -109,7 +115,7 @@ class ChatCompletions:
     async def _past(self, call: Call, request: ChatRequest, session: str | None) -> Past:
         """Find the request's place in the log."""
         if session is None:
-            return self._memory.without_log(request)
+            return await self._memory.without_log(request)
         return await self._memory.past_of(
             request,
             tenant=call.tenant,
@@ -131,13 +137,13 @@ class ChatCompletions:
         composed = past.arrival.composed
         asked = header_of(call.headers, headers.CONTEXT_POLICY)
         if asked == OFF:
-            return bypass(past.entries, known, composed=composed)
+            return await compute(past.size, lambda: bypass(past.entries, known, composed=composed))
         name, policy = select_policy(self._settings.policies, call.tenant, request.model, asked)
         standing = None
         if session is not None and _can_trim(policy) and past.nodes:
             standing = await self._store.cut(session_key(call.tenant, session), past.nodes, name, agent)
         return await compute(
-            len(request.raw), lambda: plan(past.entries, policy, name, known, standing, composed=composed)
+            past.size, lambda: plan(past.entries, policy, name, known, standing, composed=composed)
         )
 
     def _fixed_tokens(self, request: ChatRequest, past: Past) -> int:
@@ -178,7 +184,7 @@ class ChatCompletions:
             if not 200 <= answer.status < 300:
                 body = await answer.read()
                 await relay_refusal(answer, client, out, body, settle)
-            elif (answer.header(b"content-type") or b"").lower().startswith(b"text/event-stream"):
+            elif _is_stream(answer, asked=turn.request.stream):
                 relay = StreamRelay(answer, client, hides_usage=hides_usage)
                 try:
                     await relay.run(out, settle)
@@ -198,26 +204,28 @@ class ChatCompletions:
             request.stream
             and request.wants_usage is None
             and self._settings.upstream.include_usage == "auto"
-            and destination.base_url not in self._refuses_usage
+            and (destination.base_url, request.model) not in self._refuses_usage
         )
         answer = await self._send(turn, destination, adds_usage=adds_usage)
         if adds_usage and answer.status in {400, 422} and await _names_usage(answer):
             await answer.aclose()
-            self._refuses_usage.add(destination.base_url)
-            return await self._send(turn, destination, adds_usage=False), False
+            answer = await self._send(turn, destination, adds_usage=False)
+            if answer.status < 300:  # it was our option indeed, not something of the client's
+                self._refuses_usage.add((destination.base_url, request.model))
+            return answer, False
         return answer, adds_usage
 
     async def _send(self, turn: Turn, destination: Destination, *, adds_usage: bool) -> Answer:
         """Send the view upstream."""
         sent = headers.to_upstream(
             turn.call.headers,
-            drop_authorization=not destination.forwards_credentials,
+            drop_credentials=not destination.forwards_credentials,
             extra_drop={
                 b"accept-encoding",
                 *(name.lower().encode() for name in self._settings.sessions.headers),
             },
         )
-        path = "/chat/completions" + (f"?{turn.call.query.decode('ascii')}" if turn.call.query else "")
+        path = "/chat/completions" + (f"?{turn.call.query.decode('latin-1')}" if turn.call.query else "")
         body = self._body(turn, adds_usage=adds_usage)
         return await self._upstream.ask(
             destination, "POST", path, [*sent, (b"accept-encoding", b"identity")], body
@@ -265,6 +273,12 @@ class ChatCompletions:
         return int(self._clock() * 1000)
 
 
+def _is_stream(answer: Answer, *, asked: bool) -> bool:
+    """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
+    kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+    return kind == _EVENTS or (asked and kind in _UNNAMED)
+
+
 def _mode_of(sent: Headers) -> Mode:
     value = header_of(sent, headers.SESSION_MODE)
     if value is None:
@@ -279,7 +293,7 @@ def _mode_of(sent: Headers) -> Mode:
 
 def _announces_retry(sent: Headers) -> bool:
     value = header_of(sent, _RETRY_COUNT)
-    return value is not None and value.strip().isdigit() and int(value) > 0
+    return value is not None and _POSITIVE.fullmatch(value.strip()) is not None
 
 
 def _can_trim(policy: Policy) -> bool:

@@ -44,14 +44,14 @@ def session_of(
 
 
 def header_of(sent: Sequence[tuple[bytes, bytes]], name: str) -> str | None:
-    """Return the header's value, percent-decoded; None where it was not sent.
+    """Return the header's value, percent-decoded; None where it was not sent, or is empty.
 
     Raises:
         InvalidRequest: it is no UTF-8 or holds control characters.
     """
     wanted = name.lower().encode()
-    raw = next((value for key, value in sent if key.lower() == wanted), None)
-    return None if raw is None else headers.decode_value(raw, name)
+    raw = next((value.strip(b" \t") for key, value in sent if key.lower() == wanted), b"")
+    return headers.decode_value(raw, name) if raw else None
 
 
 def valid_id(value: str, param: str) -> str:

@@ -6,14 +6,16 @@ It reads the store and decides nothing itself: `history.reconcile` does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from proxy.errors import Conflict
 from proxy.exchange.background import compute
 from proxy.history.nodes import ROOT, body_id, chain
-from proxy.history.reconcile import Arrival, Incoming, Last, Log, Mode, reconcile
+from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Mode, reconcile
+from proxy.history.results import place_of_results
 from proxy.settings.model import ReasoningMode
-from proxy.store.records import Body, NodeRow, SessionRow, Source, Status, session_key
+from proxy.store.records import Body, ExchangeRow, NodeRow, SessionRow, Source, Status, session_key
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.plan import Entry
@@ -52,6 +54,11 @@ class Past:
     forms: tuple[tuple[str, Message], ...] = field(default=())
     """(node, form) where the client sent a stored message in another form."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of all entries: what planning is in proportion to."""
+        return sum(len(entry.message.raw) for entry in self.entries)
+
 
 class Memory:
     """Reads the log for one request after another."""
@@ -76,41 +83,41 @@ class Memory:
         incoming = Incoming(
             names, any(message.role == "assistant" for message in request.messages), retried, mode
         )
-        row = await self._store.session(tenant, session)
-        arrival = reconcile(incoming, await self._log(row, incoming))
+        session_row = await self._store.session(tenant, session)
+        arrival = reconcile(incoming, await self._log(session_row, incoming))
         rows = await self._store.path(key, arrival.base)
+        if arrival.at_head:
+            arrival, rows = _at_their_calls(arrival, rows, request.messages)
         fresh = await compute(size, lambda: self._bodies(request.messages[arrival.fresh :], request.model))
         if arrival.composed:
-            past = tuple(self._entry_of_stored(stored, request.model) for stored in rows)
+            stored = sum(len(row.message.raw) for row in rows)
+            past = await compute(stored, lambda: self.branch(rows, request.model))
+        elif len(rows) == arrival.fresh:
+            past = tuple(map(_entry_of_sent, request.messages, rows))
         else:
-            past = tuple(
-                _entry_of_sent(message, stored)
-                for message, stored in zip(request.messages, rows, strict=False)
-            )
+            raise Conflict("The session was deleted while this request was on its way. Send it again.")
         instructions = request.instructions
         if arrival.composed and not instructions:
             latest = await self._store.instructions(key)
             instructions = latest.messages if latest is not None else ()
         return Past(
-            session=row,
+            session=session_row,
             arrival=arrival,
             digest=incoming.digest,
             entries=past + tuple(_entry_of_new(body) for body in fresh),
-            nodes=tuple(stored.node for stored in rows),
+            nodes=tuple(row.node for row in rows),
             fresh=fresh,
             instructions=instructions,
             forms=() if arrival.composed else _other_forms(request.messages, rows),
         )
 
-    def without_log(self, request: ChatRequest) -> Past:
+    async def without_log(self, request: ChatRequest) -> Past:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
-        names = chain(ROOT, request.messages)
-        incoming = Incoming(names, speaks=False)
-        fresh = self._bodies(request.messages, request.model)
+        fresh = await compute(len(request.raw), lambda: self._bodies(request.messages, request.model))
         return Past(
             session=None,
-            arrival=reconcile(incoming, Log()),
-            digest=incoming.digest,
+            arrival=Arrival(Kind.FIRST, ROOT, 0),
+            digest=ROOT,
             entries=tuple(_entry_of_new(body) for body in fresh),
             nodes=(),
             fresh=fresh,
@@ -124,15 +131,30 @@ class Memory:
     async def _log(self, row: SessionRow | None, incoming: Incoming) -> Log:
         if row is None:
             return Log()
-        last = await self._store.last_exchange(row.key)
+        last = await self._last(row.key, incoming)
         return Log(
             head=row.head,
             arrival=row.arrival,
             known=await self._store.known(row.key, incoming.names),
             last=None
             if last is None
-            else Last(last.digest, last.kind, last.base, complete=last.status is Status.COMPLETE),
+            else Last(
+                last.digest,
+                last.kind,
+                last.base,
+                complete=last.status is Status.COMPLETE,
+                pending=last.status is Status.PENDING,
+                replies=last.replies,
+            ),
         )
+
+    async def _last(self, key: str, incoming: Incoming) -> ExchangeRow | None:
+        """Return the request that this one may repeat: an announced retry may come after others."""
+        if incoming.retried:
+            same = await self._store.last_request(key, incoming.digest)
+            if same is not None:
+                return same
+        return await self._store.last_exchange(key)
 
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
         return tuple(Body(message, self._counter.message(message, model)) for message in messages)
@@ -145,6 +167,16 @@ class Memory:
         message = message.without(*OWN_FIELDS)
         tokens = row.tokens if message is row.message else self._counter.message(message, model)
         return Entry(message, tokens, ref_of(row.body), row.arrival)
+
+
+def _at_their_calls(
+    arrival: Arrival, rows: list[NodeRow], messages: Sequence[Message]
+) -> tuple[Arrival, list[NodeRow]]:
+    """Return where appended results belong, with the branch up to there; all else stays where it is."""
+    place = place_of_results([row.message for row in rows], messages)
+    if place is None:
+        return arrival, rows
+    return replace(arrival, base=rows[place - 1].node, at_head=False), rows[:place]
 
 
 def ref_of(body: str) -> str:

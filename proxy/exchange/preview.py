@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -10,6 +10,7 @@ from proxy.errors import InvalidRequest
 from proxy.exchange.background import compute
 from proxy.exchange.past import Memory
 from proxy.exchange.receipt import plan_lines
+from proxy.history.reconcile import Kind
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, select_policy
 from proxy.store.records import SessionRow
@@ -18,6 +19,9 @@ from proxy.tokens.counter import TokenCounter
 from proxy.trimming.engine import bypass, plan
 from proxy.trimming.plan import Known
 from proxy.wire.messages import OWN_FIELDS
+
+_RECENT: Final = 20
+"""Exchanges among which one that was answered is looked for."""
 
 
 async def preview(
@@ -30,13 +34,15 @@ async def preview(
 ) -> dict[str, Any]:
     """Return `{messages, plan, tokens_before, tokens_sent, policy, cut, warnings}` for the head's branch.
 
-    The model, the tools and the agent are those of the newest exchange; `policy` names one, or `off`,
-    and None means the one that would be chosen.
+    The model, the tools and the agent are those of the newest request that was answered; `policy` names
+    one, or `off`, and None means the one that would be chosen.
 
     Raises:
         InvalidRequest: there is no policy of that name.
     """
-    last = await store.last_exchange(session.key)
+    recent, _ = await store.exchanges(session.key, limit=_RECENT)
+    answered = (row for row in recent if row.replies and row.kind != Kind.SIDE)
+    last = next(answered, recent[0] if recent else None)
     model = last.model if last is not None else ""
     agent = last.agent if last is not None else None
     tools = (

@@ -17,8 +17,9 @@ import orjson
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store.records import Status
 from proxy.upstream.client import Answer
-from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion, usage_only
+from proxy.wire.completion import CompletionAccumulator, read_completion, usage_only
 from proxy.wire.messages import JsonObject, Message
+from proxy.wire.reader import mended, read
 from proxy.wire.shapes import is_object
 from proxy.wire.sse import EventDecoder
 
@@ -92,10 +93,10 @@ async def relay_json(answer: Answer, client: Client, headers: Headers, settle: S
 def read_outcome(body: bytes, status: int) -> Outcome:
     """Return what a JSON answer says; one that cannot be understood is a failure with its reason."""
     try:
-        completion = read_completion(orjson.loads(body))
-    except orjson.JSONDecodeError:
+        completion = read_completion(read(body))
+    except ValueError:
         return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    replies = tuple((Message.of(choice.message), False) for choice in completion.choices)
+    replies = tuple((_kept(choice.message), False) for choice in completion.choices)
     if not replies:
         error = _error_of(completion.error) or "the upstream's answer holds no reply"
         return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
@@ -139,31 +140,39 @@ class StreamRelay:
         if self._done:
             await self._client.end(await self._after_done())
             return
-        rest = self._read(self._events.flush())
+        last = self._events.flush()
+        rest = self._read(last)
         await settle(self.outcome())
-        await self._client.end(rest + self._closing_error())
+        error = self._closing_error()
+        if error:  # half an event before it would swallow it
+            rest = b"".join(event.raw for event in last if event.complete)
+        await self._client.end(rest + error)
 
     def outcome(self, *, left: bool = False) -> Outcome:
-        """Return what has come so far; `left` says that the client did not wait for more."""
-        whole = (self._done or self._reply.finished) and self._reply.error is None
+        """Return what has come so far; `left` says that the client did not wait for more.
+
+        A choice is whole if it has a `finish_reason`, or if the stream came to its end; of one that
+        broke off only text is worth keeping.
+        """
+        ended = self._done and self._reply.error is None
         choices = self._reply.choices()
-        error = None if whole else self._reason(left=left)
+        kept = [
+            (_kept(choice.message), not whole)
+            for choice in choices
+            if (whole := ended or choice.finish_reason is not None) or choice.message.get("content")
+        ]
         outcome = Outcome(
             Status.COMPLETE,
-            tuple(
-                (Message.of(choice.message), not whole) for choice in choices if whole or _has_text(choice)
-            ),
+            tuple(kept),
             tuple(choice.finish_reason for choice in choices),
             self._reply.usage,
             self._reply.model,
-            error,
-            self._answer.status,
+            upstream_status=self._answer.status,
         )
-        if not outcome.replies:
-            outcome.status = Status.CANCELLED if left and not whole else Status.FAILED
-            outcome.error = outcome.error or "the upstream's answer holds no reply"
-        elif not whole:
-            outcome.status = Status.PARTIAL
+        whole = ended or (self._reply.finished and self._reply.error is None)
+        if not whole or not kept:
+            outcome.error = self._reason(left=left)
+            outcome.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         return outcome
 
     async def _pass_on(self, chunk: bytes, settle: Settle) -> None:
@@ -190,15 +199,15 @@ class StreamRelay:
         if data is None or self._done:
             return True
         try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
+            chunk = read(data)
+        except ValueError:
             return True  # whatever it is, it is not ours to judge
         self._reply.add(chunk)
         return not (self._hides_usage and usage_only(chunk))
 
     async def _after_done(self) -> bytes:
         """Return what follows `[DONE]`, nothing as a rule; a connection read to its end is used again."""
-        rest = bytearray()
+        rest = bytearray(b"".join(event.raw for event in self._events.flush()))
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
                 async for chunk in self._chunks:
@@ -209,7 +218,7 @@ class StreamRelay:
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
-        if self._reply.finished or self._reply.error is not None:
+        if self._reply.finished or self._reply.error is not None or not self._answer.readable:
             return b""
         failure = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.",
@@ -224,13 +233,19 @@ class StreamRelay:
             return "the client left"
         if self._failure is not None:
             return self._failure.message
+        if self._done:
+            return "the upstream's answer holds no reply"
         return "the upstream closed the stream before the reply was complete"
 
 
-def _has_text(choice: ReplyChoice) -> bool:
-    """Tell whether a reply that broke off has text worth keeping."""
-    content = choice.message.get("content")
-    return bool(content)
+def _kept(message: JsonObject) -> Message:
+    """Return a reply as it is stored: what no parser would take again is mended."""
+    made = Message.of(message)
+    try:
+        made.data  # noqa: B018 - it is parsed here, or never
+    except orjson.JSONDecodeError:
+        return Message.of(mended(message))
+    return made
 
 
 def _error_of(error: Any) -> str | None:

@@ -12,8 +12,9 @@ The kinds, in the order in which they are recognised:
     foreign   nothing of it is stored: a history from elsewhere, and a new root
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry
-of the last one if it says the same and either announces itself as a retry or the last one has no
-complete reply; it then goes where the last one went.
+of another one if it says the same and either announces itself as a retry, or the other one is the
+last and has no complete reply. It then goes where the other one went; the head follows it only if
+nothing came after that.
 
 This module compares names. It reads no message and asks no store.
 """
@@ -71,7 +72,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The newest request of the session."""
+    """The request that this one may repeat: the newest, or the one that a retry announces."""
 
     digest: str
     """Its `Incoming.digest`."""
@@ -80,6 +81,10 @@ class Last:
     """The node under which its messages were put."""
     complete: bool
     """Whether it has a complete reply."""
+    pending: bool = False
+    """Whether it is still being answered."""
+    replies: Collection[str] = ()
+    """The nodes of its replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +116,13 @@ class Arrival:
     """Number of its messages that the branch of `base` holds already: those from here on are new."""
     at_head: bool = False
     """Whether the new messages follow the head of the moment at which they are stored."""
+    beside: bool = False
+    """Whether the session has gone on from elsewhere: what comes of this request is kept, the head stays."""
 
     @property
     def moves_head(self) -> bool:
         """Whether the session goes on from the reply."""
-        return self.kind is not Kind.SIDE
+        return self.kind is not Kind.SIDE and not self.beside
 
     @property
     def composed(self) -> bool:
@@ -126,7 +133,7 @@ class Arrival:
 def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
     if log.head == ROOT and not log.known:
-        return Arrival(Kind.FIRST, ROOT, 0)
+        return Arrival(Kind.FIRST, ROOT, 0, at_head=_may_follow(incoming, log.last))
     appends = (
         log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
     )
@@ -137,6 +144,12 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         base = incoming.names[stored - 1]
         return Arrival(Kind.RESEND if base == log.head else Kind.REWIND, base, stored)
     return Arrival(Kind.FOREIGN if incoming.speaks else Kind.SIDE, ROOT, 0)
+
+
+def _may_follow(incoming: Incoming, last: Last | None) -> bool:
+    """Tell whether a first request may come to stand behind another first one, where two are sent at once."""
+    twice = last is not None and last.pending and last.digest == incoming.digest
+    return not incoming.speaks and incoming.mode is not Mode.FULL and not twice
 
 
 def known_prefix(names: Sequence[str], known: Collection[str]) -> int:
@@ -163,5 +176,8 @@ def _append(incoming: Incoming, log: Log) -> Arrival:
         and last.kind in APPENDING
         and (incoming.retried or not last.complete)
     ):
-        return Arrival(Kind.APPEND, last.base, 0)
+        if last.replies:
+            return Arrival(Kind.APPEND, last.base, 0, beside=log.head not in last.replies)
+        if last.pending:  # the same request twice at once: one place for both
+            return Arrival(Kind.APPEND, last.base, 0)
     return Arrival(Kind.APPEND, log.head, 0, at_head=True)

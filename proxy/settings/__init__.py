@@ -8,5 +8,5 @@
     problems     a line for each mistake: where it stands and what was allowed
     policies     which policy serves a request
 
-This floor alone reads the environment. It knows nothing of requests, stores and upstreams.
+Only this floor reads settings from the environment. It knows nothing of requests, stores and upstreams.
 """

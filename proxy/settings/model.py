@@ -91,7 +91,7 @@ class UpstreamSettings(_Section):
     include_usage: UsageMode = "auto"
     """`auto` asks streams for their usage; `never` leaves the request as the client wrote it."""
     reasoning: ReasoningMode = "auto"
-    """Whether stored reasoning is sent back: `auto` to the provider that made it, `keep`, `drop`."""
+    """Whether stored reasoning goes back: `auto` where it led to tool calls, `keep` always, `drop` never."""
     passthrough: tuple[Resource, ...] = ("models", "embeddings")
     """Resources below /v1 that may be reached with a shared `api_key`; with the client's own key all may."""
     routes: tuple[Route, ...] = ()

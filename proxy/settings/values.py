@@ -11,14 +11,31 @@ from typing import Annotated, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A `token` of RFC 9110, section 5.6.2."""
 _VISIBLE: Final = re.compile(r"[!-~]+")
 _FIELD_PATH: Final = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _RESOURCE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_POSTGRES_DRIVERS: Final = ("", "asyncpg", "psycopg")
+_STORES: Final = (
+    "the store is sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE "
+    "(or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE)"
+)
+
+POSTGRES_DRIVERS: Final = {
+    "postgres": "asyncpg",
+    "postgresql": "asyncpg",
+    "postgresql+asyncpg": "asyncpg",
+    "postgresql+psycopg": "psycopg",
+    "postgresql+psycopg_async": "psycopg",
+}
+"""The driver that is used, by how the URL of a PostgreSQL store begins."""
+STATEMENT_CACHE: Final = "statement_cache_size"
+"""The option of a PostgreSQL store's URL that is ours: a number, 0 behind a pooler."""
 
 
 def is_loopback(host: str) -> bool:
@@ -56,11 +73,32 @@ def _base_url(url: str) -> str:
     return path
 
 
-def _store_url(url: str) -> str:
-    dialect, _, driver = url.partition(":")[0].partition("+")
-    known = dialect == "sqlite" or (dialect in {"postgresql", "postgres"} and driver in _POSTGRES_DRIVERS)
-    if not known or "://" not in url:
-        raise ValueError("the store is sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+def store_url(url: str) -> str:
+    """Return the URL of a store if it is one: this rule is the settings' and the store's own.
+
+    Raises:
+        ValueError: it is none; the message says what can be, and never shows the URL: it may hold a password.
+    """
+    if _CONTROL.search(url):
+        raise ValueError("a database URL has no control characters")
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ValueError(f"this is no database URL; {_STORES}") from None
+    if parsed.get_backend_name() == "sqlite":
+        if parsed.query:
+            raise ValueError("a SQLite file takes no options: leave out the question mark and what follows")
+        if parsed.host or not parsed.database or parsed.database.startswith((":memory:", "file:")):
+            raise ValueError(
+                "a SQLite file is named after three slashes (four for an absolute path): "
+                "sqlite:///palimpsest.db; a database in memory cannot be shared by reader and writer"
+            )
+    elif parsed.drivername not in POSTGRES_DRIVERS:
+        raise ValueError(f"this database or driver is not supported; {_STORES}")
+    else:
+        size = parsed.query.get(STATEMENT_CACHE, "0")
+        if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
+            raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
     return url
 
 
@@ -104,7 +142,7 @@ Key: TypeAlias = Annotated[SecretStr, AfterValidator(_key)]
 """A credential, fit for an HTTP header; it is never printed."""
 BaseUrl: TypeAlias = Annotated[str, AfterValidator(_base_url)]
 """The address of a provider's API: http or https, no slash at its end."""
-StoreUrl: TypeAlias = Annotated[str, AfterValidator(_store_url)]
+StoreUrl: TypeAlias = Annotated[str, AfterValidator(store_url)]
 """The address of a database, as SQLAlchemy writes it. It may hold a password."""
 HeaderName: TypeAlias = Annotated[str, AfterValidator(_header_name)]
 """Name of an HTTP header that holds no credential."""

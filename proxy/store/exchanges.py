@@ -18,6 +18,7 @@ _BY_ID: Final = _ALL.where(EXCHANGES.c.id == bindparam("exchange")).limit(1)
 _OF_SESSION: Final = _ALL.where(EXCHANGES.c.session == bindparam("key")).order_by(
     EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc()
 )
+_OF_REQUEST: Final = _OF_SESSION.where(EXCHANGES.c.digest == bindparam("digest")).limit(1)
 
 
 def exchange_of(connection: Connection, exchange: str) -> ExchangeRow | None:
@@ -38,6 +39,12 @@ def exchanges_page(
         return rows, None
     last = rows[limit - 1]
     return rows[:limit], str(Cursor(last.created_at, last.id))
+
+
+def last_request(connection: Connection, key: str, digest: str) -> ExchangeRow | None:
+    """Return the newest exchange of a session whose request said just this."""
+    row = connection.execute(_OF_REQUEST, {"key": key, "digest": digest}).one_or_none()
+    return None if row is None else _exchange(row)
 
 
 def interrupt_pending(connection: Connection, at: int) -> int:

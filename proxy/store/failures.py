@@ -1,10 +1,12 @@
 """Which errors of a database mean that it cannot be used now, and what to do about each.
 
 Everything else (a wrong statement, a broken rule of the schema) is an error of this program and stays one.
+The driver's own words may hold addresses and paths: they go to the log, never to a client.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.errors import StoreUnavailable
+
+_LOG: Final = logging.getLogger("palimpsest.store")
 
 _MIGRATE: Final = "Its tables are missing or old: run `palimpsest upgrade`, or set store.migrate to true."
 
@@ -66,11 +70,13 @@ def translated() -> Generator[None]:
 def unavailable(error: BaseException) -> StoreUnavailable | None:
     """Return what to raise in place of `error`; None where it is an error of this program."""
     if isinstance(error, PoolTimeout):
-        return _with("Every connection to it is in use: look for slow queries, or for one that stands still.")
+        return _with(
+            "Every connection to it is in use: look for slow queries, or for one that stands still.", error
+        )
     if isinstance(error, DBAPIError):
         cause: BaseException | None = error.orig
         if error.connection_invalidated:
-            return _with(_POSTGRES["08"], cause)
+            return _with(_POSTGRES["08"], cause or error)
         return None if cause is None else unavailable(cause)
     if isinstance(error, sqlite3.Error):
         return _sqlite(error)
@@ -118,6 +124,8 @@ def _is_failed_connection(error: BaseException) -> bool:
     ) or (kind.__name__ == "InterfaceError" and "clos" in str(error))
 
 
-def _with(advice: str, cause: BaseException | None = None) -> StoreUnavailable:
-    said = str(cause).strip().partition("\n")[0] if cause is not None else ""
-    return StoreUnavailable(f"The store cannot be used. {advice}" + (f" ({said})" if said else ""))
+def _with(advice: str, cause: BaseException) -> StoreUnavailable:
+    """Return what the client hears, and log what the driver said."""
+    said = str(cause).strip().partition("\n")[0]
+    _LOG.warning("the store cannot be used: %s: %s", type(cause).__name__, said or "no more is known")
+    return StoreUnavailable(f"The store cannot be used. {advice}")

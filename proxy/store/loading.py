@@ -1,7 +1,8 @@
 """A session from the records of another store's (see `archive`): its log, made anew and checked.
 
-Instructions, messages, head and cuts are taken over. Exchanges and forms are not: they tell of requests
-that another store has seen. Every name is computed again and must be the one that the record says.
+Instructions, messages with what was decided on their arrival, head and cuts are taken over. Exchanges
+and forms are not: they tell of requests that another store has seen. Every name is computed again and
+must be the one that the record says.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from proxy.store.schema import INSTRUCTIONS, SESSIONS, insert_new
 from proxy.store.sessions import create_session, session_of
 from proxy.store.texts import add_bodies, is_message, messages_in, named_bodies
 from proxy.store.tree import Sprout, plant
-from proxy.trimming.plan import Cut
+from proxy.trimming.plan import Change, Cut
 from proxy.wire.messages import Message
 
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -77,6 +78,8 @@ class _Node(msgspec.Struct, frozen=True, tag_field="record", tag="node"):
     source: Source = Source.IMPORT
     partial: bool = False
     agent: str | None = None
+    policy: str | None = None
+    arrival: Any = None
 
 
 class _Cut(msgspec.Struct, frozen=True, tag_field="record", tag="cut"):
@@ -112,7 +115,8 @@ class Archive:
     """Rows without their session, by version."""
     nodes: list[tuple[str, str, Sprout]] = field(default_factory=list[tuple[str, str, Sprout]])
     """(parent, node, sprout), parents before children."""
-    nodes_by_name: set[str] = field(default_factory=set[str])
+    depths: dict[str, int] = field(default_factory=dict[str, int])
+    """Of the nodes, by name: the number of messages from the root to it, itself included."""
     cuts: list[tuple[_Cut, Cut]] = field(default_factory=list[tuple[_Cut, Cut]])
 
 
@@ -198,19 +202,21 @@ def _add_node(archive: Archive, record: _Node, bodies: Mapping[str, Body]) -> No
     body = bodies.get(record.body)
     if body is None or not is_message(body.message.raw):
         raise ValueError(f"there is no message with the text {record.body}")
-    if record.parent != ROOT and record.parent not in archive.nodes_by_name:
+    if record.parent != ROOT and record.parent not in archive.depths:
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
     _same("node", record.node, node_id(record.parent, body.message))
-    require_plain(agent=record.agent)
+    require_plain(agent=record.agent, policy=record.policy)
     sprout = Sprout(
         body=Body(body.message, record.tokens),
         source=record.source,
         created_at=record.created_at,
         partial=record.partial,
         agent=record.agent,
+        policy=record.policy,
+        arrival=None if record.arrival is None else _changes(record.arrival, 1),
     )
     archive.nodes.append((record.parent, record.node, sprout))
-    archive.nodes_by_name.add(record.node)
+    archive.depths[record.node] = archive.depths.get(record.parent, 0) + 1
 
 
 def _add_instructions(archive: Archive, record: _Instructions) -> None:
@@ -226,18 +232,32 @@ def _add_instructions(archive: Archive, record: _Instructions) -> None:
 
 
 def _cut(record: _Cut, archive: Archive) -> Cut:
-    if record.node not in archive.nodes_by_name:
+    depth = archive.depths.get(record.node)
+    if depth is None:
         raise ValueError(f"it stands at {record.node}, which is none of the nodes")
+    if record.position > depth:
+        raise ValueError(f"its position is {record.position}, and its node has {depth} messages")
     require_plain(policy=record.policy, agent=record.agent, version=record.version)
     return Cut(
         position=record.position,
         policy=record.policy,
         version=record.version,
-        changes=decode_changes(orjson.dumps(record.changes).decode()),
+        changes=_changes(record.changes, record.position),
         tokens=record.tokens,
         messages=record.messages,
         tool_calls=record.tool_calls,
     )
+
+
+def _changes(record: Any, end: int) -> tuple[Change, ...]:
+    """Return changes of messages that all lie before `end`."""
+    changes = decode_changes(orjson.dumps(record).decode())
+    for change in changes:
+        if not 0 <= change.position < end:
+            raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")
+        if change.message is not None and not isinstance(orjson.loads(change.message.raw), dict):
+            raise ValueError(f"the change at position {change.position} puts what is no message")
+    return changes
 
 
 def _check(archive: Archive) -> None:
@@ -246,7 +266,7 @@ def _check(archive: Archive) -> None:
     require_plain(arrival=session.arrival)
     if session.format != FORMAT:
         raise ValueError(f"its format is {session.format}, and only {FORMAT} is known here")
-    if session.head != ROOT and session.head not in archive.nodes_by_name:
+    if session.head != ROOT and session.head not in archive.depths:
         raise ValueError(f"its head {session.head} is none of the nodes")
     if session.instructions is not None and session.instructions not in archive.instructions:
         raise ValueError(f"its instructions {session.instructions} are not among the records")

@@ -111,7 +111,7 @@ class NodeRow:
     """The exchange that brought it; None where it was imported."""
     agent: str | None
     policy: str | None
-    """Version of the policy under which it was first sent; None for replies and imports."""
+    """Version of the policy under which it was first sent; None for replies."""
     arrival: tuple[Change, ...] | None
     """What `on_arrival` decided when it was first sent; None where it has not been sent yet."""
     created_at: int

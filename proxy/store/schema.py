@@ -149,6 +149,7 @@ EXCHANGES: Final = Table(
     Column("receipt", Text, nullable=False),  # a JSON object
     Index(None, "id"),
     Index(None, "session", "created_at", "id"),
+    Index(None, "session", "digest"),
     Index(
         "ix_exchanges_pending",
         "session",

@@ -2,7 +2,15 @@
 
 Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can
 be settled: a second settling changes nothing and returns what the first one made. One that is not
-there any more, because its session was deleted, stays away: deleting wins.
+there any more, because its session was deleted, stays away: deleting wins. So does one whose session
+was deleted and is there again, without the node that its messages belong under: it ends as failed.
+
+Appends under way at once wait for nothing: each goes under the head of the moment at which it settles.
+Nothing comes between open calls and their results, though:
+
+- tool results go under the block whose call they answer, where that is found near the head;
+- anything else, planned before the head went to a reply with calls, becomes a branch where it was
+  planned, and the head stays with the calls.
 """
 
 from __future__ import annotations
@@ -15,12 +23,19 @@ import orjson
 from sqlalchemy import Connection, Row, bindparam, select, update
 
 from proxy.history.nodes import ROOT
+from proxy.history.results import place_of_results
 from proxy.store.cuts import keep_cut
-from proxy.store.records import SessionRow, Settled, Settlement, Source, Status, session_key
+from proxy.store.records import NodeRow, SessionRow, Settled, Settlement, Source, Status, session_key
 from proxy.store.schema import EXCHANGES, SESSIONS
 from proxy.store.sessions import locked_session
 from proxy.store.texts import add_bodies, named_bodies
-from proxy.store.tree import Place, Sprout, grow
+from proxy.store.tree import Place, Sprout, UnknownBase, grow, path_to
+from proxy.wire.completion import without_unfinished_calls
+from proxy.wire.messages import Message
+
+_NEAR: Final = 64
+"""Messages among which the call of a tool result is looked for, from the head upwards."""
+_GONE: Final = "the session was deleted meanwhile: the messages before this request are not there any more"
 
 _SIDE: Final = "side"
 _OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
@@ -38,8 +53,8 @@ _CLOSE: Final = update(EXCHANGES).where(
 def settle(connection: Connection, settlement: Settlement) -> Settled:
     """Make it true that the exchange ended so.
 
-    Raises:
-        LookupError: the node under which its messages belong is not stored.
+    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
+    becomes a node.
     """
     key = session_key(settlement.tenant, settlement.session)
     session = locked_session(connection, key)
@@ -49,22 +64,34 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     if Status(state.status) not in _OPEN:
         return Settled(session.head, tuple(orjson.loads(state.nodes)), tuple(orjson.loads(state.replies)))
     if not settlement.replies:
-        _close(connection, key, settlement, {})
-        _move(connection, session, settlement, {})
-        return Settled(session.head, (), ())
-    return _settle_with_reply(connection, session, state, settlement)
+        return _settle_without_reply(connection, session, settlement)
+    try:
+        return _settle_with_reply(connection, session, state, settlement)
+    except UnknownBase:
+        receipt = {**settlement.receipt, "error": _GONE}
+        failed = replace(settlement, status=Status.FAILED, receipt=receipt)
+        return _settle_without_reply(connection, session, failed)
+
+
+def _settle_without_reply(connection: Connection, session: SessionRow, settlement: Settlement) -> Settled:
+    _close(connection, session.key, settlement, {})
+    _move(connection, session, settlement, {})
+    return Settled(session.head, (), ())
 
 
 def _settle_with_reply(
     connection: Connection, session: SessionRow, state: Row[*tuple[Any, ...]], settlement: Settlement
 ) -> Settled:
-    base = session.head if settlement.at_head else settlement.base
+    base, moves_head = settlement.base, settlement.moves_head
+    if settlement.at_head:
+        base, beside = _place(connection, session, settlement)
+        moves_head = moves_head and not beside
+    line, replies = grow(connection, session.key, base, _asked(settlement), _answered(settlement))
     bodies = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
     stored = frozenset(orjson.loads(state.messages))  # they came with the opening
     add_bodies(connection, session.key, {name: body for name, body in bodies.items() if name not in stored})
-    line, replies = grow(connection, session.key, base, _asked(settlement), _answered(settlement))
     end = line[-1].node if line else base
-    # An append whose head moved meanwhile stands on other messages than those the cut was made for.
+    # An append that went elsewhere stands on other messages than those the cut was made for.
     cut = settlement.cut if base == settlement.base and end != ROOT else None
     if cut is not None:
         keep_cut(
@@ -82,13 +109,40 @@ def _settle_with_reply(
         session.key,
         settlement,
         {
+            "base": base,  # a retry must go where the request went
             "nodes": orjson.dumps(nodes).decode(),
             "replies": orjson.dumps(heads).decode(),
             "cut_node": None if cut is None else end,
         },
     )
-    _move(connection, session, settlement, _progress(session, settlement, replies[0], state.instructions))
-    return Settled(heads[0] if settlement.moves_head else session.head, tuple(nodes), tuple(heads))
+    placed = replace(settlement, moves_head=moves_head)
+    _move(connection, session, settlement, _progress(session, placed, replies[0], state.instructions))
+    return Settled(heads[0] if moves_head else session.head, tuple(nodes), tuple(heads))
+
+
+def _place(connection: Connection, session: SessionRow, settlement: Settlement) -> tuple[str, bool]:
+    """Return the node under which an append goes, and whether it is a branch beside the head."""
+    messages = [body.message for body in settlement.messages]
+    if messages and messages[0].answers:
+        for most in (1, _NEAR):  # nearly always they are the head's own calls
+            near = _last(connection, session, most)
+            place = place_of_results([row.message for row in near], messages)
+            if place is not None:
+                return near[place - 1].node, False
+    if session.head != settlement.base and any(map(_is_open, _last(connection, session, 1))):
+        return settlement.base, True
+    return session.head, False
+
+
+def _last(connection: Connection, session: SessionRow, most: int) -> list[NodeRow]:
+    """Return the last messages on the branch of the head, oldest first."""
+    return path_to(connection, session.key, session.head, below=session.messages - most)
+
+
+def _is_open(row: NodeRow) -> bool:
+    """Tell whether a reply has calls to which results can come: not those with which it broke off."""
+    message = Message.of(without_unfinished_calls(row.message.data)) if row.partial else row.message
+    return bool(message.calls)
 
 
 def _asked(settlement: Settlement) -> list[Sprout]:

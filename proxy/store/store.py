@@ -205,7 +205,8 @@ class Store:
     async def settle(self, settlement: Settlement) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 
-        Where the session was deleted meanwhile, nothing comes back: the result is empty.
+        Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there
+        again without the messages before this exchange, the exchange is settled as failed.
         """
         return await self._database.write(partial(settle, settlement=settlement))
 
@@ -239,6 +240,12 @@ class Store:
         """Return the newest exchange of a session, settled or not."""
         found, _ = await self.exchanges(key, limit=1)
         return found[0] if found else None
+
+    async def last_request(self, key: str, digest: str) -> ExchangeRow | None:
+        """Return the newest exchange of a session, settled or not, whose request has this digest."""
+        if not is_plain(digest):
+            return None
+        return await self._database.read(partial(exchanges.last_request, key=key, digest=digest))
 
 
 def _are_plain(*names: str | None) -> bool:

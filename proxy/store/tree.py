@@ -37,7 +37,7 @@ _COLUMNS: Final = (
 def _path(dialect: str) -> Select[*tuple[Any, ...]]:
     """Climb from a node to its root, a row at a time, and look up the texts on the way."""
     up = select(NODES).where(_OF_SESSION, NODES.c.node == bindparam("node")).cte("up", recursive=True)
-    step = select(NODES).where(_OF_SESSION, NODES.c.node == up.c.parent)
+    step = select(NODES).where(_OF_SESSION, NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
         # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages
         # long. So it is told to look each parent up by its primary key.
@@ -87,6 +87,10 @@ class Sprout:
     arrival: tuple[Change, ...] | None = None
 
 
+class UnknownBase(LookupError):
+    """The node under which others should be put is not stored."""
+
+
 def known_nodes(connection: Connection, key: str, nodes: Sequence[str]) -> set[str]:
     """Return those of `nodes` that are stored."""
     return {
@@ -96,11 +100,13 @@ def known_nodes(connection: Connection, key: str, nodes: Sequence[str]) -> set[s
     }
 
 
-def path_to(connection: Connection, key: str, node: str) -> list[NodeRow]:
-    """Return the branch that ends at `node`, oldest first; nothing where there is none."""
-    return [
-        _node(row) for row in connection.execute(_path(connection.dialect.name), {"key": key, "node": node})
-    ]
+def path_to(connection: Connection, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
+    """Return the branch that ends at `node`, oldest first; nothing where there is none.
+
+    With `below`, only what lies deeper than that, and `node` itself.
+    """
+    asked = {"key": key, "node": node, "below": below}
+    return [_node(row) for row in connection.execute(_path(connection.dialect.name), asked)]
 
 
 def leaves(connection: Connection, key: str) -> list[Branch]:
@@ -113,13 +119,13 @@ def grow(
 ) -> tuple[list[Place], list[Place]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
-    The texts must be stored. A node that is there stays as it is.
+    Their texts must be stored in the same transaction. A node that is there stays as it is.
 
     Returns:
         Where the messages stand, and where the replies do.
 
     Raises:
-        LookupError: `base` is not stored.
+        UnknownBase: `base` is not stored; nothing was written.
     """
     names: list[str] = []
     parent = base
@@ -129,7 +135,7 @@ def grow(
     siblings = [node_id(parent, sprout.body.message) for sprout in replies]
     stored = _places(connection, key, [base, *names, *siblings])
     if base not in stored:
-        raise LookupError(f"node {base} is not stored")
+        raise UnknownBase(f"node {base} is not stored")
     places = plant(
         connection,
         key,

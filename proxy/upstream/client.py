@@ -6,6 +6,7 @@ It knows addresses, keys and time limits. It does not know what is said.
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from proxy.upstream.transport import ExactTransport
 
 Headers = list[tuple[bytes, bytes]]
 
+_NOT_ASCII: Final = re.compile(b"[\x80-\xff]")
 _INFLATE: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 """Content encodings that can be read, with zlib's `wbits` for each."""
 
@@ -182,7 +184,7 @@ class Upstream:
                 headers=list(headers),
                 content=content,
                 extensions={
-                    "target": (destination.base_url + path).encode("ascii"),
+                    "target": _quoted(destination.base_url + path),
                     "timeout": {
                         "connect": self._settings.connect_timeout,
                         "read": self._settings.read_timeout,
@@ -210,6 +212,11 @@ class Upstream:
                 f"All {self._settings.max_connections} connections to the upstream are in use. "
                 "Try again, or raise upstream.max_connections."
             ) from why
+
+
+def _quoted(target: str) -> bytes:
+    """Return the target as it was sent; bytes that no URL may hold are quoted."""
+    return _NOT_ASCII.sub(lambda match: b"%%%02X" % match[0][0], target.encode("latin-1"))
 
 
 def _as_it_is(data: bytes) -> bytes:

@@ -64,10 +64,16 @@ _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
+_CREDENTIALS: Final = frozenset(
+    {b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"}
+)
+"""Where providers of compatible APIs look for a key."""
+
+
 def to_upstream(
     headers: Iterable[tuple[bytes, bytes]],
     *,
-    drop_authorization: bool = False,
+    drop_credentials: bool = False,
     extra_drop: Collection[bytes] = (),
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers of a client's request that go upstream: order, repetitions and bytes as they are.
@@ -77,12 +83,12 @@ def to_upstream(
 
     Args:
         headers: (name, value) in any case of letters.
-        drop_authorization: leave out `Authorization` too.
+        drop_credentials: leave out whatever may be a key of the client's too.
         extra_drop: lower-case names of others to leave out.
     """
     dropped = {*_NOT_UPSTREAM, *extra_drop}
-    if drop_authorization:
-        dropped.add(b"authorization")
+    if drop_credentials:
+        dropped |= _CREDENTIALS
     return _passing(headers, dropped)
 
 

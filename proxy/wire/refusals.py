@@ -62,6 +62,15 @@ def empty_model() -> InvalidRequest:
     )
 
 
+def control_characters(param: str) -> InvalidRequest:
+    """Return the error for a name with characters that no name can have."""
+    return InvalidRequest(
+        f"Invalid '{param}': it holds control characters. Send the name alone.",
+        param=param,
+        code="invalid_value",
+    )
+
+
 def too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
     """Return the error for JSON with too many levels; `levels` is how many may be."""
     where = f"'{param}'" if param is not None else "The request"

@@ -7,6 +7,7 @@ client's own bytes are the body. It does not know why something is changed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -23,6 +24,7 @@ MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NUMBER: Final = b"-0123456789"
 _CONTENT: Final = "a string, an array of content parts, or null"
 
@@ -193,6 +195,8 @@ def _model(values: Mapping[str, Any]) -> str:
     model = values.get("model", "")
     if not isinstance(model, str):
         raise refusals.wrong_type("model", "a string", model)
+    if _CONTROL.search(model):
+        raise refusals.control_characters("model")
     if not model and "model" in values:
         raise refusals.empty_model()
     return model

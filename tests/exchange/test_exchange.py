@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -18,7 +19,8 @@ import pytest
 
 from proxy.errors import InvalidRequest, PalimpsestError, StoreUnavailable, UpstreamBusy, UpstreamError
 from proxy.exchange.background import Background
-from proxy.exchange.exchange import ChatCompletions
+from proxy.exchange.exchange import ChatCompletions, _is_stream
+from proxy.exchange.past import Memory
 from proxy.exchange.turn import Call
 from proxy.settings.model import Settings
 from proxy.store.records import ExchangeRow, Status, session_key
@@ -69,7 +71,10 @@ class _House:
         self.upstream = Upstream(settings.upstream, shares_key=False)
         self.background = Background()
         counter = TokenCounter(settings.tokens.method)
-        self.chat = ChatCompletions(settings, store, self.upstream, counter, self.background, lambda: 1_000.0)
+        memory = Memory(store, counter, settings.upstream.reasoning)
+        self.chat = ChatCompletions(
+            settings, store, self.upstream, counter, self.background, memory, lambda: 1_000.0
+        )
 
     async def ask(
         self, model: str = "echo", *headers: tuple[bytes, bytes], client: _Client | None = None, **body: Any
@@ -299,3 +304,22 @@ async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path:
         await house.chat.answer(Call("t", [], b"", asked), client)
         assert (client.status, "x-session-id" in client.headers) == (200, False)
         assert await house.store.sessions(None, limit=9) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "stream"),
+    [
+        (b"text/event-stream; charset=utf-8", False, True),
+        (b"Text/Event-Stream", True, True),
+        (None, True, True),
+        (b"application/octet-stream", True, True),
+        (None, False, False),
+        (b"application/json", True, False),
+        (b"text/html", True, False),
+    ],
+)
+def test_a_stream_is_known_by_its_type_or_by_what_was_asked(
+    kind: bytes | None, asked: bool, stream: bool
+) -> None:
+    answer: Any = SimpleNamespace(header=lambda _: kind)
+    assert _is_stream(answer, asked=asked) is stream

@@ -60,5 +60,10 @@ def test_an_id_that_cannot_be_shown_or_is_too_long_is_refused(value: str) -> Non
     assert why.value.param == "X-Session-ID"
 
 
-def test_a_header_that_is_not_there_is_none() -> None:
+def test_a_header_that_is_not_there_or_empty_is_none() -> None:
     assert header_of([], "X-Agent-Name") is None
+    assert header_of([(b"x-agent-name", b" \t")], "X-Agent-Name") is None
+
+
+def test_white_space_around_a_value_is_not_part_of_it() -> None:
+    assert _session({"x-session-id": " s\t "}) == "s"

@@ -58,19 +58,19 @@ async def test_fields_of_ours_are_left_out(talk: Talk) -> None:
     ]
 
 
-async def test_model_and_tools_are_those_of_the_newest_exchange(talk: Talk) -> None:
+async def test_model_and_tools_are_those_of_the_newest_request_that_was_answered(talk: Talk) -> None:
     await talk.say("a", "b")
     bare = await shown(talk)
     assert (bare["model"], bare["policy"]) == ("model", "rest")
     tools = orjson.dumps([{"type": "function", "function": {"name": "f", "description": "word " * 50}}])
     asked = body("user", "c")
     exchange = await talk.begin(asked, model="mini-2", tools=tools)
-    pending = await shown(talk)
-    assert (pending["model"], pending["policy"]) == ("mini-2", "mini")
-    assert pending["tokens_before"] > bare["tokens_before"] + 40
-    assert pending["messages"] == bare["messages"]
+    assert await shown(talk) == bare
     await talk.settle(exchange, asked, replies=(body("assistant", "d"),))
-    assert len((await shown(talk))["messages"]) == 4
+    answered = await shown(talk)
+    assert (answered["model"], answered["policy"]) == ("mini-2", "mini")
+    assert answered["tokens_before"] > bare["tokens_before"] + 40
+    assert len(answered["messages"]) == 4
 
 
 async def test_the_policy_is_the_tenants(talk: Talk) -> None:

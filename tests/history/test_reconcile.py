@@ -17,9 +17,16 @@ def _log(*nodes: str, head: str = "", arrival: str = "resend", last: Last | None
 
 
 def test_an_empty_log_makes_everything_first() -> None:
-    assert reconcile(Incoming(["u1"], speaks=False), Log()) == Arrival(Kind.FIRST, ROOT, 0)
     assert reconcile(Incoming(["u1", "a1", "u2"], speaks=True), Log()) == Arrival(Kind.FIRST, ROOT, 0)
-    assert reconcile(Incoming([], speaks=False), Log()) == Arrival(Kind.FIRST, ROOT, 0)
+    for incoming in (Incoming(["u1"], speaks=False), Incoming([], speaks=False)):
+        assert reconcile(incoming, Log()) == Arrival(Kind.FIRST, ROOT, 0, at_head=True)
+
+
+def test_of_two_first_messages_at_once_one_follows_the_other_unless_they_are_the_same() -> None:
+    log = Log(last=Last("u1", "first", ROOT, complete=False, pending=True))
+    assert reconcile(Incoming(["x1"], speaks=False), log).at_head
+    assert not reconcile(Incoming(["u1"], speaks=False), log).at_head
+    assert not reconcile(Incoming(["x1"], speaks=False, mode=Mode.FULL), log).at_head
 
 
 @pytest.mark.parametrize("arrival", ["first", "append"])
@@ -40,9 +47,31 @@ def test_equal_text_is_appended_again_once_it_was_answered() -> None:
 
 @pytest.mark.parametrize(("retried", "complete"), [(True, True), (False, False), (True, False)])
 def test_an_append_is_a_retry_if_it_says_so_or_was_not_answered_whole(retried: bool, complete: bool) -> None:
-    last = Last("x", "append", "a1", complete=complete)
+    last = Last("x", "append", "a1", complete=complete, replies=("a2",))
     log = _log("u1", "a1", "x2", "a2", arrival="append", last=last)
-    assert reconcile(Incoming(["x"], speaks=False, retried=retried), log) == Arrival(Kind.APPEND, "a1", 0)
+    placed = reconcile(Incoming(["x"], speaks=False, retried=retried), log)
+    assert placed == Arrival(Kind.APPEND, "a1", 0)
+    assert placed.moves_head
+
+
+def test_the_head_does_not_go_back_to_a_retry_that_comes_late() -> None:
+    last = Last("x", "append", "a1", complete=True, replies=("a2",))
+    log = _log("u1", "a1", "x2", "a2", "u3", "a3", arrival="append", last=last)
+    placed = reconcile(Incoming(["x"], speaks=False, retried=True), log)
+    assert placed == Arrival(Kind.APPEND, "a1", 0, beside=True)
+    assert not placed.moves_head
+
+
+def test_the_same_append_twice_at_once_has_one_place() -> None:
+    last = Last("x", "append", "a1", complete=False, pending=True)
+    log = _log("u1", "a1", arrival="append", last=last)
+    assert reconcile(Incoming(["x"], speaks=False), log) == Arrival(Kind.APPEND, "a1", 0)
+
+
+def test_a_retry_of_what_failed_goes_to_the_head() -> None:
+    last = Last("x", "append", "a1", complete=False)
+    log = _log("u1", "a1", "u2", "a2", arrival="append", last=last)
+    assert reconcile(Incoming(["x"], speaks=False), log) == Arrival(Kind.APPEND, "a2", 0, at_head=True)
 
 
 def test_another_text_is_no_retry_even_if_it_is_called_one() -> None:

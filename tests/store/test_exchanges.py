@@ -51,3 +51,18 @@ async def test_what_a_process_left_pending_is_interrupted_and_the_rest_is_not(st
 
 async def test_an_exchange_nobody_knows_is_not_there(store: Store) -> None:
     assert await store.exchange("exc_none") is None
+
+
+async def test_the_newest_request_that_said_the_same_is_found(store: Store) -> None:
+    talk = Talk(store)
+    assert await store.last_request(talk.key, "same") is None
+    made = [
+        await talk.begin(digest=digest, created_at=at)
+        for digest, at in (("same", 1_000), ("same", 1_002), ("same", 1_001), ("other", 1_003))
+    ]
+    await Talk(store, "other").begin(digest="same", created_at=1_004)
+    found = await store.last_request(talk.key, "same")
+    assert found is not None
+    assert (found.id, found.digest, found.status) == (made[1], "same", Status.PENDING)
+    assert await store.last_request(talk.key, "none") is None
+    assert await store.last_request(talk.key, "a\x00b") is None

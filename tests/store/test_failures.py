@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sqlite3
 
 import asyncpg.exceptions
@@ -43,6 +44,34 @@ def test_a_database_that_cannot_be_used_is_told_with_what_to_do(error: Exception
     with pytest.raises(StoreUnavailable, match=told) as failed, translated():
         raise error
     assert failed.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        of_sqlite(sqlite3.SQLITE_CANTOPEN, "unable to open /srv/secret.db"),
+        OperationalError("", {}, psycopg.OperationalError("no way to 10.0.0.7\nsecret: more")),
+        OperationalError("", {}, Exception("10.0.0.7 is gone"), connection_invalidated=True),
+        asyncpg.exceptions.InvalidPasswordError("10.0.0.7 refuses the user"),
+        ConnectionRefusedError(111, "Connect call failed ('10.0.0.7', 5432)"),
+        PoolTimeout("QueuePool limit for 10.0.0.7"),
+    ],
+)
+def test_what_the_driver_said_is_for_the_log_alone(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    failure = unavailable(error)
+    assert failure is not None
+    assert not re.search(r"10\.0\.0\.7|/srv|5432|secret", failure.message)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("palimpsest.store", "WARNING")
+    assert re.search(r"10\.0\.0\.7|/srv/secret\.db", record.getMessage())
+    assert "more" not in record.getMessage()
+
+
+def test_a_driver_that_says_nothing_is_logged_by_its_kind(caplog: pytest.LogCaptureFixture) -> None:
+    assert unavailable(TimeoutError()) is not None
+    assert "TimeoutError: no more is known" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ async def told(store: Store) -> list[JsonObject]:
         asked,
         replies=(body("assistant", "1", refusal=None), body("assistant", "I")),
         cut=CUT,
+        arrivals=((Change(0, "truncate_tool_output", "long", message("user", "o"), 4, 1),),),
         agent="writer",
         kind="first",
     )
@@ -79,8 +80,12 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
                 theirs.agent,
                 theirs.created_at,
             )
-            assert (ours.exchange, ours.policy, ours.arrival) == (None, None, None)
+            assert (ours.exchange, ours.policy, ours.arrival) == (None, theirs.policy, theirs.arrival)
     assert await store.instructions(new.key) == await store.instructions(old.key)
+    first, reply = (await store.path(new.key, made.head))[:2]
+    assert first.policy == "v1"
+    assert first.arrival == (Change(0, "truncate_tool_output", "long", message("user", "o"), 4, 1),)
+    assert (reply.policy, reply.arrival) == (None, None)
     names = [row.node for row in await store.path(new.key, made.head)]
     assert await store.cut(new.key, names, "default", "writer") == CUT
     assert await store.exchanges(new.key, limit=9) == ([], None)
@@ -135,6 +140,14 @@ def _drop(name: str) -> Callable[[JsonObject], None]:
     return drop
 
 
+def _dropping(position: int) -> JsonObject:
+    return {"why": [["drop_oldest", "old"]], "drop": [[0, 0, [[position, [5]]]]]}
+
+
+def _putting(text: str) -> JsonObject:
+    return {"why": [["drop_oldest", "old"]], "put": [[0, 0, 0, 5, 1, text]]}
+
+
 @pytest.mark.parametrize(
     ("kind", "spoil", "says"),
     [
@@ -161,6 +174,16 @@ def _drop(name: str) -> Callable[[JsonObject], None]:
         ("cut", _set(changes={"drop": 1}), "drop"),
         ("cut", _set(changes={"drop": [[0, 0, [[1, [5]]]]]}), "name a reason"),
         ("cut", _set(policy="a\x00b"), "policy holds a NUL"),
+        ("cut", _set(position=2), "its position is 2, and its node has 1 messages"),
+        ("cut", _set(position=0), "stands at position 0, which"),
+        ("cut", _set(changes=_dropping(1)), "stands at position 1, which"),
+        ("cut", _set(changes=_dropping(-1)), "stands at position -1, which"),
+        ("cut", _set(changes=_putting("[]")), "puts what is no message"),
+        ("cut", _set(changes=_putting("{")), "unexpected end of data"),
+        ("node", _set(policy="a\x00b"), "policy holds a NUL"),
+        ("node", _set(arrival=_dropping(1)), "stands at position 1, which"),
+        ("node", _set(arrival=[]), "array"),
+        ("node", _set(arrival=_putting('"text"')), "puts what is no message"),
     ],
 )
 def test_a_record_that_is_wrong_is_named_by_its_line(

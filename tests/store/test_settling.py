@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.history.nodes import ROOT, chain, node_id
+from proxy.history.nodes import ROOT, body_id, chain, node_id
 from proxy.store import settling
-from proxy.store.records import Settled, Source, Status
+from proxy.store.records import Body, Settled, Source, Status
 from proxy.store.store import Store
 from proxy.trimming.plan import Change, Cut
+from proxy.wire.messages import JsonObject
 from tests.support.talk import Talk, body, message, settlement
 
 pytestmark = pytest.mark.anyio
@@ -337,8 +338,176 @@ async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pyt
     assert await talk.texts(settled.head) == ["one", "1", "two", "2"]
 
 
-async def test_a_base_that_is_not_stored_is_an_error_of_the_caller(store: Store) -> None:
+async def test_a_log_that_was_deleted_before_the_opening_fails_the_exchange_and_leaves_none_pending(
+    store: Store,
+) -> None:
     talk = Talk(store)
-    exchange = await talk.begin(body("user", "one"))
-    with pytest.raises(LookupError, match="not stored"):
-        await talk.settle(exchange, replies=(body("assistant", "1"),), base="ab" * 20, at_head=False)
+    base = (await talk.say("one", "1")).head
+    assert await store.delete(talk.key)
+    anew = await talk.say("other", "o")
+    asked = body("user", "two")
+    exchange = await talk.begin(asked, base=base)
+    settled = await talk.settle(
+        exchange,
+        asked,
+        replies=(body("assistant", "2"),),
+        base=base,
+        at_head=False,
+        cut=cut(2),
+        settled_at=9_000,
+        receipt={"usage": {"total_tokens": 7}, "error": None},
+    )
+    assert settled == Settled(anew.head, (), ())
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert (row.status, row.settled_at, row.nodes, row.replies) == (Status.FAILED, 9_000, (), ())
+    assert (row.base, row.cut_node, row.receipt["usage"]) == (base, None, {"total_tokens": 7})
+    assert "deleted" in row.receipt["error"]
+    assert [branch.head for branch in await store.branches(talk.key)] == [anew.head]
+    assert await store.body(talk.key, body_id(message("assistant", "2").raw)) is None
+    assert await store.interrupt_pending(10_000) == 0
+
+
+def calling(*ids: str) -> Body:
+    """Return a reply that calls tools."""
+    return body("assistant", "", tool_calls=[call(name) for name in ids])
+
+
+def call(name: str) -> JsonObject:
+    return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+async def test_nothing_comes_between_open_calls_and_their_results(store: Store) -> None:
+    talk = Talk(store)
+    start = await talk.say("start", "ok")
+    late, asked, reply = body("user", "slow"), body("user", "tool"), calling("c1")
+    slow = await talk.begin(late, base=start.head)
+    tool = await talk.begin(asked, base=start.head)
+    called = await talk.settle(tool, asked, replies=(reply,), base=start.head)
+    before = await store.session("tenant", "session")
+    beside = await talk.settle(
+        slow, late, replies=(body("assistant", "at last"),), base=start.head, cut=cut(3), settled_at=3_000
+    )
+    assert beside.head == called.head
+    assert await talk.texts(beside.replies[0]) == ["start", "ok", "slow", "at last"]
+    assert await store.cut_at(talk.key, beside.nodes[0], "default", None) == cut(
+        3
+    )  # it is where it was planned
+    after = await store.session("tenant", "session")
+    assert before is not None
+    assert after is not None
+    assert after == replace(
+        before,
+        updated_at=3_000,
+        requests=before.requests + 1,
+        tokens_sent=before.tokens_sent + 60,
+        tokens_saved=before.tokens_saved + 40,
+    )
+    result = body("tool", "42", tool_call_id="c1")
+    answer = await talk.begin(result, base=called.head)
+    end = await talk.settle(answer, result, replies=(body("assistant", "done"),), base=called.head)
+    rows = await store.path(talk.key, end.head)
+    assert [row.message.text for row in rows] == ["start", "ok", "tool", "", "42", "done"]
+    assert rows[3].message.calls[0].id == "c1"
+    branches = {branch.head for branch in await store.branches(talk.key)}
+    assert branches == {end.head, beside.replies[0]}
+
+
+async def test_what_was_planned_after_the_calls_goes_on_under_them(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "tool")
+    exchange = await talk.begin(asked)
+    called = await talk.settle(exchange, asked, replies=(calling("c1"),))
+    never_mind = body("user", "never mind")
+    exchange = await talk.begin(never_mind, base=called.head)
+    settled = await talk.settle(exchange, never_mind, replies=(body("assistant", "ok"),), base=called.head)
+    assert await talk.texts(settled.head) == ["tool", "", "never mind", "ok"]
+    assert len(await store.branches(talk.key)) == 1
+
+
+@pytest.mark.parametrize("between", [1, 20])
+async def test_a_late_result_goes_to_its_calls_and_not_to_the_head(store: Store, between: int) -> None:
+    talk = Talk(store)
+    asked = body("user", "tool")
+    exchange = await talk.begin(asked)
+    called = await talk.settle(exchange, asked, replies=(calling("c1", "c2"),))
+    last = called
+    for number in range(between):
+        last = await talk.say(f"q{number}", "a", base=last.head)
+    results = (body("tool", "1", tool_call_id="c2"), body("tool", "2", tool_call_id="c1"))
+    exchange = await talk.begin(*results, base=last.head)
+    settled = await talk.settle(
+        exchange, *results, replies=(body("assistant", "3"),), base=last.head, cut=cut(4)
+    )
+    assert await talk.texts(settled.head) == ["tool", "", "1", "2", "3"]
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert (row.base, row.cut_node) == (called.head, None)
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.head, session.messages) == (settled.head, 5)
+
+
+async def test_a_result_whose_call_is_not_near_the_head_goes_to_the_head(store: Store) -> None:
+    talk = Talk(store)
+    asked = [body("user", "tool"), calling("c1"), *(body("user", f"m{number}") for number in range(63))]
+    exchange = await talk.begin(*asked)
+    far = await talk.settle(exchange, *asked, replies=(body("assistant", "far"),))
+    for name in ("c1", "unknown", ""):
+        result = body("tool", "late", tool_call_id=name)
+        exchange = await talk.begin(result, base=far.head)
+        settled = await talk.settle(exchange, result, replies=(body("assistant", "ok"),), base=far.head)
+        assert (await talk.texts(settled.head))[-2:] == ["late", "ok"]
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert session.messages == 66 + 3 * 2
+    assert len(await store.branches(talk.key)) == 1
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_results_that_stand_there_already_stay_before_the_others_of_their_block(
+    store: Store, goes_on: bool
+) -> None:
+    talk = Talk(store)
+    asked, first = body("user", "tool"), body("tool", "1", tool_call_id="c1")
+    exchange = await talk.begin(asked)
+    called = await talk.settle(exchange, asked, replies=(calling("c1", "c2"),))
+    exchange = await talk.begin(base=called.head)  # as an import can leave it: the head is a result
+    end = await talk.settle(exchange, replies=(first,), base=called.head, at_head=False)
+    if goes_on:
+        end = await talk.say("and?", "so", base=end.head)
+    second = body("tool", "2", tool_call_id="c2")
+    exchange = await talk.begin(second, base=end.head)
+    settled = await talk.settle(exchange, second, replies=(body("assistant", "ok"),), base=end.head)
+    assert await talk.texts(settled.head) == ["tool", "", "1", "2", "ok"]
+
+
+async def test_calls_that_broke_off_are_not_waited_for(store: Store) -> None:
+    talk = Talk(store)
+    start = await talk.say("start", "ok")
+    late, asked = body("user", "slow"), body("user", "tool")
+    slow = await talk.begin(late, base=start.head)
+    tool = await talk.begin(asked, base=start.head)
+    broken = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a'}}
+    plain = settlement(
+        tool,
+        asked,
+        replies=(body("assistant", "", tool_calls=[broken]),),
+        base=start.head,
+        status=Status.PARTIAL,
+    )
+    await store.settle(replace(plain, replies=(replace(plain.replies[0], partial=True),)))
+    settled = await talk.settle(slow, late, replies=(body("assistant", "at last"),), base=start.head)
+    assert await talk.texts(settled.head) == ["start", "ok", "tool", "", "slow", "at last"]
+
+
+async def test_the_exchange_says_where_its_messages_went(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("one", "1")).head
+    asked = body("user", "three")
+    exchange, failing = await talk.begin(asked, base=base), await talk.begin(asked, base=base)
+    moved = (await talk.say("two", "2", base=base)).head
+    await talk.settle(exchange, asked, replies=(body("assistant", "3"),), base=base)
+    await talk.settle(failing, asked, base=base)
+    rows = [await store.exchange(exchange), await store.exchange(failing)]
+    assert [row.base for row in rows if row is not None] == [moved, base]

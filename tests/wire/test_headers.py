@@ -104,7 +104,15 @@ def test_authorization_is_dropped_when_asked() -> None:
     sent = [(b"AUTHORIZATION", b"Bearer x"), (b"OpenAI-Organization", b"o")]
 
     assert to_upstream(sent) == sent
-    assert to_upstream(sent, drop_authorization=True) == sent[1:]
+    assert to_upstream(sent, drop_credentials=True) == sent[1:]
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"API-Key", b"X-Api-Key", b"x-goog-api-key", b"Cookie"])
+def test_whatever_may_be_a_key_of_the_clients_stays_where_it_is_not_meant(name: bytes) -> None:
+    sent = [(name, b"secret"), (b"x-own", b"1")]
+
+    assert to_upstream(sent, drop_credentials=True) == sent[1:]
+    assert to_upstream(sent) == sent
 
 
 def test_others_are_dropped_when_asked() -> None:

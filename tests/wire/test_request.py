@@ -150,11 +150,12 @@ def test_what_is_not_known_here_passes(message: bytes) -> None:
         (body(rest=b',"model":null'), "model", "expected a string, but got null"),
         (body(rest=b',"model":5'), "model", "but got an integer"),
         (body(rest=b',"model":""'), "model", "empty string"),
+        (body(rest=b',"model":"g\\u0000"'), "model", "control characters"),
         (body(rest=b',"stream":"true"'), "stream", "expected a boolean or null, but got a string"),
         (body(rest=b',"stream":1'), "stream", "but got an integer"),
         (body(rest=b',"tools":{}'), "tools", "expected an array of objects, but got an object"),
     ],
-    ids=range(28),
+    ids=range(29),
 )
 def test_what_is_wrong_is_refused_by_name(raw: bytes, param: str | None, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
