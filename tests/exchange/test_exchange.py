@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,8 +73,9 @@ class _House:
         self.background = Background()
         counter = TokenCounter(settings.tokens.method)
         memory = Memory(store, counter, settings.upstream.reasoning)
+        seconds = count(1_000)  # each later than the last, so that there is a newest one
         self.chat = ChatCompletions(
-            settings, store, self.upstream, counter, self.background, memory, lambda: 1_000.0
+            settings, store, self.upstream, counter, self.background, memory, lambda: float(next(seconds))
         )
 
     async def ask(
