@@ -86,7 +86,7 @@ class ChatCompletions:
         planned = await self._plan(call, request, past, session, agent)
         ticket = Ticket(
             session=session,
-            exchange=f"exc_{int(self._clock() * 1000):012x}{uuid4().hex[:20]}",
+            exchange=self._new_id(),
             plan=planned,
             instructions=len(past.instructions),
             messages=len(past.entries),
@@ -268,6 +268,10 @@ class ChatCompletions:
         if turn.began is not None:
             await turn.began
         await self._store.settle(settlement_of(turn, outcome, self._now(), self._counter))
+
+    def _new_id(self) -> str:
+        """Return an exchange's id: ids that this process makes later sort later, to the microsecond."""
+        return f"exc_{int(self._clock() * 1_000_000):014x}{uuid4().hex[:18]}"
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
