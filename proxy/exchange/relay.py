@@ -22,6 +22,7 @@ from proxy.wire.messages import JsonObject, Message
 from proxy.wire.reader import mended, read
 from proxy.wire.shapes import is_object
 from proxy.wire.sse import EventDecoder
+from proxy.wire.writer import write
 
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after `[DONE]`; the client has everything by then."""
@@ -157,9 +158,10 @@ class StreamRelay:
         ended = self._done and self._reply.error is None
         choices = self._reply.choices()
         kept = [
-            (_kept(choice.message), not whole)
+            (_kept(choice.message), broken)
             for choice in choices
-            if (whole := ended or choice.finish_reason is not None) or choice.message.get("content")
+            for broken in [not ended and choice.finish_reason is None]
+            if not broken or choice.message.get("content")
         ]
         outcome = Outcome(
             Status.COMPLETE,
@@ -252,7 +254,7 @@ def _error_of(error: Any) -> str | None:
     """Return the words of an error object, as providers put them; None where there is none."""
     if is_object(error):
         message = error.get("message")
-        return message if isinstance(message, str) else orjson.dumps(error).decode()
+        return message if isinstance(message, str) else write(error).decode()
     return error if isinstance(error, str) else None
 
 

@@ -14,6 +14,7 @@ from proxy.exchange.receipt import Ticket, receipt_of
 from proxy.exchange.relay import Outcome
 from proxy.store.records import Body, Opening, Reply, Settlement
 from proxy.tokens.counter import TokenCounter
+from proxy.wire.reader import sound
 from proxy.wire.request import ChatRequest
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -114,5 +115,5 @@ def settlement_of(turn: Turn, outcome: Outcome, now: int, counter: TokenCounter)
         cut=planned.cut if planned.moved else None,
         tokens_before=planned.tokens_before,
         tokens_sent=planned.tokens_sent,
-        receipt=receipt,
+        receipt=sound(receipt),  # usage and errors are a stranger's words
     )

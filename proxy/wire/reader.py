@@ -7,9 +7,12 @@ does not have (`-Infinity` beside a token's probability). It does not know what 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import orjson
+
+_SAFE_DIGITS: Final = 19
+"""Whole numbers of fewer characters fit into 64 bits."""
 
 
 def read(text: bytes) -> Any:
@@ -32,8 +35,22 @@ def mended(value: Any) -> Any:
     """Return the value as every JSON parser takes it.
 
     Halves of a surrogate pair that met are one character, one without its other half is U+FFFD,
-    and a number that JSON does not have is null.
+    a number that JSON does not have is null, and a whole one beyond 64 bits is a float.
     """
     text = json.dumps(value, ensure_ascii=False)
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return json.loads(whole, parse_constant=lambda _: None)
+    return json.loads(whole, parse_constant=lambda _: None, parse_int=_number)
+
+
+def sound(value: Any) -> Any:
+    """Return the value itself if every parser takes it, else as `mended` makes it."""
+    try:
+        orjson.dumps(value)
+    except TypeError:  # as every refusal of orjson's
+        return mended(value)
+    return value
+
+
+def _number(digits: str) -> int | float:
+    """Return a whole number; as a float where it is beyond 64 bits."""
+    return int(digits) if len(digits) < _SAFE_DIGITS else float(digits)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from proxy.__main__ import main
+from tests.support.command import run_command
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -26,12 +25,6 @@ def run(config: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.Captu
 
     def command(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.chdir(config.parent)
-        monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, arguments)])
-        capfdbinary.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        sys.stdout.flush()
-        out, errors = capfdbinary.readouterr()
-        return int(end.value.code or 0), out.decode(), errors.decode()
+        return run_command(monkeypatch, capfdbinary, *arguments)
 
     return command

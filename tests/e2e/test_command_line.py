@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.__main__ import main
+from tests.support.command import run_command
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -81,13 +81,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
     """Run a command in this process, which is faster than a new one; return exit code, output and errors."""
 
     def command(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["palimpsest", *map(str, arguments)])
-        capfdbinary.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        sys.stdout.flush()
-        out, errors = capfdbinary.readouterr()
-        return int(end.value.code or 0), out.decode(), errors.decode()
+        return run_command(monkeypatch, capfdbinary, *arguments)
 
     return command
 

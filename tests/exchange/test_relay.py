@@ -151,6 +151,14 @@ async def test_what_clients_can_read_is_kept_even_where_it_is_no_strict_json() -
     assert _text(lone) == [("A\ufffd", False)]
 
 
+async def test_an_error_with_half_a_character_is_an_error_like_others() -> None:
+    error = b'data: {"error": {"code": "\\ud83d"}}\n\n'
+    client = await _relay(HELLO + error)
+    assert client.got == HELLO + error
+    assert client.outcome is not None
+    assert (client.outcome.status, client.outcome.error) == (Status.PARTIAL, '{"code":"\\ud83d"}')
+
+
 async def test_of_several_choices_each_is_whole_or_not_by_itself() -> None:
     def chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": finish}

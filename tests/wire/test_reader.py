@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.wire.reader import mended, read
+from proxy.wire.reader import mended, read, sound
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,14 @@ def test_what_json_does_not_have_is_null() -> None:
     value = mended({"p": math.nan, "q": [math.inf, 1.5]})
     assert value == {"p": None, "q": [None, 1.5]}
     assert orjson.loads(orjson.dumps(value)) == value
+
+
+@pytest.mark.parametrize("value", [{"a": "\ud83d"}, {"n": 10**30}, ["\ude00", -(10**25)]])
+def test_what_no_parser_would_take_again_is_made_sound(value: Any) -> None:
+    made = sound(value)
+    assert orjson.loads(orjson.dumps(made)) == made == mended(value)
+
+
+def test_what_is_sound_is_left_alone() -> None:
+    value = {"a": [1, 2**63 - 1, "😀", None]}
+    assert sound(value) is value
