@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format pins
+.PHONY: help setup run demo test test-model check format bench record-sdks pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -9,12 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-ready
 READY := $(VENV)/.ready
+MODEL_SERVER := $(VENV)/.model-server-ready
 ARGS ?=
 # Floors whose own tests must reach every branch of them.
 PURE := wire history trimming
+YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}}}
 
 help: ## Show this list.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(READY) ## Make .venv with every dependency at its pinned version.
 
@@ -26,6 +28,10 @@ $(RUNTIME): requirements.txt pyproject.toml
 $(READY): requirements-dev.txt pyproject.toml
 	$(call install,requirements-dev.txt)
 	@touch $(RUNTIME) $@
+
+$(MODEL_SERVER): requirements-model-server.txt $(READY)
+	$(call install,requirements-model-server.txt)
+	@touch $@
 
 define install
 @test -n "$(PYTHON)" || { echo "Palimpsest needs Python 3.11 or newer on the path, or: make setup PYTHON=/path/to/python" >&2; exit 1; }
@@ -53,22 +59,36 @@ test: $(READY) ## Run every test, PostgreSQL included, and the coverage gate of 
 		$(BIN)/python -m pytest --quiet tests/$$floor --cov=proxy.$$floor --cov-branch --cov-fail-under=100; \
 	done
 
-check: $(READY) ## Lint, types, architecture, the example configuration.
+test-model: $(MODEL_SERVER) ## Run the tests against a real model server, which is installed first (30 MB).
+	$(BIN)/python -m pytest --quiet -m model_server tests/e2e/test_model_server.py $(ARGS)
+
+check: $(READY) ## Lint, types, architecture, the example configuration, the container files.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/palimpsest check --config config.example.yaml
+	$(BIN)/hadolint --failure-threshold style Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/yamllint --strict --config-data '$(YAML_RULES)' docker-compose.yml config.example.yaml
 	$(BIN)/python -m pytest --quiet tests/test_docs.py
+
+bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "--only NAME", "--profile"). Linux, with a C compiler.
+	$(BIN)/python -m benchmarks $(ARGS)
+
+record-sdks: $(READY) ## Record anew what eight SDKs send (600 MB of environments; needs npm; ARGS="openai agno" for some).
+	$(BIN)/python -m tests.sdks.record $(ARGS)
 
 format: $(READY) ## Put the code in form.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-COMPILE := pyproject.toml --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate \
-	--custom-compile-command 'make pins'
+COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+	--no-annotate --custom-compile-command 'make pins'
 
 pins: ## Choose the newest versions anew and pin them with their hashes (needs uv).
-	uv pip compile --quiet --upgrade $(COMPILE) --group build -o requirements.txt
-	uv pip compile --quiet --upgrade $(COMPILE) --group dev -o requirements-dev.txt
+	$(COMPILE) --upgrade pyproject.toml --group build -o requirements.txt
+	$(COMPILE) --upgrade pyproject.toml --group dev -o requirements-dev.txt
+	$(COMPILE) --upgrade --group psycopg --constraint requirements-dev.txt -o requirements-psycopg.txt
+	$(COMPILE) --upgrade --group model-server -o requirements-model-server.txt

@@ -6,9 +6,11 @@ No global holds any of it: an application is made from its settings, and two of 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import anyio.to_thread
@@ -42,12 +44,27 @@ _MISTAKE: Final = "The proxy made a mistake. Its log says more; please report it
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process among several that serve together: it gives up nothing that its siblings have under way."""
+
+    mark: str
+    """8 hexadecimal digits that the ids of its exchanges end with."""
+    ended: tuple[str, ...] = ()
+    """The marks of workers that it takes the place of: what they left pending is interrupted."""
+
+
 class Application:
     """The ASGI application of one process."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Open nothing yet: that is done at ASGI's `lifespan.startup`."""
+    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+        """Open nothing yet: that is done at ASGI's `lifespan.startup`.
+
+        Without `worker` it serves alone, and whatever it finds pending was left by a process that ended.
+        """
         self._settings = settings
+        self._mark = secrets.token_hex(4) if worker is None else worker.mark
+        self._ended = None if worker is None else worker.ended
         self._api = _api(self._opened)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
@@ -93,18 +110,22 @@ class Application:
             counter = TokenCounter(settings.tokens.method)
             await anyio.to_thread.run_sync(counter.warm)  # or the first request would wait for it
             gate = Gate(settings.auth, await store.secret(_TENANT_SECRET))
-            interrupted = await store.interrupt_pending(int(time.time() * 1000))
-            if interrupted:
-                _LOG.warning(
-                    "%d exchanges were under way when a process ended: marked as interrupted", interrupted
-                )
+            if self._ended != ():
+                await give_up_pending(store, self._ended)
             memory = Memory(store, counter, settings.upstream.reasoning)
-            chat = ChatCompletions(settings, store, upstream, counter, background, memory)
+            chat = ChatCompletions(settings, store, upstream, counter, background, memory, mark=self._mark)
             api.state.services = Services(settings, store, upstream, counter, background, gate, memory)
             self._gate = gate
             self._chat = ChatEndpoint(settings, gate, chat)
             self._passthrough = Passthrough(settings, gate, upstream)
             yield
+
+
+async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
+    """Settle as interrupted what processes with these marks left pending; None: whatever is pending."""
+    interrupted = await store.interrupt_pending(int(time.time() * 1000), marks)
+    if interrupted:
+        _LOG.warning("%d exchanges were under way when a process ended: marked as interrupted", interrupted)
 
 
 async def _logged(work: Awaitable[None]) -> None:

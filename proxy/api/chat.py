@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
-
 from proxy.api.connection import ClientLeft, Connection
 from proxy.api.gate import Gate
 from proxy.errors import Forbidden, InvalidRequest, PalimpsestError
@@ -31,10 +29,7 @@ class ChatEndpoint:
             return
         except ClientLeft:
             return
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._watch, connection, group.cancel_scope)
-            await self._answer(call, connection)
-            group.cancel_scope.cancel()
+        await connection.serve(self._answer(call, connection), stops=self._cancels)
 
     async def _call(self, connection: Connection) -> Call:
         """Read the request.
@@ -57,9 +52,3 @@ class ChatEndpoint:
             await self._chat.answer(call, connection)
         except PalimpsestError as why:
             await connection.fail(why)
-
-    async def _watch(self, connection: Connection, scope: anyio.CancelScope) -> None:
-        """Stop the exchange when the client leaves, unless it is to be finished all the same."""
-        await connection.left()
-        if self._cancels:
-            scope.cancel()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-import anyio
 import orjson
 
 from proxy.errors import PalimpsestError, TooLarge
@@ -32,7 +32,7 @@ class Connection:
         self._receive = receive
         self._send = send
         self._started = False
-        self._body_read = anyio.Event()
+        self._body_read = asyncio.Event()
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name."""
@@ -66,6 +66,30 @@ class Connection:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
+
+    async def serve(self, work: Awaitable[None], *, stops: bool = True) -> None:
+        """Do the work for the client; where it leaves, and `stops`, the work is cancelled.
+
+        Before a response has begun, no server tells of that: someone must wait for it beside the work.
+        """
+        mine = asyncio.current_task()
+        if mine is None:
+            raise RuntimeError("a connection is served by a task")
+        # Not a task group: with one, waiting beside the work costs more than the work of a small request.
+        watching = asyncio.get_running_loop().create_task(self._stop_when_left(mine, stops=stops))
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not (self.gone and stops):
+                raise
+            mine.uncancel()
+        finally:
+            watching.cancel()
+
+    async def _stop_when_left(self, work: asyncio.Task[Any], *, stops: bool) -> None:
+        await self.left()
+        if stops:
+            work.cancel()
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the status and the headers."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from proxy.api.deps import After, Asking, FoundSession, Limit, OpenServices, Services, json_response
 from proxy.api.sessions import timestamp
 from proxy.errors import NotFound
-from proxy.exchange.receipt import expanded, plan_lines
+from proxy.exchange.receipt import expanded, gap_lines, plan_lines
 from proxy.store.records import ExchangeRow
 
 _UNSETTLED: Final[dict[str, Any]] = {
@@ -55,22 +55,28 @@ class _Past:
     def __init__(self, services: Services) -> None:
         self._store = services.store
         self._branch: list[str] = []
+        self._tokens: list[int] = []
         self._places: dict[str, int] = {}
 
-    async def before(self, row: ExchangeRow) -> list[str]:
-        """Return the nodes of the branch that the exchange went on from, oldest first."""
+    async def before(self, row: ExchangeRow) -> tuple[list[str], list[int]]:
+        """Return the nodes of the branch that the exchange went on from, oldest first, and their tokens."""
         if row.base not in self._places:
-            self._branch = [node.node for node in await self._store.path(row.session_key, row.base)]
+            path = await self._store.path(row.session_key, row.base)
+            self._branch = [node.node for node in path]
+            self._tokens = [node.tokens for node in path]
             self._places = {node: place for place, node in enumerate(self._branch)}
-        return self._branch[: self._places.get(row.base, -1) + 1]
+        stop = self._places.get(row.base, -1) + 1
+        return self._branch[:stop], self._tokens[:stop]
 
 
 async def receipt(row: ExchangeRow, services: Services, past: _Past) -> dict[str, Any]:
     """Return an exchange for a reader, each change of its plan with the node that it is about."""
     stored = _UNSETTLED | dict(row.receipt)
     cut = stored.pop("cut", None)
-    nodes = [*await past.before(row), *row.nodes]
-    lines = expanded(stored.pop("plan", ()), nodes)
+    before, tokens = await past.before(row)
+    nodes = [*before, *row.nodes]
+    lines = gap_lines(stored.pop("gaps", ()), before, tokens)
+    lines += expanded(stored.pop("plan", ()), nodes)
     if cut is not None and cut["moved"]:
         cut = cut | {"node": row.cut_node}
     elif cut is not None:  # an earlier exchange moved it: what it does to the view is kept with it

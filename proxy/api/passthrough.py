@@ -10,8 +10,6 @@ from collections.abc import AsyncIterable
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-import anyio
-
 from proxy.api.connection import ClientLeft, Connection
 from proxy.api.gate import Gate
 from proxy.errors import Forbidden, PalimpsestError
@@ -46,15 +44,7 @@ class Passthrough:
         except PalimpsestError as why:
             await connection.fail(why)
             return
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._watch, connection, group.cancel_scope)
-            try:
-                await self._relay(connection, path)
-            except PalimpsestError as why:
-                await connection.fail(why)
-            except ClientLeft:
-                pass
-            group.cancel_scope.cancel()
+        await connection.serve(self._answer(connection, path))
 
     def _check(self, method: str, path: bytes) -> None:
         """Refuse what a shared key must not reach."""
@@ -73,6 +63,14 @@ class Passthrough:
                 code="passthrough_not_allowed",
             )
 
+    async def _answer(self, connection: Connection, path: bytes) -> None:
+        try:
+            await self._relay(connection, path)
+        except PalimpsestError as why:
+            await connection.fail(why)
+        except ClientLeft:
+            pass
+
     async def _relay(self, connection: Connection, path: bytes) -> None:
         base = self._upstream.base
         sent = headers.to_upstream(
@@ -90,10 +88,6 @@ class Passthrough:
             await _return(answer, connection)
         finally:
             await answer.aclose()
-
-    async def _watch(self, connection: Connection, scope: anyio.CancelScope) -> None:
-        await connection.left()
-        scope.cancel()
 
 
 async def _return(answer: Answer, connection: Connection) -> None:

@@ -14,20 +14,22 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Final
 from uuid import uuid4
 
 from proxy.errors import InvalidRequest, PalimpsestError
 from proxy.exchange.background import Background, compute
 from proxy.exchange.identity import header_of, session_of
-from proxy.exchange.past import Memory, Past
+from proxy.exchange.past import Asking, Memory, Past
 from proxy.exchange.receipt import Ticket, log_line
 from proxy.exchange.relay import Client, Outcome, StreamRelay, relay_json, relay_refusal
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
 from proxy.history.reconcile import Mode
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, select_policy
-from proxy.store.records import Status, session_key
+from proxy.store.records import Status
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.engine import bypass, plan
@@ -42,6 +44,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _RETRY_COUNT: Final = "x-stainless-retry-count"
+_IDEMPOTENCY_KEY: Final = "idempotency-key"
 _POSITIVE: Final = re.compile("0*[1-9][0-9]*")
 _EVENTS: Final = b"text/event-stream"
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
@@ -60,8 +63,12 @@ class ChatCompletions:
         background: Background,
         memory: Memory,
         clock: Callable[[], float] = time.time,
+        mark: str | None = None,
     ) -> None:
-        """Put together what an exchange needs; `clock` gives seconds since 1970."""
+        """Put together what an exchange needs; `clock` gives seconds since 1970.
+
+        `mark`: 8 hexadecimal digits that every exchange's id ends with, the process's own.
+        """
         self._settings = settings
         self._store = store
         self._upstream = upstream
@@ -69,6 +76,7 @@ class ChatCompletions:
         self._background = background
         self._clock = clock
         self._memory = memory
+        self._mark = uuid4().hex[:8] if mark is None else mark
         self._refuses_usage: set[tuple[str, str]] = set()
         """(address, model) of those that refuse to be asked for their usage."""
 
@@ -80,19 +88,30 @@ class ChatCompletions:
         """
         started = time.monotonic()
         request = await compute(len(call.body), lambda: parse_chat_request(call.body))
-        session = session_of(call.headers, request, self._settings.sessions)
-        past = await self._past(call, request, session)
         agent = header_of(call.headers, headers.AGENT_NAME)
-        planned = await self._plan(call, request, past, session, agent)
+        name, policy = self._policy(call, request)
+        asking = Asking(
+            tenant=call.tenant,
+            mode=_mode_of(call.headers),
+            retried=_announces_retry(call.headers),
+            idempotency=_idempotency_of(call.headers),
+            agent=agent,
+            policy=name if policy is not None and policy.edits else None,
+        )
+        past = await self._past(call, request, asking)
+        planned = await self._plan(request, past, name, policy, agent)
+        if planned.needs_whole:  # the policy was changed: it decides over what was not read, too
+            past = await self._past(call, request, replace(asking, whole=True))
+            planned = await self._plan(request, past, name, policy, agent)
         ticket = Ticket(
-            session=session,
+            session=past.id,
             exchange=self._new_id(),
             plan=planned,
             instructions=len(past.instructions),
-            messages=len(past.entries),
+            messages=planned.messages_before,
             warnings=(_TOOLS_ABSENT,) if _lacks_tools(request, planned) else (),
         )
-        turn = Turn(call, request, past, ticket, agent, started, stored=session is not None)
+        turn = Turn(call, request, past, ticket, asking, started, stored=past.id is not None)
         turn.mark("planned")
         self._begin(turn)
         try:
@@ -112,20 +131,30 @@ class ChatCompletions:
             )
             raise
 
-    async def _past(self, call: Call, request: ChatRequest, session: str | None) -> Past:
-        """Find the request's place in the log."""
-        if session is None:
+    def _policy(self, call: Call, request: ChatRequest) -> tuple[str, Policy | None]:
+        """Return name and policy that decide what is sent; None where trimming is switched off.
+
+        Raises:
+            InvalidRequest: there is no policy of the name that the client asks for.
+        """
+        asked = header_of(call.headers, headers.CONTEXT_POLICY)
+        if asked == OFF:
+            return OFF, None
+        return select_policy(self._settings.policies, call.tenant, request.model, asked)
+
+    async def _past(self, call: Call, request: ChatRequest, asking: Asking) -> Past:
+        """Find the request's session, and its place in the log of that."""
+        sessions = self._settings.sessions
+        session = session_of(call.headers, request, sessions)
+        if session is None and sessions.missing == "stateless":
             return await self._memory.without_log(request)
-        return await self._memory.past_of(
-            request,
-            tenant=call.tenant,
-            session=session,
-            mode=_mode_of(call.headers),
-            retried=_announces_retry(call.headers),
-        )
+        incoming = await self._memory.incoming(request, asking)
+        if session is not None:
+            return await self._memory.past_of(request, incoming, session, asking)
+        return await self._memory.past_of_unnamed(request, incoming, asking)
 
     async def _plan(
-        self, call: Call, request: ChatRequest, past: Past, session: str | None, agent: str | None
+        self, request: ChatRequest, past: Past, name: str, policy: Policy | None, agent: str | None
     ) -> Plan:
         """Decide what of the branch is sent."""
         fixed = await compute(len(request.tools or b""), lambda: self._fixed_tokens(request, past))
@@ -135,15 +164,12 @@ class ChatCompletions:
             agent=agent,
         )
         composed = past.arrival.composed
-        asked = header_of(call.headers, headers.CONTEXT_POLICY)
-        if asked == OFF:
+        if policy is None:
             return await compute(past.size, lambda: bypass(past.entries, known, composed=composed))
-        name, policy = select_policy(self._settings.policies, call.tenant, request.model, asked)
-        standing = None
-        if session is not None and _can_trim(policy) and past.nodes:
-            standing = await self._store.cut(session_key(call.tenant, session), past.nodes, name, agent)
+        standing = past.standing.cut if past.standing is not None else None
         return await compute(
-            past.size, lambda: plan(past.entries, policy, name, known, standing, composed=composed)
+            past.size,
+            lambda: plan(past.entries, policy, name, known, standing, composed=composed, start=past.start),
         )
 
     def _fixed_tokens(self, request: ChatRequest, past: Past) -> int:
@@ -271,7 +297,7 @@ class ChatCompletions:
 
     def _new_id(self) -> str:
         """Return an exchange's id: ids that this process makes later sort later, to the microsecond."""
-        return f"exc_{int(self._clock() * 1_000_000):014x}{uuid4().hex[:18]}"
+        return f"exc_{int(self._clock() * 1_000_000):014x}{uuid4().hex[:10]}{self._mark}"
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
@@ -300,9 +326,10 @@ def _announces_retry(sent: Headers) -> bool:
     return value is not None and _POSITIVE.fullmatch(value.strip()) is not None
 
 
-def _can_trim(policy: Policy) -> bool:
-    """Tell whether there can be a cut at all."""
-    return bool(policy.edits)
+def _idempotency_of(sent: Headers) -> str | None:
+    """Return a hash of the key by which the client marks all sendings of one request; None without one."""
+    value = header_of(sent, _IDEMPOTENCY_KEY)
+    return None if value is None else blake2b(value.encode(), digest_size=16).hexdigest()
 
 
 def _lacks_tools(request: ChatRequest, planned: Plan) -> bool:

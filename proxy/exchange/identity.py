@@ -1,11 +1,10 @@
-"""Which session a request belongs to: a header, else a field of the body, else a new one."""
+"""Which session a request names: in a header, else in a field of the body."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 from unicodedata import category
-from uuid import uuid4
 
 from proxy.errors import InvalidRequest
 from proxy.settings.model import SessionSettings
@@ -21,7 +20,7 @@ _REFUSED: Final = frozenset({"Cc", "Cs"})
 def session_of(
     sent: Sequence[tuple[bytes, bytes]], request: ChatRequest, settings: SessionSettings
 ) -> str | None:
-    """Return the session's id; None where the request is to be served without one (`missing: stateless`).
+    """Return the session's id; None where the request names none.
 
     Raises:
         InvalidRequest: the id is too long or holds control characters, or there is none and
@@ -40,7 +39,7 @@ def session_of(
         raise InvalidRequest(
             f"No session id. Send one in the header {name}.", param=name, code="session_missing"
         )
-    return None if settings.missing == "stateless" else f"ses_{uuid4().hex}"
+    return None
 
 
 def header_of(sent: Sequence[tuple[bytes, bytes]], name: str) -> str | None:

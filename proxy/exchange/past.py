@@ -5,17 +5,18 @@ It reads the store and decides nothing itself: `history.reconcile` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
+from uuid import uuid4
 
 from proxy.errors import Conflict
 from proxy.exchange.background import compute
-from proxy.history.nodes import ROOT, body_id, chain
-from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Mode, reconcile
-from proxy.history.results import place_of_results
+from proxy.history.nodes import ROOT, body_id, content_hash, names_under, version_of
+from proxy.history.reconcile import Arrival, Incoming, Kind, Manner, Mode
 from proxy.settings.model import ReasoningMode
-from proxy.store.records import Body, ExchangeRow, NodeRow, SessionRow, Source, Status, session_key
+from proxy.store.recall import Question
+from proxy.store.records import Body, Mark, NodeRow, Source, StandingCut
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.plan import Entry
@@ -35,16 +36,34 @@ _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_bl
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """How a request asks, beside what it says."""
+
+    tenant: str
+    mode: Mode = Mode.AUTO
+    retried: bool = False
+    """Whether it announces itself as a retry."""
+    idempotency: str | None = None
+    """Hash of its `Idempotency-Key`; None where it has none."""
+    agent: str | None = None
+    policy: str | None = None
+    """Name of the policy whose cut is wanted; None where there can be none."""
+    whole: bool = False
+    """Whether the messages that the cut dropped are wanted too."""
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """A request in its place in the log."""
 
-    session: SessionRow | None
-    """The session before this request; None where there is none."""
+    id: str | None
+    """The session's id; None where the request is served without one."""
     arrival: Arrival
     digest: str
     """Names what the request says, so that its repetition can be known."""
     entries: tuple[Entry, ...]
-    """The log of the branch with the request's new messages at its end."""
+    """The log of the branch with the request's new messages at its end; of an append, without what the
+    standing cut dropped."""
     nodes: tuple[str, ...]
     """The nodes of the stored part of `entries`, oldest first."""
     fresh: tuple[Body, ...]
@@ -53,6 +72,12 @@ class Past:
     """The instructions to send: the request's own, or the newest stored ones where an append has none."""
     forms: tuple[tuple[str, Message], ...] = field(default=())
     """(node, form) where the client sent a stored message in another form."""
+    standing: StandingCut | None = None
+    """The newest cut of the branch."""
+    start: int = 0
+    """Position in the branch of the first message that the request speaks of."""
+    vouched: int = 0
+    """How many of `fresh`, from the first on, are known from a conversation with the same beginning."""
 
     @property
     def size(self) -> int:
@@ -69,56 +94,81 @@ class Memory:
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
 
-    async def past_of(
-        self, request: ChatRequest, *, tenant: str, session: str, mode: Mode, retried: bool
-    ) -> Past:
+    async def incoming(self, request: ChatRequest, asking: Asking) -> Incoming:
+        """Return the request as far as its place depends on it."""
+        return await compute(len(request.raw), lambda: _incoming(request, asking))
+
+    async def past_of(self, request: ChatRequest, incoming: Incoming, session: str, asking: Asking) -> Past:
         """Find the request's place in the log of the session.
 
         Raises:
             StoreUnavailable: the log cannot be read.
         """
-        key = session_key(tenant, session)
-        size = len(request.raw)
-        names = await compute(size, lambda: chain(ROOT, request.messages))
-        incoming = Incoming(
-            names, any(message.role == "assistant" for message in request.messages), retried, mode
+        found = await self._store.recall(
+            Question(
+                tenant=asking.tenant,
+                session=session,
+                incoming=incoming,
+                messages=request.messages,
+                policy=asking.policy,
+                agent=asking.agent,
+                idempotency=asking.idempotency,
+                whole=asking.whole,
+                instructed=bool(request.instructions),
+            )
         )
-        session_row = await self._store.session(tenant, session)
-        arrival = reconcile(incoming, await self._log(session_row, incoming))
-        rows = await self._store.path(key, arrival.base)
-        if arrival.at_head:
-            arrival, rows = _at_their_calls(arrival, rows, request.messages)
-        fresh = await compute(size, lambda: self._bodies(request.messages[arrival.fresh :], request.model))
+        arrival = found.arrival
+        new = request.messages[arrival.fresh :]
+        fresh = await compute(size_of(new), lambda: self._bodies(new, request.model))
+        forms: tuple[tuple[str, Message], ...] = ()
         if arrival.composed:
-            stored = sum(len(row.message.raw) for row in rows)
-            past = await compute(stored, lambda: self.branch(rows, request.model))
-        elif len(rows) == arrival.fresh:
-            past = tuple(map(_entry_of_sent, request.messages, rows))
+            stored = size_of(row.message for row in found.rows)
+            past = await compute(stored, lambda: self.branch(found.rows, request.model))
+            nodes = tuple(row.node for row in found.rows)
+        elif len(found.marks) == arrival.fresh:
+            past = tuple(map(_entry_of_sent, request.messages, found.marks))
+            nodes = tuple(mark.node for mark in found.marks)
+            forms = _other_forms(request.messages, found.marks)
         else:
             raise Conflict("The session was deleted while this request was on its way. Send it again.")
-        instructions = request.instructions
-        if arrival.composed and not instructions:
-            latest = await self._store.instructions(key)
-            instructions = latest.messages if latest is not None else ()
         return Past(
-            session=session_row,
+            id=session,
             arrival=arrival,
             digest=incoming.digest,
-            entries=past + tuple(_entry_of_new(body) for body in fresh),
-            nodes=tuple(row.node for row in rows),
+            entries=past + _entries_of_new(fresh, found.depth),
+            nodes=nodes,
             fresh=fresh,
-            instructions=instructions,
-            forms=() if arrival.composed else _other_forms(request.messages, rows),
+            instructions=request.instructions or found.instructions,
+            forms=forms,
+            standing=found.cut,
+            start=found.start,
         )
+
+    async def past_of_unnamed(self, request: ChatRequest, incoming: Incoming, asking: Asking) -> Past:
+        """Find the session that the request goes on with, though it names none, and its place there.
+
+        That is the one session of the tenant that has the last reply which the client sends, with every reply
+        before it, as recorded from upstream; a new one where there is none. Where several conversations have
+        the same beginning, nobody knows which of them it is: it becomes one of its own.
+        """
+        vouched = 0
+        if incoming.replies:
+            last = incoming.replies[-1]
+            found = await self._store.recorded(asking.tenant, incoming.names[last])
+            if len(found) == 1:
+                return await self.past_of(request, incoming, found[0], asking)
+            vouched = last + 1 if found else 0
+        past = await self.past_of(request, incoming, f"ses_{uuid4().hex}", asking)
+        return replace(past, vouched=vouched)
 
     async def without_log(self, request: ChatRequest) -> Past:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
         fresh = await compute(len(request.raw), lambda: self._bodies(request.messages, request.model))
         return Past(
-            session=None,
+            id=None,
             arrival=Arrival(Kind.FIRST, ROOT, 0),
             digest=ROOT,
-            entries=tuple(_entry_of_new(body) for body in fresh),
+            entries=_entries_of_new(fresh, 0),
             nodes=(),
             fresh=fresh,
             instructions=request.instructions,
@@ -127,34 +177,6 @@ class Memory:
     def branch(self, rows: Sequence[NodeRow], model: str) -> tuple[Entry, ...]:
         """Return a stored branch as it would be sent to `model` by an append."""
         return tuple(self._entry_of_stored(row, model) for row in rows)
-
-    async def _log(self, row: SessionRow | None, incoming: Incoming) -> Log:
-        if row is None:
-            return Log()
-        last = await self._last(row.key, incoming)
-        return Log(
-            head=row.head,
-            arrival=row.arrival,
-            known=await self._store.known(row.key, incoming.names),
-            last=None
-            if last is None
-            else Last(
-                last.digest,
-                last.kind,
-                last.base,
-                complete=last.status is Status.COMPLETE,
-                pending=last.status is Status.PENDING,
-                replies=last.replies,
-            ),
-        )
-
-    async def _last(self, key: str, incoming: Incoming) -> ExchangeRow | None:
-        """Return the request that this one may repeat: an announced retry may come after others."""
-        if incoming.retried:
-            same = await self._store.last_request(key, incoming.digest)
-            if same is not None:
-                return same
-        return await self._store.last_exchange(key)
 
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
         return tuple(Body(message, self._counter.message(message, model)) for message in messages)
@@ -166,17 +188,36 @@ class Memory:
             message = request_form(message, self._reasoning, partial=row.partial)
         message = message.without(*OWN_FIELDS)
         tokens = row.tokens if message is row.message else self._counter.message(message, model)
-        return Entry(message, tokens, ref_of(row.body), row.arrival)
+        return Entry(message, tokens, ref_of(row.body), row.arrival, position=row.depth - 1)
 
 
-def _at_their_calls(
-    arrival: Arrival, rows: list[NodeRow], messages: Sequence[Message]
-) -> tuple[Arrival, list[NodeRow]]:
-    """Return where appended results belong, with the branch up to there; all else stays where it is."""
-    place = place_of_results([row.message for row in rows], messages)
-    if place is None:
-        return arrival, rows
-    return replace(arrival, base=rows[place - 1].node, at_head=False), rows[:place]
+def size_of(messages: Iterable[Message]) -> int:
+    """Return the bytes of these messages."""
+    return sum(len(message.raw) for message in messages)
+
+
+def _incoming(request: ChatRequest, asking: Asking) -> Incoming:
+    messages = request.messages
+    contents = [content_hash(message) for message in messages]
+    replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    # What answers calls, or names its agent, belongs to the conversation, however it asks.
+    asks_freely = asking.agent is None and not replies and bool(messages) and messages[0].answers is None
+    return Incoming(
+        names=names_under(ROOT, contents),
+        contents=contents,
+        replies=replies,
+        retried=asking.retried,
+        mode=asking.mode,
+        manner=_manner(request) if asks_freely else None,
+    )
+
+
+def _manner(request: ChatRequest) -> Manner:
+    return Manner(
+        instructions=version_of(request.instructions) if request.instructions else None,
+        tools=body_id(request.tools) if request.tools is not None else None,
+        model=request.model,
+    )
 
 
 def ref_of(body: str) -> str:
@@ -211,21 +252,29 @@ def request_form(message: Message, reasoning: ReasoningMode, *, partial: bool) -
     return Message.of({name: value for name, value in changed.items() if name not in dropped})
 
 
-def _entry_of_sent(message: Message, row: NodeRow) -> Entry:
+def _entry_of_sent(message: Message, mark: Mark) -> Entry:
     """Return a stored message as the client sent it this time."""
     sent = message.without(*OWN_FIELDS)
-    return Entry(sent, row.tokens, ref_of(row.body), row.arrival)
+    return Entry(sent, mark.tokens, ref_of(mark.body), mark.arrival, position=mark.depth - 1)
 
 
-def _entry_of_new(body: Body) -> Entry:
-    return Entry(body.message.without(*OWN_FIELDS), body.tokens, ref_of(body_id(body.message.raw)))
-
-
-def _other_forms(messages: Sequence[Message], rows: Sequence[NodeRow]) -> tuple[tuple[str, Message], ...]:
-    """Return the stored messages whose content the client sent in other words than those stored."""
-    pairs = zip(messages, rows, strict=False)
+def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
+    """Return new messages as entries of a log that has `start` messages before them."""
     return tuple(
-        (row.node, message)
-        for message, row in pairs
-        if message.raw != row.message.raw and message.data != row.message.data
+        Entry(
+            body.message.without(*OWN_FIELDS),
+            body.tokens,
+            ref_of(body_id(body.message.raw)),
+            position=start + number,
+        )
+        for number, body in enumerate(bodies)
+    )
+
+
+def _other_forms(messages: Sequence[Message], marks: Sequence[Mark]) -> tuple[tuple[str, Message], ...]:
+    """Return the stored messages that the client sent in other words than those stored."""
+    return tuple(
+        (mark.node, message)
+        for message, mark in zip(messages, marks, strict=False)
+        if body_id(message.raw) != mark.body
     )

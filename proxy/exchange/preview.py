@@ -9,7 +9,7 @@ import orjson
 from proxy.errors import InvalidRequest
 from proxy.exchange.background import compute
 from proxy.exchange.past import Memory
-from proxy.exchange.receipt import plan_lines
+from proxy.exchange.receipt import gap_lines, gaps_told, plan_lines
 from proxy.history.reconcile import Kind
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, select_policy
@@ -66,12 +66,14 @@ async def preview(
         nodes = tuple(row.node for row in rows)
         standing = await store.cut(session.key, nodes, name, agent) if nodes else None
         size = sum(len(row.message.raw) for row in rows)
-        planned = await compute(size, lambda: plan(entries, chosen, name, known, standing, composed=True))
+        cut = standing.cut if standing is not None else None
+        planned = await compute(size, lambda: plan(entries, chosen, name, known, cut, composed=True))
+    names, tokens = [row.node for row in rows], [entry.tokens for entry in entries]
     return {
         "policy": planned.policy,
         "model": model,
         "messages": [orjson.Fragment(message.raw) for message in (*lead, *planned.view)],
-        "plan": plan_lines(planned.changes, [row.node for row in rows]),
+        "plan": gap_lines(gaps_told(planned.earlier), names, tokens) + plan_lines(planned.changes, names),
         "cut": None
         if planned.cut is None
         else {"position": planned.cut.position, "moved": planned.moved, "fired": planned.fired},

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.trimming.plan import Change, Plan
+from proxy.trimming.plan import Change, Gap, Plan
 from proxy.wire import headers
 from proxy.wire.messages import JsonObject
 
@@ -66,26 +66,27 @@ class Ticket:
 _WARNING_BYTES = 1000
 
 
-def receipt_of(ticket: Ticket, nodes: Sequence[str]) -> JsonObject:
-    """Return the part of a receipt that the plan gives; `nodes` are those of the stored past, oldest first.
+def receipt_of(ticket: Ticket, cut_node: str | None) -> JsonObject:
+    """Return the part of a receipt that the plan gives; `cut_node` is where the cut stood that was found.
 
-    What a standing cut does to the view was said by the exchange that moved it: here is its place.
+    What a standing cut does to messages that are sent was said by the exchange that moved it: here is its
+    place. What was not sent any more is summed up in `gaps`.
     """
     plan = ticket.plan
     cut = plan.cut
     place: JsonObject | None = None
     if cut is not None:
-        known = 0 < cut.position <= len(nodes)
         place = {
             "position": cut.position,
-            "node": nodes[cut.position - 1] if known else None,
+            "node": None if plan.moved else cut_node,  # where it moved to becomes a node when all is settled
             "version": cut.version,
             "moved": plan.moved,
             "fired": plan.fired,
         }
     return {
         "cut": place,
-        "plan": runs_of(plan.arrivals + (cut.changes if cut is not None and plan.moved else ())),
+        "plan": runs_of(plan.arrivals + plan.made),
+        "gaps": gaps_told(plan.earlier),
         "messages_before": ticket.messages_before,
         "messages_sent": ticket.messages_sent,
         "edits": list(plan.edits),
@@ -140,6 +141,25 @@ def plan_lines(changes: Iterable[Change], nodes: Sequence[str]) -> list[JsonObje
         )
         for change in changes
     ]
+
+
+def gap_lines(
+    gaps: Iterable[Mapping[str, Any]], nodes: Sequence[str], tokens: Sequence[int]
+) -> list[JsonObject]:
+    """Return gaps (`{edit, reason, start, stop}`) as `plan_lines` shows changes, one message at a time.
+
+    `nodes` and their `tokens` are those of the branch, oldest first; what lies beyond them is left out.
+    """
+    return [
+        _line(gap | {"action": "drop"}, nodes, position, tokens[position], 0)
+        for gap in map(dict, gaps)
+        for position in range(gap["start"], min(gap["stop"], len(tokens)))
+    ]
+
+
+def gaps_told(gaps: Iterable[Gap]) -> list[JsonObject]:
+    """Return gaps as a receipt keeps them."""
+    return [{"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop} for gap in gaps]
 
 
 def _action(change: Change) -> str:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from proxy.exchange.past import Past
+from proxy.exchange.past import Asking, Past
 from proxy.exchange.receipt import Ticket, receipt_of
 from proxy.exchange.relay import Outcome
-from proxy.store.records import Body, Opening, Reply, Settlement
+from proxy.store.records import Body, Kept, Opening, Reply, Settlement
 from proxy.tokens.counter import TokenCounter
+from proxy.trimming.gaps import standing
+from proxy.trimming.plan import Cut
 from proxy.wire.reader import sound
 from proxy.wire.request import ChatRequest
 
@@ -39,7 +41,7 @@ class Turn:
     request: ChatRequest
     past: Past
     ticket: Ticket
-    agent: str | None
+    asking: Asking
     started: float
     """`time.monotonic()` at its arrival."""
     stored: bool
@@ -71,12 +73,13 @@ def opening_of(turn: Turn, now: int, counter: TokenCounter) -> Opening:
         instructions_tokens=sum(counter.message(message, request.model) for message in request.instructions),
         digest=past.digest,
         model=request.model,
-        agent=turn.agent,
+        agent=turn.asking.agent,
         policy=turn.ticket.plan.policy,
         policy_version=turn.ticket.plan.version,
         stream=request.stream,
         parameters={name: orjson.loads(request.fields[name]) for name in parameters},
         tools=request.tools,
+        idempotency=turn.asking.idempotency,
         forms=past.forms,
     )
 
@@ -89,7 +92,7 @@ def settlement_of(turn: Turn, outcome: Outcome, now: int, counter: TokenCounter)
         Reply(Body(message, counter.message(message, turn.request.model)), partial)
         for message, partial in outcome.replies
     )
-    receipt = receipt_of(ticket, past.nodes) | {
+    receipt = receipt_of(ticket, past.standing.node if past.standing is not None else None) | {
         "usage": outcome.usage,
         "finish_reasons": list(outcome.finish_reasons),
         "upstream_model": outcome.model,
@@ -110,10 +113,24 @@ def settlement_of(turn: Turn, outcome: Outcome, now: int, counter: TokenCounter)
         messages=past.fresh,
         arrivals=planned.decided[len(past.nodes) :],
         policy_version=planned.version,
-        agent=turn.agent,
+        agent=turn.asking.agent,
         replies=replies,
         cut=planned.cut if planned.moved else None,
         tokens_before=planned.tokens_before,
         tokens_sent=planned.tokens_sent,
+        kept=_kept(past, planned.cut) if planned.cut is not None and planned.moved else None,
+        vouched=past.vouched,
         receipt=sound(receipt),  # usage and errors are a stranger's words
+    )
+
+
+def _kept(past: Past, cut: Cut) -> Kept | None:
+    """Return what the cut left; None where the request did not speak of the whole log before it."""
+    if past.start:
+        return None
+    places = standing(list(enumerate(past.entries)), cut.gaps, lambda item: item[1].position)
+    stored = len(past.nodes)
+    return Kept(
+        nodes=tuple(past.nodes[place] for place, _ in places if place < stored),
+        messages=tuple(place - stored for place, _ in places if place >= stored),
     )

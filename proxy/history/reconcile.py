@@ -4,29 +4,32 @@ Clients either resend the whole history at every request (all SDKs do) or send o
 The kinds, in the order in which they are recognised:
 
     first     the log is empty
-    append    no assistant message in it, and the session is used by appending
+    append    no assistant message in it, the session is used by appending, and it is no `side` request
     resend    a prefix of it is stored, and that prefix ends at the head
     rewind    a prefix of it is stored that ends elsewhere (edit, undo, regenerate): a branch
-    side      nothing of it is stored, it holds no assistant message, and the session resends:
-              a new root, and the head stays where it is
-    foreign   nothing of it is stored: a history from elsewhere, and a new root
+    windowed  the client left its oldest messages out: it begins with a run of a branch, and an assistant
+              message is in that run
+    foreign   nothing of it is stored, and it holds assistant messages: a history from elsewhere, a new root
+    side      nothing of it is stored, it holds no assistant message, and the session resends, or its
+              instructions are other and so are its tools (the model, where neither has tools): a question
+              beside the conversation, a new root, and the head stays where it is
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry
 of another one if it says the same and either announces itself as a retry, or the other one is the
 last and has no complete reply. It then goes where the other one went; the head follows it only if
 nothing came after that.
 
-This module compares names. It reads no message and asks no store.
+This module compares names. It reads no message, and what is stored it asks of `Stored`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
-from proxy.history.nodes import ROOT
+from proxy.history.nodes import ROOT, names_under
 
 
 class Kind(StrEnum):
@@ -36,8 +39,9 @@ class Kind(StrEnum):
     APPEND = "append"
     RESEND = "resend"
     REWIND = "rewind"
-    SIDE = "side"
+    WINDOWED = "windowed"
     FOREIGN = "foreign"
+    SIDE = "side"
 
 
 class Mode(StrEnum):
@@ -51,6 +55,20 @@ class Mode(StrEnum):
 APPENDING: Final = frozenset({Kind.FIRST, Kind.APPEND})
 """A session whose last arrival is one of these is used by appending, until it resends."""
 
+_AT_ONCE: Final = 16
+"""Names in one question while a prefix is searched for: a thousand names then take three questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a request asks, beside what it says: by this a question beside the conversation is known."""
+
+    instructions: str | None
+    """Version of its instructions; None where it has none."""
+    tools: str | None
+    """Name of the text of its tools; None where it has none."""
+    model: str
+
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
@@ -58,11 +76,21 @@ class Incoming:
 
     names: Sequence[str]
     """The nodes its messages would be in a row under the root, oldest first; instructions not counted."""
-    speaks: bool
-    """Whether an assistant message is among them."""
+    contents: Sequence[bytes] = ()
+    """Their `content_hash`es."""
+    replies: Sequence[int] = ()
+    """Positions of the assistant messages among them."""
     retried: bool = False
     """Whether the client announces that it sends this request again."""
     mode: Mode = Mode.AUTO
+    manner: Manner | None = None
+    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names
+    its agent)."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether an assistant message is among its messages."""
+        return bool(self.replies)
 
     @property
     def digest(self) -> str:
@@ -87,17 +115,32 @@ class Last:
     """The nodes of its replies."""
 
 
+class Stored(Protocol):
+    """What of the session's tree is stored. Every ancestor of a stored node is stored."""
+
+    def depths(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the depth (1 under the root) of each of these few nodes that is stored."""
+        ...
+
+    def parents(self, content: bytes, depth: int) -> Sequence[str]:
+        """Return the parents of stored messages with this content, those at about `depth` first; not all."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Log:
     """What is known of the session."""
 
+    stored: Stored
     head: str = ROOT
     """Where the session stands; the root while it holds nothing."""
+    depth: int = 0
+    """Number of messages on the branch of the head."""
     arrival: str | None = None
     """The kind of the last request that was answered."""
-    known: Collection[str] = ()
-    """Those of `Incoming.names` that are stored."""
     last: Last | None = None
+    manner: Manner | None = None
+    """How the conversation was last asked for; None where that is not known."""
 
     @property
     def appends(self) -> bool:
@@ -132,18 +175,46 @@ class Arrival:
 
 def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
-    if log.head == ROOT and not log.known:
+    if log.head == ROOT and not log.stored.depths(incoming.names[:1]):
         return Arrival(Kind.FIRST, ROOT, 0, at_head=_may_follow(incoming, log.last))
     appends = (
         log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
     )
     if appends:
-        return _append(incoming, log)
-    stored = known_prefix(incoming.names, log.known)
+        return Arrival(Kind.SIDE, ROOT, 0) if _stands_aside(incoming, log) else _append(incoming, log)
+    stored = known_prefix(incoming.names, log.stored.depths, log.head)
     if stored:
         base = incoming.names[stored - 1]
         return Arrival(Kind.RESEND if base == log.head else Kind.REWIND, base, stored)
-    return Arrival(Kind.FOREIGN if incoming.speaks else Kind.SIDE, ROOT, 0)
+    if not incoming.speaks:
+        return Arrival(Kind.SIDE, ROOT, 0)
+    return _windowed(incoming, log) or Arrival(Kind.FOREIGN, ROOT, 0)
+
+
+def known_prefix(
+    names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT
+) -> int:
+    """Return how many of `names`, from the first on, are stored.
+
+    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a
+    time; where `head`, which is stored, is among them, it is looked for behind it.
+    """
+    low, high = (names.index(head) + 1 if head in names else 0), len(names)
+    while low < high:
+        asked = _spread(low, high)
+        found = stored([names[position] for position in asked])
+        for position in asked:
+            if names[position] not in found:
+                high = position
+                break
+            low = position + 1
+    return low
+
+
+def _spread(low: int, high: int) -> list[int]:
+    """Return a few positions from `low` to before `high`, the first of them always, the others evenly."""
+    step = -(-(high - low) // _AT_ONCE)
+    return list(range(low, high, step))
 
 
 def _may_follow(incoming: Incoming, last: Last | None) -> bool:
@@ -152,19 +223,16 @@ def _may_follow(incoming: Incoming, last: Last | None) -> bool:
     return not incoming.speaks and incoming.mode is not Mode.FULL and not twice
 
 
-def known_prefix(names: Sequence[str], known: Collection[str]) -> int:
-    """Return how many of `names`, from the first on, are stored.
-
-    Every ancestor of a stored node is stored, so the boundary is found by halving.
-    """
-    low, high = 0, len(names)
-    while low < high:
-        middle = (low + high) // 2
-        if names[middle] in known:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _stands_aside(incoming: Incoming, log: Log) -> bool:
+    """Tell a question beside the conversation (a title for it, say) from one that goes on with it."""
+    asked, usual = incoming.manner, log.manner
+    if asked is None or usual is None or incoming.mode is Mode.APPEND:
+        return False
+    if asked.instructions is None or asked.instructions == usual.instructions:
+        return False
+    tools_count = asked.tools is not None or usual.tools is not None
+    other = asked.tools != usual.tools if tools_count else asked.model != usual.model
+    return other and not log.stored.depths(incoming.names[:1])
 
 
 def _append(incoming: Incoming, log: Log) -> Arrival:
@@ -181,3 +249,21 @@ def _append(incoming: Incoming, log: Log) -> Arrival:
         if last.pending:  # the same request twice at once: one place for both
             return Arrival(Kind.APPEND, last.base, 0)
     return Arrival(Kind.APPEND, log.head, 0, at_head=True)
+
+
+def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
+    """Place a history whose oldest messages were left out; None where it begins with no run of a branch.
+
+    The longest run counts; one that ends at the head is taken at once.
+    """
+    best: Arrival | None = None
+    # A client that slides a window over the branch of the head sends its newest reply last.
+    depth = log.depth - incoming.replies[-1]
+    for parent in log.stored.parents(incoming.contents[0], depth):
+        names = names_under(parent, incoming.contents)
+        run = known_prefix(names, log.stored.depths, log.head)
+        if run > max(incoming.replies[0], best.fresh if best is not None else 0):
+            best = Arrival(Kind.WINDOWED, names[run - 1], run)
+            if best.base == log.head:
+                break
+    return best

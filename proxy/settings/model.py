@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -51,17 +51,10 @@ class ServerSettings(_Section):
     """Address to listen on. Another one than this machine's own needs authentication."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """TCP port; 0 takes any free one."""
-    workers: int = 1
-    """Number of processes. Only 1 for now."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Number of processes that share the port and the store."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 67_108_864
     """Largest request body that is accepted, in bytes."""
-
-    @field_validator("workers")
-    @classmethod
-    def _one_worker(cls, workers: int) -> int:
-        if workers != 1:
-            raise ValueError("only 1 is supported for now: set it to 1, or start several on other ports")
-        return workers
 
 
 class Route(_Section):
@@ -150,7 +143,7 @@ class SessionSettings(_Section):
     body_fields: tuple[FieldPath, ...] = ()
     """Fields of the body that may hold it (`metadata.session_id`); they are taken out before sending."""
     missing: MissingSession = "infer"
-    """Without an id: `infer` begins a new session, `stateless` stores nothing, `reject` answers with 400."""
+    """Without an id: `infer` finds the session by the replies that are sent, or begins a new one, `stateless` stores nothing, `reject` answers with 400."""
     on_disconnect: OnDisconnect = "cancel"
     """When the client leaves before the end: `cancel` the upstream's answer, or `finish` and store it."""
 

@@ -4,6 +4,7 @@
     records     what goes in and comes out, as plain data
     opening     how an exchange begins
     settling    how it ends: one transaction
+    recall      what is known when a request comes in: one reading
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
     archive     a session as records, to take away
@@ -13,7 +14,9 @@
     cursor, plain
                 places in a list; texts that can be stored
     database    what the store needs of a database: units of work, read or written
+    connection  what a unit sees of it: a connection, and rows
     sqlite      one writer thread with group commit, and readers
+    statements  SQLAlchemy's statements on a connection of `sqlite3`
     postgres    a pool of connections
     address     what a URL says
     failures    which errors mean that the database cannot be used

@@ -8,15 +8,16 @@ meanwhile, and still nothing that is named is missing. It does not read records:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, RowMapping, Table, select, tuple_
+from sqlalchemy import Table, select, tuple_
 
 from proxy.errors import NotFound
+from proxy.store.connection import Connection, Row
 from proxy.store.database import Database
 from proxy.store.schema import BODIES, CUTS, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
 from proxy.wire.messages import JsonObject
@@ -77,10 +78,10 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
 
 
 def _session(connection: Connection, key: str) -> JsonObject | None:
-    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key)).mappings().one_or_none()
+    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key)).one_or_none()
     if row is None:
         return None
-    columns = {str(name): value for name, value in row.items() if name != "session"}
+    columns = {name: value for name, value in _columns(row) if name != "session"}
     return {"record": "session", "format": FORMAT} | columns
 
 
@@ -90,13 +91,12 @@ def _page(connection: Connection, key: str, kind: _Kind, after: tuple[Any, ...] 
     found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
     if after is not None:
         found = found.where(tuple_(*order) > after)
-    return [_record(kind, row) for row in connection.execute(found).mappings()]
+    return [_record(kind, row) for row in connection.execute(found)]
 
 
-def _record(kind: _Kind, row: RowMapping) -> JsonObject:
+def _record(kind: _Kind, row: Row) -> JsonObject:
     record: JsonObject = {"record": kind.name}
-    for column, value in row.items():
-        name = str(column)  # SQLAlchemy's names are more than text, and orjson takes nothing more for a key
+    for name, value in _columns(row):
         if name == kind.text:
             record |= _content(value)
         elif name in kind.json and value is not None:
@@ -104,6 +104,12 @@ def _record(kind: _Kind, row: RowMapping) -> JsonObject:
         elif name != "session":
             record[name] = value
     return record
+
+
+def _columns(row: Row) -> Iterator[tuple[str, Any]]:
+    for name, value in row._asdict().items():
+        # SQLAlchemy's names are more than text, and orjson takes nothing more for a key.
+        yield str(name), value
 
 
 def _content(text: str) -> JsonObject:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, select, tuple_
+from sqlalchemy import bindparam, select, tuple_
 
-from proxy.store.encoding import decode_changes, encode_changes
+from proxy.store.connection import Connection, Row
+from proxy.store.encoding import decode_cut, encode_cut
+from proxy.store.records import StandingCut
 from proxy.store.schema import CUTS, insert_new
 from proxy.trimming.plan import Cut
 
@@ -24,6 +26,9 @@ _PLACES: Final = (
     .order_by(CUTS.c.position.desc(), CUTS.c.node.desc())
     .limit(_AT_ONCE)
 )
+_PLACES_WITHIN: Final = _PLACES.where(
+    CUTS.c.position <= bindparam("depth", type_=CUTS.c.position.type)
+).limit(bindparam("most", type_=CUTS.c.position.type))
 _NEXT_PLACES: Final = _PLACES.where(
     tuple_(CUTS.c.position, CUTS.c.node)
     < tuple_(bindparam("position", type_=CUTS.c.position.type), bindparam("node", type_=CUTS.c.node.type))
@@ -36,9 +41,17 @@ _ONE: Final = select(CUTS).where(
 )
 
 
+def cut_places(
+    connection: Connection, key: str, policy: str, agent: str | None, depth: int, most: int
+) -> list[tuple[int, str]]:
+    """Return (position, node) of up to `most` cuts of the session at `depth` at most, the greatest first."""
+    asked = {"key": key, "policy": policy, "agent": agent or "", "depth": depth, "most": most}
+    return [(row.position, row.node) for row in connection.execute(_PLACES_WITHIN, asked)]
+
+
 def newest_cut(
     connection: Connection, key: str, branch: Collection[str], policy: str, agent: str | None
-) -> Cut | None:
+) -> StandingCut | None:
     """Return the cut with the greatest position among those made at one of the nodes in `branch`."""
     asked: dict[str, Any] = {"key": key, "policy": policy, "agent": agent or ""}
     nodes = frozenset(branch)
@@ -46,7 +59,7 @@ def newest_cut(
     while found:
         for row in found:
             if row.node in nodes:
-                return cut_at(connection, key, row.node, policy, agent)
+                return standing_at(connection, key, row.node, policy, agent)
         last = found[-1]
         found = connection.execute(_NEXT_PLACES, asked | {"position": last.position, "node": last.node}).all()
     return None
@@ -54,15 +67,35 @@ def newest_cut(
 
 def cut_at(connection: Connection, key: str, node: str, policy: str, agent: str | None) -> Cut | None:
     """Return the cut that was made at exactly this node."""
+    found = standing_at(connection, key, node, policy, agent)
+    return None if found is None else found.cut
+
+
+def standing_at(
+    connection: Connection, key: str, node: str, policy: str, agent: str | None
+) -> StandingCut | None:
+    """Return the cut that was made at exactly this node, with the nodes that it kept."""
     asked = {"key": key, "node": node, "policy": policy, "agent": agent or ""}
     row = connection.execute(_ONE, asked).one_or_none()
-    return None if row is None else _cut(row)
+    return None if row is None else _standing(row)
 
 
 def keep_cut(
-    connection: Connection, key: str, node: str, agent: str | None, cut: Cut, *, exchange: str | None, at: int
+    connection: Connection,
+    key: str,
+    node: str,
+    agent: str | None,
+    cut: Cut,
+    *,
+    exchange: str | None,
+    at: int,
+    kept: Sequence[str] | None = None,
 ) -> None:
-    """Keep `cut` at `node`; one that is there already stays."""
+    """Keep `cut` at `node`; one that is there already stays.
+
+    `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not
+    known: whoever reads the cut then must read the whole branch.
+    """
     row = {
         "session": key,
         "node": node,
@@ -75,18 +108,21 @@ def keep_cut(
         "tool_calls": cut.tool_calls,
         "exchange": exchange,
         "created_at": at,
-        "changes": encode_changes(cut.changes),
+        "changes": encode_cut(cut.changes, cut.gaps, kept),
     }
     insert_new(connection, CUTS, [row])
 
 
-def _cut(row: Row[Any]) -> Cut:
-    return Cut(
+def _standing(row: Row) -> StandingCut:
+    changes, gaps, kept = decode_cut(row.changes)
+    cut = Cut(
         position=row.position,
         policy=row.policy,
         version=row.version,
-        changes=decode_changes(row.changes),
+        changes=changes,
         tokens=row.tokens,
         messages=row.messages,
         tool_calls=row.tool_calls,
+        gaps=gaps,
     )
+    return StandingCut(cut, row.node, kept)

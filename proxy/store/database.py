@@ -1,6 +1,6 @@
 """What the store needs of a database: units of work, read or written, each all or nothing.
 
-A unit is a plain function over a synchronous SQLAlchemy connection, so that one code serves every
+A unit is a plain function over a synchronous connection (see `connection`), so that one code serves every
 database. It may be run again from its beginning, so it must do nothing but read and write there.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
+from proxy.store.connection import Connection
 
 Result = TypeVar("Result")
 

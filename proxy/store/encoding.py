@@ -1,11 +1,17 @@
-"""Changes as text: exact, and small even where thousands of messages were dropped.
+"""Changes and cuts as text: exact, and small even where a hundred thousand messages were dropped.
 
-A JSON object of three members, each left out where it is empty:
+A JSON object, each member left out where it is empty:
 
     why    [[edit, reason], …]: each pair once
     drop   [[why, rank, [[start, [tokens_before, …]], …]], …]: what is not sent, in runs of positions
     put    [[position, rank, why, tokens_before, tokens_after, text], …]: every other change, with the
            text of the message that is sent instead (null where there is none)
+
+and of a cut also
+
+    gaps   [[why, start, stop, tokens, tool_calls], …]: runs of messages that are not sent any more
+    kept   [node, …]: the messages before the cut that lie in no gap, by position; left out where it is not
+           known, as in cuts that were stored before there were gaps: all they dropped is under `drop`
 
 `why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
 It knows nothing of what the changes mean.
@@ -14,17 +20,19 @@ It knows nothing of what the changes mean.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from proxy.trimming.plan import Change
+from proxy.trimming.plan import Change, Gap
 from proxy.wire.messages import Message
 
 _Run: TypeAlias = tuple[int, list[int]]
 _Drop: TypeAlias = tuple[int, int, list[_Run]]
 _Put: TypeAlias = tuple[int, int, int, int, int, str | None]
+_Gap: TypeAlias = tuple[int, int, int, int, int]
+_Why: TypeAlias = dict[tuple[str, str], int]
 
 
 class _Changes(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -35,14 +43,72 @@ class _Changes(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     put: list[_Put] = []
 
 
+class _Cut(_Changes, omit_defaults=True, forbid_unknown_fields=True):
+    """The same of a cut."""
+
+    gaps: list[_Gap] = []
+    kept: list[str] | None = None
+
+
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_Changes)
+_CUT_DECODER = msgspec.json.Decoder(_Cut)
 _NONE = "{}"
 
 
 def encode_changes(changes: Iterable[Change]) -> str:
     """Return `changes` as text. It is read back by position, the order for each position kept."""
-    why: dict[tuple[str, str], int] = {}
+    why: _Why = {}
+    drop, put = _parted(changes, why)
+    return _ENCODER.encode(_Changes(list(why), drop, put)).decode()
+
+
+def decode_changes(text: str) -> tuple[Change, ...]:
+    """Return the changes that `text` was made from, by position.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    if text == _NONE:
+        return ()
+    return _changes(_DECODER.decode(text))
+
+
+def encode_cut(changes: Iterable[Change], gaps: Iterable[Gap], kept: Sequence[str] | None) -> str:
+    """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown."""
+    why: _Why = {}
+    rows = [
+        (
+            why.setdefault((gap.edit, gap.reason), len(why)),
+            gap.start,
+            gap.stop,
+            gap.tokens,
+            gap.tool_calls,
+        )
+        for gap in gaps
+    ]
+    drop, put = _parted(changes, why)
+    return _ENCODER.encode(_Cut(list(why), drop, put, rows, None if kept is None else list(kept))).decode()
+
+
+def decode_cut(text: str) -> tuple[tuple[Change, ...], tuple[Gap, ...], tuple[str, ...] | None]:
+    """Return changes, gaps and kept nodes that `text` was made from.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    read = _CUT_DECODER.decode(text)
+    gaps = tuple(
+        [
+            Gap(start, stop, *_named(read, reason), tokens, tool_calls)
+            for reason, start, stop, tokens, tool_calls in read.gaps
+        ]
+    )
+    return _changes(read), gaps, None if read.kept is None else tuple(read.kept)
+
+
+def _parted(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_Put]]:
+    """Return changes as rows; reasons that are new are added to `why`."""
     dropped: dict[tuple[int, int], list[tuple[int, int]]] = {}
     put: list[_Put] = []
     ranks: Counter[int] = Counter()
@@ -55,25 +121,20 @@ def encode_changes(changes: Iterable[Change]) -> str:
         else:
             raw = None if change.message is None else change.message.raw.decode()
             put.append((change.position, rank, reason, change.tokens_before, change.tokens_after, raw))
-    drop = [(reason, rank, _runs(places)) for (reason, rank), places in dropped.items()]
-    return _ENCODER.encode(_Changes(list(why), drop, put)).decode()
+    return [(reason, rank, _runs(places)) for (reason, rank), places in dropped.items()], put
 
 
-def decode_changes(text: str) -> tuple[Change, ...]:
-    """Return the changes that `text` was made from, by position.
-
-    Raises:
-        ValueError: it is no such text.
-    """
-    if text == _NONE:
-        return ()
-    read = _DECODER.decode(text)
-    try:
-        ranked = [*_dropped(read), *_put(read)]
-    except IndexError as why:
-        raise ValueError("the changes name a reason that they do not list") from why
+def _changes(read: _Changes) -> tuple[Change, ...]:
+    ranked = [*_dropped(read), *_put(read)]
     ranked.sort(key=lambda item: (item[1].position, item[0]))
     return tuple(change for _, change in ranked)
+
+
+def _named(read: _Changes, reason: int) -> tuple[str, str]:
+    """Return edit and reason by their place in the list."""
+    if not 0 <= reason < len(read.why):
+        raise ValueError("the changes name a reason that they do not list")
+    return read.why[reason]
 
 
 def _position(change: Change) -> int:
@@ -93,7 +154,7 @@ def _runs(places: list[tuple[int, int]]) -> list[_Run]:
 
 def _dropped(read: _Changes) -> Iterator[tuple[int, Change]]:
     for reason, rank, runs in read.drop:
-        edit, words = read.why[reason]
+        edit, words = _named(read, reason)
         for start, run in runs:
             for position, tokens in enumerate(run, start):
                 yield rank, Change(position, edit, words, None, tokens, 0)
@@ -101,7 +162,7 @@ def _dropped(read: _Changes) -> Iterator[tuple[int, Change]]:
 
 def _put(read: _Changes) -> Iterator[tuple[int, Change]]:
     for position, rank, reason, before, after, raw in read.put:
-        edit, words = read.why[reason]
+        edit, words = _named(read, reason)
         yield (
             rank,
             Change(position, edit, words, None if raw is None else Message(raw.encode()), before, after),

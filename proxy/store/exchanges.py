@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Collection
+from itertools import chain
+from typing import Final
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, select, tuple_, update
+from sqlalchemy import bindparam, literal_column, select, tuple_, update
 
+from proxy.store.connection import Connection, Row
 from proxy.store.cursor import Cursor
 from proxy.store.records import ExchangeRow, Status
 from proxy.store.schema import EXCHANGES, SESSIONS
@@ -18,7 +21,20 @@ _BY_ID: Final = _ALL.where(EXCHANGES.c.id == bindparam("exchange")).limit(1)
 _OF_SESSION: Final = _ALL.where(EXCHANGES.c.session == bindparam("key")).order_by(
     EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc()
 )
-_OF_REQUEST: Final = _OF_SESSION.where(EXCHANGES.c.digest == bindparam("digest")).limit(1)
+
+_PENDING: Final = (
+    select(EXCHANGES.c.session, EXCHANGES.c.id)
+    # Word for word as the index of those that are pending has it.
+    .where(EXCHANGES.c.status == literal_column(f"'{Status.PENDING.value}'"))
+    # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
+    .with_for_update(skip_locked=True)
+)
+_PENDING_OF: Final = _PENDING.where(EXCHANGES.c.id.endswith(bindparam("mark")))
+_INTERRUPT: Final = (
+    update(EXCHANGES)
+    .where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
+    .values(status=Status.INTERRUPTED.value, settled_at=bindparam("at"))
+)
 
 
 def exchange_of(connection: Connection, exchange: str) -> ExchangeRow | None:
@@ -41,35 +57,25 @@ def exchanges_page(
     return rows[:limit], str(Cursor(last.created_at, last.id))
 
 
-def last_request(connection: Connection, key: str, digest: str) -> ExchangeRow | None:
-    """Return the newest exchange of a session whose request said just this."""
-    row = connection.execute(_OF_REQUEST, {"key": key, "digest": digest}).one_or_none()
-    return None if row is None else _exchange(row)
-
-
-def interrupt_pending(connection: Connection, at: int) -> int:
+def interrupt_pending(connection: Connection, at: int, marks: Collection[str] | None = None) -> int:
     """Settle every pending exchange as interrupted; return how many there were.
 
-    One whose worker lives after all is settled by it later, and that counts.
+    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own,
+    so that those of a dead one can be told from those of its siblings. One whose worker lives after all is
+    settled by it later, and that counts.
     """
-    # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
-    pending = (
-        select(EXCHANGES.c.session, EXCHANGES.c.id)
-        .where(EXCHANGES.c.status == Status.PENDING.value)
-        .with_for_update(skip_locked=True)
+    left = (
+        connection.execute(_PENDING)
+        if marks is None
+        else chain.from_iterable(connection.execute(_PENDING_OF, {"mark": mark}) for mark in marks)
     )
-    found = [{"key": row.session, "exchange": row.id} for row in connection.execute(pending)]
+    found = [{"key": row.session, "exchange": row.id, "at": at} for row in left]
     if found:
-        change = (
-            update(EXCHANGES)
-            .where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
-            .values(status=Status.INTERRUPTED.value, settled_at=at)
-        )
-        connection.execute(change, found)
+        connection.execute(_INTERRUPT, found)
     return len(found)
 
 
-def _exchange(row: Row[Any]) -> ExchangeRow:
+def _exchange(row: Row) -> ExchangeRow:
     return ExchangeRow(
         id=row.id,
         session_key=row.session,

@@ -7,27 +7,29 @@ must be the one that the record says.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import orjson
-from sqlalchemy import Connection, update
+from sqlalchemy import update
 
 from proxy.errors import Conflict, InvalidRequest
 from proxy.history.nodes import ROOT, body_id, node_id
 from proxy.store.archive import FORMAT
+from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
-from proxy.store.encoding import decode_changes
+from proxy.store.encoding import decode_changes, decode_cut
 from proxy.store.plain import require_plain
-from proxy.store.records import Body, SessionRow, Source, session_key
+from proxy.store.records import Body, SessionRow, Source, StandingCut, session_key
 from proxy.store.schema import INSTRUCTIONS, SESSIONS, insert_new
 from proxy.store.sessions import create_session, session_of
 from proxy.store.texts import add_bodies, is_message, messages_in, named_bodies
 from proxy.store.tree import Sprout, plant
-from proxy.trimming.plan import Change, Cut
+from proxy.trimming.gaps import standing
+from proxy.trimming.plan import Change, Cut, Gap
 from proxy.wire.messages import Message
 
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -117,7 +119,7 @@ class Archive:
     """(parent, node, sprout), parents before children."""
     depths: dict[str, int] = field(default_factory=dict[str, int])
     """Of the nodes, by name: the number of messages from the root to it, itself included."""
-    cuts: list[tuple[_Cut, Cut]] = field(default_factory=list[tuple[_Cut, Cut]])
+    cuts: list[tuple[_Cut, StandingCut]] = field(default_factory=list[tuple[_Cut, StandingCut]])
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
@@ -148,10 +150,11 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
                 _add_node(archive, item, bodies)
             elif isinstance(item, _Instructions):
                 _add_instructions(archive, item)
+    family = _Family([(parent, node) for parent, node, _ in archive.nodes])
     for at, item in lines:
         if isinstance(item, _Cut):
             with _at(at):
-                archive.cuts.append((item, _cut(item, archive)))
+                archive.cuts.append((item, _cut(item, archive, family)))
     with _at(line):
         _check(archive)
     return archive
@@ -174,7 +177,16 @@ def load(connection: Connection, tenant: str, session: str, archive: Archive) ->
     insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
     places = {place.node: place for place in plant(connection, key, archive.nodes)}
     for record, cut in archive.cuts:
-        keep_cut(connection, key, record.node, record.agent, cut, exchange=None, at=record.created_at)
+        keep_cut(
+            connection,
+            key,
+            record.node,
+            record.agent,
+            cut.cut,
+            exchange=None,
+            at=record.created_at,
+            kept=cut.kept,
+        )
     head = places.get(said.head)
     values = {
         "updated_at": said.updated_at,
@@ -231,27 +243,79 @@ def _add_instructions(archive: Archive, record: _Instructions) -> None:
     }
 
 
-def _cut(record: _Cut, archive: Archive) -> Cut:
+class _Family:
+    """Who descends from whom, told at once for any two nodes of a tree."""
+
+    def __init__(self, nodes: Sequence[tuple[str, str]]) -> None:
+        """Number (parent, node), parents before children: each one's descendants come right after it."""
+        self._sizes = dict.fromkeys((node for _, node in nodes), 1)
+        for parent, node in reversed(nodes):
+            if parent != ROOT:
+                self._sizes[parent] += self._sizes[node]
+        self._numbers: dict[str, int] = {}
+        following = {ROOT: 0}
+        for parent, node in nodes:
+            number = following[parent]
+            following[parent] = number + self._sizes[node]
+            following[node] = number + 1
+            self._numbers[node] = number
+
+    def descends(self, node: str, ancestor: str) -> bool:
+        """Tell whether a node is below another one, or that one itself."""
+        first = self._numbers[ancestor]
+        return first <= self._numbers[node] < first + self._sizes[ancestor]
+
+
+def _cut(record: _Cut, archive: Archive, family: _Family) -> StandingCut:
     depth = archive.depths.get(record.node)
     if depth is None:
         raise ValueError(f"it stands at {record.node}, which is none of the nodes")
     if record.position > depth:
         raise ValueError(f"its position is {record.position}, and its node has {depth} messages")
     require_plain(policy=record.policy, agent=record.agent, version=record.version)
-    return Cut(
+    changes, gaps, kept = decode_cut(orjson.dumps(record.changes).decode())
+    cut = Cut(
         position=record.position,
         policy=record.policy,
         version=record.version,
-        changes=_changes(record.changes, record.position),
+        changes=_checked(changes, record.position),
         tokens=record.tokens,
         messages=record.messages,
         tool_calls=record.tool_calls,
+        gaps=_checked_gaps(gaps, record.position),
     )
+    if kept is not None:
+        _check_kept(kept, cut, record.node, archive, family)
+    return StandingCut(cut, record.node, kept)
+
+
+def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
+    """Return gaps that all lie before `end`, in order, none of them empty."""
+    last = 0
+    for gap in gaps:
+        if not last <= gap.start < gap.stop <= end:
+            raise ValueError(f"a gap from {gap.start} to {gap.stop} is not in order from {last} to {end}")
+        if gap.tokens < 0 or not 0 <= gap.tool_calls <= gap.messages:
+            raise ValueError(f"the gap at {gap.start} counts what {gap.messages} messages cannot have")
+        last = gap.stop
+    return gaps
+
+
+def _check_kept(kept: tuple[str, ...], cut: Cut, node: str, archive: Archive, family: _Family) -> None:
+    """Check that these are the nodes of the branch before the cut that lie in no gap."""
+    places = standing(range(cut.position), cut.gaps, int)
+    if [archive.depths.get(name, 0) - 1 for name in kept] != places:
+        raise ValueError("what it kept are not the messages outside its gaps")
+    if not all(family.descends(node, name) for name in kept):
+        raise ValueError("what it kept is not of its branch")
 
 
 def _changes(record: Any, end: int) -> tuple[Change, ...]:
     """Return changes of messages that all lie before `end`."""
-    changes = decode_changes(orjson.dumps(record).decode())
+    return _checked(decode_changes(orjson.dumps(record).decode()), end)
+
+
+def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
     for change in changes:
         if not 0 <= change.position < end:
             raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")

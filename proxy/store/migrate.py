@@ -15,14 +15,15 @@ from typing import Final
 
 from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, NullPool, text
+from sqlalchemy import Connection as Engaged
+from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.errors import StoreUnavailable
 from proxy.store.address import PostgresServer, SqliteFile, address_of
+from proxy.store.connection import Connection
 from proxy.store.failures import translated
 from proxy.store.sqlite import create_file, sqlite_engine
 
@@ -36,6 +37,13 @@ _TURN: Final = "300s"
 """How long to wait for another process's migration."""
 _TABLE_LOCK: Final = "10s"
 """How long a migration may wait for a table, since everyone else waits behind it."""
+
+_HAS_TABLES: Final = {
+    "sqlite": text("SELECT name FROM sqlite_master WHERE name = 'alembic_version'"),
+    "postgresql": text("SELECT to_regclass('alembic_version')::text"),
+}
+"""By dialect: returns nothing where no migration ever ran."""
+_REVISION: Final = text("SELECT version_num FROM alembic_version")
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
@@ -62,7 +70,10 @@ async def downgrade(url: str, revision: str) -> None:
 
 def current(connection: Connection) -> str | None:
     """Return the revision of the tables in the database; None where there are none."""
-    return MigrationContext.configure(connection).get_current_revision()
+    found: str | None = None
+    if connection.execute(_HAS_TABLES[connection.dialect.name]).scalar_one_or_none() is not None:
+        found = connection.execute(_REVISION).scalar_one_or_none()
+    return found
 
 
 @cache
@@ -82,7 +93,7 @@ def config() -> Config:
     return found
 
 
-def _alembic(action: Callable[[Config, str], None], revision: str, connection: Connection) -> None:
+def _alembic(action: Callable[[Config, str], None], revision: str, connection: Engaged) -> None:
     settings = config()
     settings.attributes["connection"] = connection
     try:
@@ -94,7 +105,7 @@ def _alembic(action: Callable[[Config, str], None], revision: str, connection: C
         ) from why
 
 
-def _run(url: str, migration: Callable[[Connection], None]) -> None:
+def _run(url: str, migration: Callable[[Engaged], None]) -> None:
     address = address_of(url)
     with _ONE_AT_A_TIME, translated():
         if isinstance(address, SqliteFile):
@@ -103,14 +114,14 @@ def _run(url: str, migration: Callable[[Connection], None]) -> None:
             asyncio.run(_on_postgres(address, migration))
 
 
-def _on_sqlite(file: SqliteFile, migration: Callable[[Connection], None]) -> None:
+def _on_sqlite(file: SqliteFile, migration: Callable[[Engaged], None]) -> None:
     create_file(file.path)
     # BEGIN IMMEDIATE is the lock: SQLite has one writer.
     with sqlite_engine(file.path, "BEGIN IMMEDIATE").begin() as connection:
         migration(connection)
 
 
-async def _on_postgres(server: PostgresServer, migration: Callable[[Connection], None]) -> None:
+async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], None]) -> None:
     engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool)
     try:
         async with engine.begin() as connection:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import orjson
-from sqlalchemy import Connection
 
 from proxy.history.nodes import body_id
+from proxy.store.connection import Connection
 from proxy.store.plain import require_plain
 from proxy.store.records import Body, Opening, Status, session_key
 from proxy.store.schema import EXCHANGES, FORMS, insert_new
@@ -72,5 +72,6 @@ def begin(connection: Connection, opening: Opening) -> None:
         "tokens_before": 0,
         "tokens_sent": 0,
         "receipt": "{}",
+        "idempotency": opening.idempotency,
     }
     insert_new(connection, EXCHANGES, [row])

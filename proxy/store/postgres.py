@@ -1,13 +1,21 @@
-"""PostgreSQL: a pool of connections, by asyncpg or psycopg. It knows no table."""
+"""PostgreSQL: a pool of connections, by asyncpg or psycopg. It knows no table.
+
+Its units get SQLAlchemy's own connection, which keeps what it compiles.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Final
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, cast
 
-from sqlalchemy.exc import DBAPIError
+import sqlalchemy
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from proxy.errors import StoreUnavailable
 from proxy.store.address import PostgresServer
@@ -21,6 +29,10 @@ _STATEMENT_SECONDS: Final = 60
 _OLDEST_SECONDS: Final = 1800
 """Connections are made anew after this time, so that those of a moved server do not stay."""
 _TRIES: Final = 4
+_TRUSTED_SECONDS: Final = 1.0
+"""A connection that was in use this short a while ago is used again without being tried out: that costs as
+much as a statement of work."""
+_RETURNED: Final = "palimpsest_returned"
 
 
 class PostgresDatabase:
@@ -39,8 +51,8 @@ class PostgresDatabase:
             max_overflow=_MORE_CONNECTIONS,
             pool_timeout=_POOL_SECONDS,
             pool_recycle=_OLDEST_SECONDS,
-            pool_pre_ping=True,
         )
+        _try_out_idle_connections(self._engine.sync_engine)
         # One statement needs no transaction around it, and two round trips less.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -78,8 +90,16 @@ class PostgresDatabase:
 
     async def _read(self, unit: Unit[Result]) -> Result:
         with translated():
-            async with self._reading.connect() as connection:
-                return await connection.run_sync(unit)
+            try:
+                return await self._look(unit)
+            except DBAPIError as why:
+                if not why.connection_invalidated:
+                    raise
+            return await self._look(unit)  # the server had ended the connection: all of them are made anew
+
+    async def _look(self, unit: Unit[Result]) -> Result:
+        async with self._reading.connect() as connection:
+            return await connection.run_sync(_taking(unit))
 
     async def _write(self, unit: Unit[Result]) -> Result:
         with translated():
@@ -93,4 +113,31 @@ class PostgresDatabase:
 
     async def _transact(self, unit: Unit[Result]) -> Result:
         async with self._engine.begin() as connection:
-            return await connection.run_sync(unit)
+            return await connection.run_sync(_taking(unit))
+
+
+def _try_out_idle_connections(engine: sqlalchemy.Engine) -> None:
+    """See to it that a connection that the server, or something between, ended in silence is made anew."""
+
+    @event.listens_for(engine, "checkin")
+    def _note(  # pyright: ignore[reportUnusedFunction]  # the event calls it
+        _: DBAPIConnection | None, record: ConnectionPoolEntry
+    ) -> None:
+        record.info[_RETURNED] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _try_out(  # pyright: ignore[reportUnusedFunction]  # the event calls it
+        connection: DBAPIConnection, record: ConnectionPoolEntry, _: PoolProxiedConnection
+    ) -> None:
+        returned: float | None = record.info.get(_RETURNED)
+        if returned is None or time.monotonic() - returned < _TRUSTED_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as why:
+            raise DisconnectionError from why
+
+
+def _taking(unit: Unit[Result]) -> Callable[[sqlalchemy.Connection], Result]:
+    # It has all that `connection.Connection` asks for; its overloads hide that from one of the type checkers.
+    return cast("Callable[[sqlalchemy.Connection], Result]", unit)

@@ -86,6 +86,10 @@ class SessionRow:
     """Tokens of all requests, as sent."""
     tokens_saved: int
     """Tokens that these requests would have had more without trimming."""
+    model: str | None = None
+    """The model that the conversation last asked; None where that was not noted."""
+    tools: str | None = None
+    """Name of the text of the tools that it last offered; None where it offered none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,29 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A stored message without its text: enough for who has the text."""
+
+    node: str
+    depth: int
+    body: str
+    tokens: int
+    arrival: tuple[Change, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StandingCut:
+    """A cut as it is stored, with what it left."""
+
+    cut: Cut
+    node: str
+    """The node at which it was made: the last message before it."""
+    kept: tuple[str, ...] | None
+    """The nodes before the cut that lie in none of its gaps, by position. None where that was not stored:
+    then the branch must be read whole."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """A request, to be stored before or while the upstream is asked."""
 
@@ -145,6 +172,8 @@ class Opening:
     """The other fields of the request, `messages` and `tools` excepted."""
     tools: bytes | None
     """The JSON text of `tools`; None where there are none."""
+    idempotency: str | None = None
+    """Hash of the client's key for this request; None where it gave none."""
     forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) for stored messages that the client sent in another form than the stored one."""
 
@@ -155,6 +184,16 @@ class Reply:
 
     body: Body
     partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The messages before a cut that lie in none of its gaps."""
+
+    nodes: tuple[str, ...]
+    """Those that are stored already, by position."""
+    messages: tuple[int, ...]
+    """Those among the new ones, by their number in `Settlement.messages`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +225,11 @@ class Settlement:
     tokens_sent: int
     receipt: Mapping[str, Any]
     """What is shown of the exchange: plan, usage, timings, warnings, error; JSON data."""
+    kept: Kept | None = None
+    """What the cut left; None where that is not known."""
+    vouched: int = 0
+    """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to
+    such a conversation, though the client brought them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Connection, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Table, Text, text
 from sqlalchemy.dialects import postgresql, sqlite
+
+from proxy.store.connection import Connection
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -52,6 +54,8 @@ SESSIONS: Final = Table(
     Column("requests", Integer, nullable=False),
     Column("tokens_sent", BigInteger, nullable=False),
     Column("tokens_saved", BigInteger, nullable=False),
+    Column("model", Text),
+    Column("tools", NAME),
     # (tenant, id) is unique because `session` is computed from the two.
     Index(None, "id", "tenant"),
     Index(None, "tenant", "updated_at", "session"),
@@ -98,7 +102,17 @@ NODES: Final = Table(
     Column("policy", Text),
     Column("arrival", Text),  # changes, as `encoding` writes them, at position 0
     Column("created_at", BigInteger, nullable=False),
+    Column("content", NAME),  # `nodes.content_key` of what it says
+    Column("recorded", Text),  # the tenant, where every assistant message up to here came from upstream
     Index(None, "session", "parent"),
+    Index(None, "session", "content"),
+    Index(
+        "ix_nodes_recorded",
+        "recorded",
+        "node",
+        sqlite_where=text("source = 'upstream' AND recorded IS NOT NULL"),
+        postgresql_where=text("source = 'upstream' AND recorded IS NOT NULL"),
+    ),
 )
 """The tree of messages. Append-only."""
 
@@ -147,6 +161,7 @@ EXCHANGES: Final = Table(
     Column("tokens_before", BigInteger, nullable=False),
     Column("tokens_sent", BigInteger, nullable=False),
     Column("receipt", Text, nullable=False),  # a JSON object
+    Column("idempotency", NAME),  # hash of the client's key for this request
     Index(None, "id"),
     Index(None, "session", "created_at", "id"),
     Index(None, "session", "digest"),

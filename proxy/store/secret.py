@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
+from proxy.store.connection import Connection
 from proxy.store.schema import SECRETS, insert_new
 
 _BYTES: Final = 32

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, case, delete, select, tuple_
+from sqlalchemy import bindparam, case, delete, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.history.nodes import ROOT
+from proxy.store.connection import Connection, Row
 from proxy.store.cursor import Cursor
 from proxy.store.records import SessionRow
 from proxy.store.schema import OF_A_SESSION, SESSIONS, insert_into
@@ -100,10 +101,12 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
         "requests": 0,
         "tokens_sent": 0,
         "tokens_saved": 0,
+        "model": None,
+        "tools": None,
     }
 
 
-def _session(row: Row[Any]) -> SessionRow:
+def _session(row: Row) -> SessionRow:
     return SessionRow(
         key=row.session,
         tenant=row.tenant,
@@ -119,4 +122,6 @@ def _session(row: Row[Any]) -> SessionRow:
         requests=row.requests,
         tokens_sent=row.tokens_sent,
         tokens_saved=row.tokens_saved,
+        model=row.model,
+        tools=row.tools,
     )

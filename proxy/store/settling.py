@@ -15,17 +15,19 @@ Nothing comes between open calls and their results, though:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, select, update
+from sqlalchemy import bindparam, select, update
 
 from proxy.history.nodes import ROOT
 from proxy.history.results import place_of_results
+from proxy.store.connection import Connection, Row
 from proxy.store.cuts import keep_cut
-from proxy.store.records import NodeRow, SessionRow, Settled, Settlement, Source, Status, session_key
+from proxy.store.records import Kept, NodeRow, SessionRow, Settled, Settlement, Source, Status, session_key
 from proxy.store.schema import EXCHANGES, SESSIONS
 from proxy.store.sessions import locked_session
 from proxy.store.texts import add_bodies, named_bodies
@@ -41,7 +43,13 @@ _SIDE: Final = "side"
 _OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
 
 _STATE: Final = select(
-    EXCHANGES.c.status, EXCHANGES.c.nodes, EXCHANGES.c.replies, EXCHANGES.c.messages, EXCHANGES.c.instructions
+    EXCHANGES.c.status,
+    EXCHANGES.c.nodes,
+    EXCHANGES.c.replies,
+    EXCHANGES.c.messages,
+    EXCHANGES.c.instructions,
+    EXCHANGES.c.model,
+    EXCHANGES.c.tools,
 ).where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
 
 _MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
@@ -80,13 +88,15 @@ def _settle_without_reply(connection: Connection, session: SessionRow, settlemen
 
 
 def _settle_with_reply(
-    connection: Connection, session: SessionRow, state: Row[*tuple[Any, ...]], settlement: Settlement
+    connection: Connection, session: SessionRow, state: Row, settlement: Settlement
 ) -> Settled:
     base, moves_head = settlement.base, settlement.moves_head
     if settlement.at_head:
         base, beside = _place(connection, session, settlement)
         moves_head = moves_head and not beside
-    line, replies = grow(connection, session.key, base, _asked(settlement), _answered(settlement))
+    line, replies = grow(
+        connection, session.key, base, _asked(settlement), _answered(settlement), tenant=settlement.tenant
+    )
     bodies = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
     stored = frozenset(orjson.loads(state.messages))  # they came with the opening
     add_bodies(connection, session.key, {name: body for name, body in bodies.items() if name not in stored})
@@ -102,6 +112,7 @@ def _settle_with_reply(
             cut,
             exchange=settlement.exchange,
             at=settlement.settled_at,
+            kept=_kept(settlement.kept, line),
         )
     nodes, heads = [place.node for place in line], [place.node for place in replies]
     _close(
@@ -116,8 +127,13 @@ def _settle_with_reply(
         },
     )
     placed = replace(settlement, moves_head=moves_head)
-    _move(connection, session, settlement, _progress(session, placed, replies[0], state.instructions))
+    _move(connection, session, settlement, _progress(session, placed, replies[0], state))
     return Settled(heads[0] if moves_head else session.head, tuple(nodes), tuple(heads))
+
+
+def _kept(kept: Kept | None, line: Sequence[Place]) -> list[str] | None:
+    """Return the nodes that a cut kept, by position; `line` is where the new messages stand."""
+    return None if kept is None else [*kept.nodes, *(line[number].node for number in kept.messages)]
 
 
 def _place(connection: Connection, session: SessionRow, settlement: Settlement) -> tuple[str, bool]:
@@ -157,8 +173,8 @@ def _asked(settlement: Settlement) -> list[Sprout]:
         policy=settlement.policy_version or None,
     )
     return [
-        replace(common, body=body, arrival=arrival)
-        for body, arrival in zip_longest(settlement.messages, arrivals)
+        replace(common, body=body, arrival=arrival, vouched=number < settlement.vouched)
+        for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
     ]
 
 
@@ -176,9 +192,7 @@ def _answered(settlement: Settlement) -> list[Sprout]:
     ]
 
 
-def _progress(
-    session: SessionRow, settlement: Settlement, reply: Place, instructions: str | None
-) -> dict[str, Any]:
+def _progress(session: SessionRow, settlement: Settlement, reply: Place, state: Row) -> dict[str, Any]:
     """Return what a reply changes in the session's row."""
     changed: dict[str, Any] = {
         "requests": session.requests + 1,
@@ -192,7 +206,9 @@ def _progress(
             "rounds": reply.round,
             "tokens": reply.tokens_total,
             # A request beside the conversation has instructions of its own, which are not the session's.
-            "instructions": instructions or session.instructions,
+            "instructions": state.instructions or session.instructions,
+            "model": state.model,
+            "tools": state.tools,
         }
     if settlement.kind != _SIDE:
         changed["arrival"] = settlement.kind

@@ -7,7 +7,7 @@ work to the functions beside it. It knows nothing of HTTP, policies or tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from proxy.store.migrate import current, expected, upgrade
 from proxy.store.opening import begin
 from proxy.store.plain import is_plain
 from proxy.store.postgres import PostgresDatabase
+from proxy.store.recall import Question, Recollection, recall
 from proxy.store.records import (
     Branch,
     ExchangeRow,
@@ -31,6 +32,7 @@ from proxy.store.records import (
     SessionRow,
     Settled,
     Settlement,
+    StandingCut,
     session_key,
 )
 from proxy.store.secret import make_secret, secret_of
@@ -143,11 +145,18 @@ class Store:
 
     # -------------------------------------------------------------------------------------- logs
 
-    async def known(self, key: str, nodes: Sequence[str]) -> set[str]:
-        """Return those of `nodes` that the session has."""
-        if not nodes:
-            return set()
-        return await self._database.read(partial(tree.known_nodes, key=key, nodes=nodes))
+    async def recall(self, question: Question) -> Recollection:
+        """Return what is known of the conversation that a request belongs to; see `recall`."""
+        return await self._database.read(partial(recall, question=question))
+
+    async def recorded(self, tenant: str, node: str) -> list[str]:
+        """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream.
+
+        So were all the assistant messages before it.
+        """
+        if not is_plain(tenant):
+            return []
+        return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node))
 
     async def path(self, key: str, node: str) -> list[NodeRow]:
         """Return the branch from its root to `node`, oldest first; empty where it is not there."""
@@ -165,7 +174,9 @@ class Store:
             return None
         return await self._database.read(partial(texts.instructions_of, key=key, version=version))
 
-    async def cut(self, key: str, nodes: Collection[str], policy: str, agent: str | None) -> Cut | None:
+    async def cut(
+        self, key: str, nodes: Collection[str], policy: str, agent: str | None
+    ) -> StandingCut | None:
         """Return the newest cut (the greatest position) of a policy and an agent at any of these nodes."""
         if not nodes or not _are_plain(policy, agent):
             return None
@@ -210,12 +221,13 @@ class Store:
         """
         return await self._database.write(partial(settle, settlement=settlement))
 
-    async def interrupt_pending(self, at: int) -> int:
+    async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
 
+        With `marks`, only exchanges whose id ends with one of them.
         The process may live after all (another worker's, another host's): its own settling still counts.
         """
-        return await self._database.write(partial(exchanges.interrupt_pending, at=at))
+        return await self._database.write(partial(exchanges.interrupt_pending, at=at, marks=marks))
 
     async def exchange(self, exchange_id: str) -> ExchangeRow | None:
         """Return an exchange by its id, whoever owns it."""
@@ -235,17 +247,6 @@ class Store:
         return await self._database.read(
             partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor)
         )
-
-    async def last_exchange(self, key: str) -> ExchangeRow | None:
-        """Return the newest exchange of a session, settled or not."""
-        found, _ = await self.exchanges(key, limit=1)
-        return found[0] if found else None
-
-    async def last_request(self, key: str, digest: str) -> ExchangeRow | None:
-        """Return the newest exchange of a session, settled or not, whose request has this digest."""
-        if not is_plain(digest):
-            return None
-        return await self._database.read(partial(exchanges.last_request, key=key, digest=digest))
 
 
 def _are_plain(*names: str | None) -> bool:

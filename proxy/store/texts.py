@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import bindparam, select
 
-from proxy.history.nodes import body_id
+from proxy.history.nodes import array_of, body_id
+from proxy.store.connection import Connection
 from proxy.store.records import Body, InstructionsRow
 from proxy.store.schema import BODIES, INSTRUCTIONS, SESSIONS, insert_new
 from proxy.wire.messages import Message
@@ -79,7 +80,7 @@ def add_instructions(
     connection: Connection, key: str, messages: Sequence[Message], tokens: int, at: int
 ) -> str:
     """Store a version of the instructions; return its name, the same for the same messages."""
-    text = b"[" + b",".join(message.raw for message in messages) + b"]"
+    text = array_of(messages)
     version = body_id(text)
     row = {"session": key, "version": version, "messages": text.decode(), "tokens": tokens, "created_at": at}
     insert_new(connection, INSTRUCTIONS, [row])

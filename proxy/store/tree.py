@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, exists, select, true
+from sqlalchemy import Select, bindparam, exists, func, literal_column, select, true
 
-from proxy.history.nodes import ROOT, body_id, node_id
+from proxy.history.nodes import ROOT, body_id, content_hash, content_key, node_id
+from proxy.store.connection import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes
 from proxy.store.plain import made_plain
-from proxy.store.records import Body, Branch, NodeRow, Source
-from proxy.store.schema import BODIES, NODES, insert_new
+from proxy.store.records import Body, Branch, Mark, NodeRow, Source
+from proxy.store.schema import BODIES, NODES, SESSIONS, insert_new
 from proxy.trimming.plan import Change
 from proxy.wire.messages import Message
 
@@ -21,21 +22,50 @@ _AT_ONCE: Final = 500
 """Names in one question: databases limit them."""
 
 _OF_SESSION: Final = NODES.c.session == bindparam("key")
-_NAMED: Final = select(NODES.c.node, NODES.c.depth, NODES.c.round, NODES.c.tokens_total).where(
-    _OF_SESSION, NODES.c.node.in_(bindparam("nodes", expanding=True))
+_AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
+_NAMED: Final = select(
+    NODES.c.node, NODES.c.depth, NODES.c.round, NODES.c.tokens_total, NODES.c.recorded
+).where(_OF_SESSION, _AMONG)
+_DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(_OF_SESSION, _AMONG)
+_PARENTS: Final = (
+    select(NODES.c.parent)
+    .where(_OF_SESSION, NODES.c.content == bindparam("content"))
+    .order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
+    .limit(bindparam("most", type_=NODES.c.depth.type))
 )
-_KNOWN: Final = _NAMED.with_only_columns(NODES.c.node)
 
 _COLUMNS: Final = (
     *("node", "parent", "depth", "round", "tokens_total", "body", "tokens", "source", "partial", "exchange"),
     *("agent", "policy", "arrival", "created_at"),
 )
 """In the order in which `_node` takes them."""
+_MARKED: Final = ("node", "depth", "body", "tokens", "arrival")
+"""In the order in which `_mark` takes them."""
+
+
+_RECORDED: Final = (
+    select(SESSIONS.c.id)
+    .join(NODES, NODES.c.session == SESSIONS.c.session)
+    .where(
+        # In the words of the index, which has no other rows.
+        literal_column("nodes.source = 'upstream' AND nodes.recorded IS NOT NULL"),
+        NODES.c.recorded == bindparam("tenant"),
+        NODES.c.node == bindparam("node"),
+    )
+    .limit(2)
+)
+_TEXT: Final = (
+    select(BODIES.c.text)
+    .where(BODIES.c.session == bindparam("key"), BODIES.c.body == NODES.c.body)
+    .correlate(NODES)
+    .scalar_subquery()
+)
+_ROWS: Final = select(*(NODES.c[name] for name in _COLUMNS), _TEXT).where(_OF_SESSION, _AMONG)
 
 
 @cache
-def _path(dialect: str) -> Select[*tuple[Any, ...]]:
-    """Climb from a node to its root, a row at a time, and look up the texts on the way."""
+def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
+    """Climb from a node to its root, a row at a time; `texts` are looked up on the way."""
     up = select(NODES).where(_OF_SESSION, NODES.c.node == bindparam("node")).cte("up", recursive=True)
     step = select(NODES).where(_OF_SESSION, NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
@@ -44,6 +74,8 @@ def _path(dialect: str) -> Select[*tuple[Any, ...]]:
         above = step.limit(1).lateral("above")
         step = select(*above.c).select_from(up.join(above, true()))
     up = up.union_all(step)
+    if not texts:
+        return select(*(up.c[name] for name in _MARKED)).order_by(up.c.depth)
     text = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == up.c.body)
     return select(*(up.c[name] for name in _COLUMNS), text.scalar_subquery()).order_by(up.c.depth)
 
@@ -67,9 +99,8 @@ class Place:
     depth: int
     round: int
     tokens_total: int
-
-
-_START: Final = Place(ROOT, 0, 0, 0)
+    recorded: str | None = None
+    """The tenant, where every assistant message up to here came from upstream (`Sprout.vouched` ones too)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +114,8 @@ class Sprout:
     exchange: str | None = None
     agent: str | None = None
     """Who wrote it, where the message itself does not say."""
+    vouched: bool = False
+    """Whether it is known to have come from upstream, though the client brought it."""
     policy: str | None = None
     arrival: tuple[Change, ...] | None = None
 
@@ -91,13 +124,34 @@ class UnknownBase(LookupError):
     """The node under which others should be put is not stored."""
 
 
-def known_nodes(connection: Connection, key: str, nodes: Sequence[str]) -> set[str]:
-    """Return those of `nodes` that are stored."""
+def depths_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, int]:
+    """Return the depth, 1 under the root, of those of `nodes` that are stored."""
     return {
-        name
+        row.node: row.depth
         for some in _in_parts(nodes)
-        for name in connection.execute(_KNOWN, {"key": key, "nodes": some}).scalars()
+        for row in connection.execute(_DEPTHS, {"key": key, "nodes": some})
     }
+
+
+def parents_of(connection: Connection, key: str, content: str, depth: int, most: int) -> list[str]:
+    """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
+    asked = {"key": key, "content": content, "depth": depth, "most": most}
+    return [row.parent for row in connection.execute(_PARENTS, asked)]
+
+
+def recorded_in(connection: Connection, tenant: str, node: str) -> list[str]:
+    """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream."""
+    return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node}).scalars())
+
+
+def rows_of(connection: Connection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
+    """Return these nodes by depth; those that are not stored are left out."""
+    rows = [
+        _node(row)
+        for some in _in_parts(nodes)
+        for row in connection.execute(_ROWS, {"key": key, "nodes": some})
+    ]
+    return sorted(rows, key=lambda row: row.depth)
 
 
 def path_to(connection: Connection, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
@@ -106,7 +160,13 @@ def path_to(connection: Connection, key: str, node: str, *, below: int = 0) -> l
     With `below`, only what lies deeper than that, and `node` itself.
     """
     asked = {"key": key, "node": node, "below": below}
-    return [_node(row) for row in connection.execute(_path(connection.dialect.name), asked)]
+    return [_node(row) for row in connection.execute(_path(connection.dialect.name, texts=True), asked)]
+
+
+def marks_to(connection: Connection, key: str, node: str, *, below: int = 0) -> list[Mark]:
+    """Return what `path_to` does, without the texts: who resends a history has them."""
+    asked = {"key": key, "node": node, "below": below}
+    return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
 def leaves(connection: Connection, key: str) -> list[Branch]:
@@ -115,11 +175,18 @@ def leaves(connection: Connection, key: str) -> list[Branch]:
 
 
 def grow(
-    connection: Connection, key: str, base: str, messages: Sequence[Sprout], replies: Sequence[Sprout]
+    connection: Connection,
+    key: str,
+    base: str,
+    messages: Sequence[Sprout],
+    replies: Sequence[Sprout],
+    *,
+    tenant: str | None = None,
 ) -> tuple[list[Place], list[Place]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
-    Their texts must be stored in the same transaction. A node that is there stays as it is.
+    Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is
+    whose conversation it is, where a request without an id may be found by it.
 
     Returns:
         Where the messages stand, and where the replies do.
@@ -133,7 +200,7 @@ def grow(
         parent = node_id(parent, sprout.body.message)
         names.append(parent)
     siblings = [node_id(parent, sprout.body.message) for sprout in replies]
-    stored = _places(connection, key, [base, *names, *siblings])
+    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)} | _places(connection, key, [base, *names, *siblings])
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
     places = plant(
@@ -158,28 +225,35 @@ def plant(
 
     `stored` gets to know the new ones.
     """
-    places = stored if stored is not None else {ROOT: _START}
+    places = stored if stored is not None else {ROOT: Place(ROOT, 0, 0, 0)}
     rows: list[dict[str, Any]] = []
     for parent, node, sprout in sprouts:
         if node not in places:
             under = places[parent]
-            places[node] = _below(under, node, sprout.body)
+            places[node] = _below(under, node, sprout)
             rows.append(_row(key, under, places[node], sprout))
     insert_new(connection, NODES, rows)
     return [places[node] for _, node, _ in sprouts]
 
 
 def _places(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, Place]:
-    found = {ROOT: _START}
-    for some in _in_parts([node for node in nodes if node != ROOT]):
-        for row in connection.execute(_NAMED, {"key": key, "nodes": some}):
-            found[row.node] = Place(row.node, row.depth, row.round, row.tokens_total)
-    return found
+    return {
+        row.node: Place(row.node, row.depth, row.round, row.tokens_total, row.recorded)
+        for some in _in_parts([node for node in nodes if node != ROOT])
+        for row in connection.execute(_NAMED, {"key": key, "nodes": some})
+    }
 
 
-def _below(under: Place, name: str, body: Body) -> Place:
-    asks = body.message.role == "user"
-    return Place(name, under.depth + 1, under.round + asks, under.tokens_total + body.tokens)
+def _below(under: Place, name: str, sprout: Sprout) -> Place:
+    role = sprout.body.message.role
+    known = role != "assistant" or sprout.source is Source.UPSTREAM or sprout.vouched
+    return Place(
+        name,
+        under.depth + 1,
+        under.round + (role == "user"),
+        under.tokens_total + sprout.body.tokens,
+        under.recorded if known else None,
+    )
 
 
 def _row(key: str, under: Place, place: Place, sprout: Sprout) -> dict[str, Any]:
@@ -203,6 +277,8 @@ def _row(key: str, under: Place, place: Place, sprout: Sprout) -> dict[str, Any]
         if arrival is None
         else encode_changes(replace(change, position=0) for change in arrival),
         "created_at": sprout.created_at,
+        "content": content_key(content_hash(sprout.body.message)),
+        "recorded": place.recorded,
     }
 
 
@@ -211,7 +287,7 @@ def _agent_in(message: Message) -> str | None:
     return made_plain(agent) if isinstance(agent, str) and agent else None
 
 
-def _node(row: Row[*tuple[Any, ...]]) -> NodeRow:
+def _node(row: Row) -> NodeRow:
     # By place: a branch has thousands of rows, and looking columns up by name costs more than all the rest.
     (
         node,
@@ -247,6 +323,11 @@ def _node(row: Row[*tuple[Any, ...]]) -> NodeRow:
         arrival=None if arrival is None else _arrival_at(depth - 1, arrival),
         created_at=at,
     )
+
+
+def _mark(row: Row) -> Mark:
+    node, depth, body, tokens, arrival = row
+    return Mark(node, depth, body, tokens, None if arrival is None else _arrival_at(depth - 1, arrival))
 
 
 def _arrival_at(position: int, text: str) -> tuple[Change, ...]:

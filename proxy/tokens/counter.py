@@ -6,12 +6,13 @@ knows nothing of policies and stores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
 
+from proxy.history.nodes import body_of
 from proxy.settings.model import TokenMethod
 from proxy.tokens.cache import Cached, CountCache
 from proxy.tokens.estimate import estimate
@@ -69,15 +70,27 @@ class TokenCounter:
         Reasoning is not counted, since it is seldom sent, nor are ids. The count is remembered by the
         message's bytes.
         """
-        return self._remembered(
-            self._messages, message.raw, model, lambda encoding: self._count_message(message, encoding)
-        )
+        return self.messages((message,), model)[0]
+
+    def messages(self, messages: Sequence[Message], model: str) -> list[int]:
+        """Return the tokens of each of `messages`: as `message` does, and faster for many."""
+        encoding = encoding_of(model)
+        keys: list[tuple[EncodingName, str]] = [(encoding, body_of(message)) for message in messages]
+        counts = self._messages.get_all(keys)
+        return [
+            self._new_count(key, message) if count is None else count
+            for key, count, message in zip(keys, counts, messages, strict=True)
+        ]
 
     def json(self, raw: bytes, model: str) -> int:
         """Return the tokens of a JSON text for `model`, such as a request's tools; it is remembered too."""
-        return self._remembered(
-            self._json, raw, model, lambda encoding: self._count(raw.decode("utf-8", "replace"), encoding)
-        )
+        encoding = encoding_of(model)
+        key = (encoding, blake2b(raw, digest_size=_DIGEST_BYTES).digest())
+        known = self._json.get(key)
+        if known is None:
+            known = self._count(raw.decode("utf-8", "replace"), encoding)
+            self._json.put(key, known)
+        return known
 
     @property
     def cached(self) -> Cached:
@@ -89,16 +102,10 @@ class TokenCounter:
         self._messages.clear()
         self._json.clear()
 
-    def _remembered(
-        self, cache: CountCache, raw: bytes, model: str, count: Callable[[EncodingName], int]
-    ) -> int:
-        encoding = encoding_of(model)
-        key = (encoding, blake2b(raw, digest_size=_DIGEST_BYTES).digest())
-        known = cache.get(key)
-        if known is None:
-            known = count(encoding)
-            cache.put(key, known)
-        return known
+    def _new_count(self, key: tuple[EncodingName, str], message: Message) -> int:
+        count = self._count_message(message, key[0])
+        self._messages.put(key, count)
+        return count
 
     def _count(self, text: str, encoding: EncodingName) -> int:
         if self.method == "estimate":

@@ -7,11 +7,13 @@ once are sent again. A decision depends on the message and on what precedes it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from proxy.history.spans import is_result
-from proxy.trimming.plan import Change, Entry, Known
+from proxy.trimming.gaps import standing
+from proxy.trimming.plan import Change, Entry, Gap, Known
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import pinned_so_far
 from proxy.trimming.trigger import Size
@@ -20,10 +22,12 @@ from proxy.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The log after `on_arrival`: what the cut and everything after it build upon."""
+    """The log after `on_arrival`, or a part of it: what the cut and everything after it build upon."""
 
+    entries: tuple[Entry, ...]
+    """The messages as they would be sent if nothing were trimmed, by position."""
     messages: tuple[Message | None, ...]
-    """What stands at each position of the log; None where a recorded decision removed it."""
+    """What stands in the place of each; None where a recorded decision removed it."""
     tokens: tuple[int, ...]
     """Tokens of what stands there."""
     decided: tuple[tuple[Change, ...], ...]
@@ -32,40 +36,94 @@ class Arrived:
     @property
     def changes(self) -> tuple[Change, ...]:
         """All of that, by position."""
-        return tuple(change for changes in self.decided for change in changes)
+        return tuple(change for changes in self.decided if changes for change in changes)
+
+    def without(self, gaps: Sequence[Gap]) -> Arrived:
+        """Return what lies in none of the gaps."""
+        if not gaps:
+            return self
+        entries = self.entries
+        left = standing(range(len(entries)), gaps, lambda place: entries[place].position)
+        return Arrived(
+            tuple([entries[place] for place in left]),
+            tuple([self.messages[place] for place in left]),
+            tuple([self.tokens[place] for place in left]),
+            tuple([self.decided[place] for place in left]),
+        )
+
+    def placed(self, changes: Iterable[Change]) -> list[Change]:
+        """Return those of the changes whose message is here, with its place instead of its position."""
+        found: list[Change] = []
+        for change in changes:
+            place = bisect_left(self.entries, change.position, key=_position)
+            if place < len(self.entries) and self.entries[place].position == change.position:
+                found.append(moved(change, place))
+        return found
 
 
-def arrive(entries: Sequence[Entry], policy: Policy, known: Known) -> Arrived:
-    """Do again what is recorded, and decide for what is sent for the first time."""
-    decided = tuple(_decided(entries, policy, known))
+def arrive(
+    entries: Sequence[Entry], policy: Policy, known: Known, missing: Sequence[tuple[int, Size]] = ()
+) -> Arrived:
+    """Do again what is recorded, and decide for what is sent for the first time.
+
+    `missing` is what stands in the log and is not among the entries, as (position after it, size).
+    """
+    if policy.on_arrival and any(entry.arrival is None for entry in entries):
+        decided = tuple(_decided(entries, policy, known, missing))
+    else:
+        decided = tuple([entry.arrival or () for entry in entries])
     messages: list[Message | None] = [entry.message for entry in entries]
     tokens = [entry.tokens for entry in entries]
-    for position, changes in enumerate(decided):
-        for change in changes:
-            messages[position], tokens[position] = change.message, change.tokens_after
-    return Arrived(tuple(messages), tuple(tokens), decided)
+    if any(decided):
+        for place, changes in enumerate(decided):
+            for change in changes:
+                messages[place], tokens[place] = change.message, change.tokens_after
+    return Arrived(tuple(entries), tuple(messages), tuple(tokens), decided)
 
 
-def _decided(entries: Sequence[Entry], policy: Policy, known: Known) -> Iterator[tuple[Change, ...]]:
+def moved(change: Change, position: int) -> Change:
+    """Return the change as one of the message at `position`."""
+    if change.position == position:
+        return change
+    return Change(
+        position, change.edit, change.reason, change.message, change.tokens_before, change.tokens_after
+    )
+
+
+def _decided(
+    entries: Sequence[Entry], policy: Policy, known: Known, missing: Sequence[tuple[int, Size]]
+) -> Iterator[tuple[Change, ...]]:
     """Yield for each entry what was or is decided about it."""
-    if not policy.on_arrival:
-        yield from (entry.arrival or () for entry in entries)
-        return
     originals = [entry.message for entry in entries]
-    tokens, calls = known.fixed_tokens, 0
-    for position, entry in enumerate(entries):
-        tokens += entry.tokens
-        calls += is_result(entry.message)
+    # Whether a message is a result is read from its text: only where somebody asks.
+    counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)
+    tokens, count, calls = known.fixed_tokens, 0, 0
+    absent = iter(missing)
+    stop, size = next(absent, _NOTHING)
+    run, following = 0, None
+    for place, entry in enumerate(entries):
+        if entry.position != following:
+            run = place
+        following = entry.position + 1
+        while stop <= entry.position:
+            tokens, count, calls = tokens + size.tokens, count + size.messages, calls + size.tool_calls
+            stop, size = next(absent, _NOTHING)
+        tokens, count = tokens + entry.tokens, count + 1
+        if counting:
+            calls += is_result(entry.message)
         if entry.arrival is not None:
             yield entry.arrival
-        elif not is_result(entry.message) or pinned_so_far(originals, position, policy):
+        elif not is_result(entry.message) or pinned_so_far(originals, place, policy, run):
             yield ()
         else:
-            size = Size(tokens, position + 1, calls)
-            yield tuple(_new(position, entry, size, policy, known))
+            yield tuple(_new(entry, Size(tokens, count, calls), policy, known))
 
 
-def _new(position: int, entry: Entry, size: Size, policy: Policy, known: Known) -> Iterator[Change]:
+_NOTHING = (float("inf"), Size(0, 0, 0))
+"""What is missing after the last of it."""
+
+
+def _new(entry: Entry, size: Size, policy: Policy, known: Known) -> Iterator[Change]:
     """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
     message, tokens = entry.message, entry.tokens
     for edit in policy.arrival_edits:
@@ -76,5 +134,9 @@ def _new(position: int, entry: Entry, size: Size, policy: Policy, known: Known) 
             continue
         after = known.count(shortened.message)
         if after < tokens:
-            yield Change(position, edit.type, shortened.reason, shortened.message, tokens, after)
+            yield Change(entry.position, edit.type, shortened.reason, shortened.message, tokens, after)
             message, tokens = shortened.message, after
+
+
+def _position(entry: Entry) -> int:
+    return entry.position

@@ -17,7 +17,7 @@ from proxy.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The whole log, what now stands at each position of it, and what must not be touched."""
+    """The log without its gaps, what now stands at each place of it, and what must not be touched."""
 
     entries: tuple[Entry, ...]
     messages: tuple[Message | None, ...]

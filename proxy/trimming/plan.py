@@ -2,12 +2,14 @@
 
 `history + policy + what is known -> plan -> view`: the types of that sentence. No rule is here.
 Positions are those of the log of one branch: 0 is its oldest message, instructions not counted.
+(Inside a draft they are places in the log that still stands; the engine translates.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from proxy.wire.messages import Message
 
@@ -45,11 +47,40 @@ class Entry:
     """The name under which its original can be read again (`GET /sessions/{id}/refs/{ref}`)."""
     arrival: tuple[Change, ...] | None = None
     """What `on_arrival` decided when it was first sent; None where it is sent for the first time now."""
+    position: int = field(kw_only=True)
+    """Place of the message in the log of the branch, wherever the entries that are given begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages that lie side by side and are not sent any more, summed up."""
+
+    start: int
+    """Position of the first of them."""
+    stop: int
+    """Position after the last one."""
+    edit: str
+    """The `type` of the edit that dropped them; where many edits took turns, of the one that dropped most."""
+    reason: str
+    """Why, in that edit's words."""
+    tokens: int
+    """Their tokens, as they would be sent if nothing were trimmed."""
+    tool_calls: int
+    """Tool results among them."""
+
+    @property
+    def messages(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`."""
+    """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
+
+    Spans that are not sent at all are `gaps`; they stay so as long as the policy's version does. A span of
+    which anything is sent is in `changes`, and the next move decides about it anew, from the originals.
+    """
 
     position: int
     """Number of messages of the log that lie before the cut."""
@@ -58,13 +89,15 @@ class Cut:
     version: str
     """Version of the policy that made it."""
     changes: tuple[Change, ...]
-    """What was decided there, one change or several for a message (in order), by position."""
+    """What is done to messages outside the gaps, one change or several for each (in order), by position."""
     tokens: int
     """Tokens of the whole view, fixed ones included, right after the move."""
     messages: int
     """Messages of the view right after the move."""
     tool_calls: int
     """Tool results of the view right after the move."""
+    gaps: tuple[Gap, ...] = ()
+    """What is not sent at all, by position: whole spans, by this move or by an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +129,7 @@ class Plan:
     fired: str
     """What moved the cut, in words ("tokens 51234 > 50000"); empty where nothing did."""
     arrivals: tuple[Change, ...]
-    """What `on_arrival` changes in this view (already recorded or decided now), by position."""
+    """What `on_arrival` changes outside `earlier` (already recorded or decided now), by position."""
     tokens_before: int
     """Tokens of the request if nothing were trimmed."""
     tokens_sent: int
@@ -106,14 +139,32 @@ class Plan:
     warnings: tuple[str, ...] = field(default=())
     """What was repaired or could not be done, in words."""
     decided: tuple[tuple[Change, ...], ...] = field(default=())
-    """For each entry of the log what `on_arrival` decided, recorded or now: what is to be recorded."""
+    """For each entry that was given what `on_arrival` decided, recorded or now: what is to be recorded."""
+    made: tuple[Change, ...] = field(default=())
+    """What the edits decided at this request's move, message by message, by position."""
+    earlier: tuple[Gap, ...] = field(default=())
+    """What earlier moves dropped of the messages that the request speaks of, and this one left so."""
+    messages_before: int = 0
+    """Messages of the log that the request speaks of, those in gaps included."""
+    needs_whole: bool = False
+    """Whether the cut must move and could not: decide again, with every entry of the log given."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Every change that this view holds, those of arrival first."""
+        """Every change of a single message that led to this view: those of arrival first, then by position.
+
+        What `earlier` sums up is not among them.
+        """
+        if self.moved:
+            return self.arrivals + self.made
         return self.arrivals + (self.cut.changes if self.cut is not None else ())
 
     @property
     def edits(self) -> tuple[str, ...]:
         """The types of the edits that changed something, each once, in the order of what they changed."""
-        return tuple(dict.fromkeys(change.edit for change in self.changes))
+        arrived = len(self.arrivals)
+        placed = [(gap.start, gap.edit) for gap in self.earlier]
+        placed += [(change.position, change.edit) for change in self.changes[arrived:]]
+        placed.sort(key=itemgetter(0))
+        names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
+        return tuple(dict.fromkeys(names))

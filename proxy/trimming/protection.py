@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from proxy.history.spans import Round, Span, open_calls, span_start
+from proxy.history.spans import Round, Span, is_result, open_calls, span_start
 from proxy.trimming.policy import Keep, Policy
 from proxy.wire.messages import Message
 
@@ -29,15 +29,18 @@ def protected(
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
 
 
-def pinned_so_far(messages: Sequence[Message], position: int, policy: Policy) -> bool:
-    """Tell whether the span of a message is pinned by what stands in it up to that message.
+def pinned_so_far(messages: Sequence[Message], position: int, policy: Policy, floor: int = 0) -> bool:
+    """Tell whether the span of a tool result is pinned by what stands in it up to that message.
 
     What comes after it does not count: what is decided on arrival is a function of the message
-    and of what precedes it.
+    and of what precedes it. Nor does what stands before `floor`: something between is missing.
     """
     if not policy.pin:
         return False
-    start = span_start(messages, position)
+    near = position
+    while near > floor and is_result(messages[near]):
+        near -= 1
+    start = near + span_start(messages[near : position + 1], position - near)
     return any(policy.pins(message) for message in messages[start : position + 1])
 
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Final, Protocol
 
 import aiohttp
@@ -177,10 +178,9 @@ class Upstream:
             headers = [*headers, (b"authorization", destination.authorization)]
         await self._take_slot()
         try:
-            url = httpx.URL(destination.base_url)
             request = httpx.Request(
                 method,
-                url,
+                _parsed(destination.base_url),
                 headers=list(headers),
                 content=content,
                 extensions={
@@ -212,6 +212,11 @@ class Upstream:
                 f"All {self._settings.max_connections} connections to the upstream are in use. "
                 "Try again, or raise upstream.max_connections."
             ) from why
+
+
+@lru_cache(maxsize=64)
+def _parsed(base_url: str) -> httpx.URL:
+    return httpx.URL(base_url)  # dearer than all the rest of making a request
 
 
 def _quoted(target: str) -> bytes:

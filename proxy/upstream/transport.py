@@ -15,6 +15,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 from httpx_aiohttp import AiohttpTransport
 from httpx_aiohttp.transport import AiohttpResponseStream
 from multidict import CIMultiDict
@@ -54,9 +56,9 @@ class ExactTransport(AiohttpTransport):
         """
         target = request.extensions["target"].decode("ascii")
         timeout = request.extensions["timeout"]
-        data: bytes | httpx.SyncByteStream | httpx.AsyncByteStream | None
+        data: _Whole | httpx.SyncByteStream | httpx.AsyncByteStream | None
         try:
-            data = request.content or None
+            data = _Whole(request.content) if request.content else None
         except httpx.RequestNotRead:
             data = request.stream
             request.headers.pop("transfer-encoding", None)  # aiohttp writes it
@@ -84,6 +86,28 @@ class ExactTransport(AiohttpTransport):
     async def aclose(self) -> None:
         """Close every connection."""
         await self._session.close()
+
+
+class _Whole(Payload):
+    """A body that is in memory, written at once, whatever its size.
+
+    aiohttp's own warns of bodies above 1 MB, and would have them written in pieces, as files are.
+    """
+
+    _value: bytes
+    _autoclose = True
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the body as text."""
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the body."""
+        await writer.write(self._value)
 
 
 class _WholeStream(AiohttpResponseStream):

@@ -1,6 +1,7 @@
 """What travels between client and upstream, as bytes and plain data. Pure: no input or output, no clock.
 
 messages    one chat message, as the JSON text it arrived as
+facts       what is known of a message's text once it was read
 canonical   the form of a message by which it is recognised; never sent
 request     a request beside its bytes, and the body that goes upstream
 refusals    why a request cannot be read

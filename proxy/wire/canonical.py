@@ -9,7 +9,8 @@ what they change without meaning anything by it is left out here, and nothing el
     content           one part of text is that text
     calls             arguments count as JSON, not as text; `index` and thought signatures do not count
     tool results      `name` does not count
-    replies           reasoning and the like do not count where content or calls remain
+    replies           reasoning and the like, and what SDKs add to them, do not count where content or calls
+                      remain
 
 It must not know where a message stands or what follows from two being the same.
 """
@@ -29,6 +30,9 @@ from proxy.wire.writer import write
 CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Fields of messages, parts and calls that tell a provider what to cache; clients move them every turn."""
 
+_OF_SDKS: Final = ("parsed", "provider_specific_fields")
+"""What SDKs put beside a reply of their own, and send back: OpenAI's `parse()`, LiteLLM."""
+
 REPLY_FIELDS: Final = frozenset(
     {
         "refusal",
@@ -39,12 +43,13 @@ REPLY_FIELDS: Final = frozenset(
         "reasoning_details",
         "thinking_blocks",
         "extra_content",
+        *_OF_SDKS,
         *OWN_FIELDS,
     }
 )
 """Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
 
-_DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content"}
+_DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _MAX_DEPTH: Final = 100
 """Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
@@ -151,6 +156,7 @@ def _function(value: Any) -> Any:
     if not is_object(value):
         return value
     form = _object(value)
+    form.pop("parsed_arguments", None)  # OpenAI's `parse()`: the arguments once more
     if "arguments" in form:
         form["arguments"] = arguments = _arguments(form["arguments"])
         if arguments == {}:

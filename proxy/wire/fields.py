@@ -34,6 +34,11 @@ class RawFields(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         return bytes(self._spans[name])
 
+    def span(self, name: str) -> memoryview | None:
+        """Return the text of a field without copying it; None where there is none."""
+        found = self._spans.get(name)
+        return None if found is None else memoryview(found)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._spans)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import orjson
 
+from proxy.wire.facts import Facts
 from proxy.wire.shapes import is_array, is_object
 from proxy.wire.writer import write
 
@@ -48,15 +49,18 @@ class Message:
     changed by anyone; what changes a message returns another one.
     """
 
-    __slots__ = ("_data", "raw")
+    __slots__ = ("_data", "facts", "raw")
 
     raw: bytes
     """The JSON text, UTF-8, unknown fields and key order included."""
+    facts: Facts | None
+    """What is remembered of the text; None where nothing is."""
 
-    def __init__(self, raw: bytes, data: JsonObject | None = None) -> None:
+    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
         """Wrap `raw`, the text of a JSON object; `data` is the same, parsed, where it is known."""
         self.raw = raw
         self._data = data
+        self.facts = facts
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Message:
@@ -85,6 +89,8 @@ class Message:
     @property
     def role(self) -> str:
         """The role, as it was sent; empty where it is none."""
+        if self.facts is not None:
+            return self.facts.role
         role = self.data.get("role")
         return role if isinstance(role, str) else ""
 
@@ -96,16 +102,27 @@ class Message:
     @property
     def calls(self) -> tuple[Call, ...]:
         """The tool calls of an assistant message in order; empty for every other message."""
+        if self.role != "assistant":
+            return ()
         calls = self.data.get("tool_calls")
-        if self.role != "assistant" or not is_array(calls):
+        if not is_array(calls):
             return ()
         return tuple(_call(item) for item in calls)
 
     @property
     def answers(self) -> str | None:
         """The `tool_call_id` that a tool result answers; None for other messages and where it is missing."""
+        if self.role != "tool":
+            return None
         answered = self.data.get("tool_call_id")
-        return answered if self.role == "tool" and isinstance(answered, str) else None
+        return answered if isinstance(answered, str) else None
+
+    @property
+    def own_fields(self) -> tuple[str, ...]:
+        """Which of `OWN_FIELDS` it has."""
+        if self.facts is not None and not self.facts.has_own_fields:
+            return ()
+        return tuple(name for name in OWN_FIELDS if name in self.data)
 
     def without(self, *names: str) -> Message:
         """Return the message without these fields; the very same message where it has none of them."""

@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from proxy.wire import refusals
+from proxy.wire.facts import Facts, FactsByText
 from proxy.wire.fields import RawFields, emitted, members_of, with_field, without_member
 from proxy.wire.messages import INSTRUCTION_ROLES, OWN_FIELDS, Message
 from proxy.wire.shapes import is_array, is_object
@@ -23,6 +24,8 @@ from proxy.wire.shapes import is_array, is_object
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
+_KNOWN: Final = FactsByText()
+"""A memo of what follows from texts alone."""
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NUMBER: Final = b"-0123456789"
@@ -60,8 +63,8 @@ def parse_chat_request(body: bytes) -> ChatRequest:
             proxy must read has the wrong type. `param` names the place.
     """
     fields, items = _split(body)
-    values = {name: _value(name, text) for name, text in fields.items() if name != "messages"}
-    messages = tuple(_message(f"messages[{i}]", bytes(span)) for i, span in enumerate(items))
+    values = {name: _value(name, fields[name]) for name in fields if name != "messages"}
+    messages = _messages(items)
     lead = next((i for i, item in enumerate(messages) if item.role not in INSTRUCTION_ROLES), len(messages))
     tools = values.get("tools")
     if tools is not None and not is_array(tools):
@@ -105,7 +108,7 @@ def compose(
         *(request.instructions if instructions is None else instructions),
         *(request.messages if messages is None else messages),
     )
-    sent = tuple(message.without(*OWN_FIELDS) for message in asked)
+    sent = tuple(message.without(*names) if (names := message.own_fields) else message for message in asked)
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     if sent != own:
         changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
@@ -138,11 +141,11 @@ def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
     """Return the top-level fields, and the texts of the messages."""
     try:
         fields = RawFields(body)
-        messages = fields.get("messages")
+        messages = fields.span("messages")
         if messages is None:
             raise refusals.missing("messages", "Send an array of at least one message.")
-        if not messages.startswith(b"["):
-            raise refusals.wrong_type("messages", "an array of objects", _value("messages", messages))
+        if bytes(messages[:1]) != b"[":
+            raise refusals.wrong_type("messages", "an array of objects", _value("messages", bytes(messages)))
         items = _ITEMS.decode(messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
         raise refusals.unreadable(body) from why
@@ -176,6 +179,20 @@ def _levels(value: Any) -> int:
     return levels
 
 
+def _messages(items: Sequence[msgspec.Raw]) -> tuple[Message, ...]:
+    """Read the messages; a text that was read before is not read again."""
+    texts = list(map(bytes, items))
+    known = _KNOWN.recall(texts)
+    messages = tuple(
+        _message(f"messages[{i}]", text) if facts is None else Message(facts.raw, None, facts)
+        for i, (text, facts) in enumerate(zip(texts, known, strict=True))
+    )
+    new = [message.facts for message, facts in zip(messages, known, strict=True) if facts is None]
+    if new:
+        _KNOWN.keep(facts for facts in new if facts is not None)
+    return messages
+
+
 def _message(param: str, raw: bytes) -> Message:
     """Read one message."""
     data = _value(param, raw)
@@ -188,7 +205,8 @@ def _message(param: str, raw: bytes) -> Message:
     content = data.get("content")
     if isinstance(content, (bool, int, float)):
         raise refusals.wrong_type(f"{param}.content", _CONTENT, content)
-    return Message(raw, data)
+    own = not data.keys().isdisjoint(OWN_FIELDS)
+    return Message(raw, data, Facts(raw, data["role"], has_own_fields=own))
 
 
 def _model(values: Mapping[str, Any]) -> str:

@@ -167,7 +167,7 @@ def test_what_is_known_of_each_message(proxy: Proxy, session: str) -> None:
 def test_the_context_is_what_is_sent_next(proxy: Proxy, upstream: Upstream, session: str) -> None:
     system = {"role": "system", "content": "Be brief.", "agent": "planner"}
     proxy.chat(session, [system, {"role": "user", "content": "hi"}])
-    work(proxy, session, ["one", LINES, "three", "four"])
+    work(proxy, session, ["one", "two", "three", LINES])
     before = proxy.client.get(f"/sessions/{session}/export").content
     shown = proxy.get(f"/sessions/{session}/context")
     assert proxy.client.get(f"/sessions/{session}/export").content == before
@@ -276,7 +276,7 @@ def test_a_ref_belongs_to_its_session(proxy: Proxy, ref: tuple[str, str], sessio
 
 def test_there_and_back_again(proxy: Proxy, upstream: Upstream, session: str) -> None:
     proxy.chat(session, [{"role": "system", "content": "S"}, {"role": "user", "content": "a"}])
-    work(proxy, session, ["one", LINES, "three", "four"])
+    work(proxy, session, ["one", "two", "three", LINES])
     exported = proxy.client.get(f"/sessions/{session}/export")
     assert exported.headers["content-type"] == "application/x-ndjson"
     copy = proxy.client.post("/sessions/import", params={"as": f"{session}/2"}, content=exported.content)

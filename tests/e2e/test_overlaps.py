@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,3 +110,124 @@ def test_first_messages_at_once_make_one_conversation(proxy: Proxy, upstream: Up
     with slow(proxy, upstream, session, "slow"):
         ask(proxy, session, "quick")
     assert said(proxy, session) == ["quick", "slow"]
+
+
+def twice(
+    proxy: Proxy, upstream: Upstream, session: str, said: list[Any], *, noted: bool, **headers: str
+) -> None:
+    """Ask the same twice, both unanswered; `noted`: the second comes once the first is known to be under way."""
+    before = len(upstream.log)
+
+    def pending() -> bool:
+        answer = proxy.client.get(f"/sessions/{session}/exchanges")
+        return answer.status_code == 200 and answer.json()["data"][0]["status"] == "pending"
+
+    with ThreadPoolExecutor(2) as threads:
+        asked = []
+        for _ in range(2):
+            asked.append(
+                threads.submit(proxy.chat, session, said, "long:3+gate", stream=True, headers=headers)
+            )
+            if noted:
+                until(pending, "it is under way", 20)
+        until(lambda: len(upstream.log) == before + 2, "both have arrived", 20)
+        upstream.gate.set()
+        assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
+    assert [row["status"] for row in proxy.exchanges(session)][-2:] == ["complete"] * 2
+
+
+@pytest.mark.parametrize("use", ["first", "append", "resend", "retry"])
+def test_the_same_request_twice_is_stored_once(
+    proxy: Proxy, upstream: Upstream, session: str, use: str
+) -> None:
+    new: list[Any] = [{"role": "user", "content": "b"}]
+    past: list[Any] = []
+    if use != "first":
+        ask(proxy, session, "a")
+        past = proxy.messages(session)
+    sent = past + new if use == "resend" else new
+    twice(proxy, upstream, session, sent, noted=True, **(RETRY if use == "retry" else {}))
+    assert proxy.messages(session) == [*past, *new, {"role": "assistant", "content": "word0 word1 word2"}]
+    shown = proxy.get(f"/sessions/{session}")
+    assert (len(shown["branches"]), shown["messages"]) == (1, len(past) + 2)
+
+
+@pytest.mark.parametrize("use", ["append", "resend"])
+def test_the_same_request_twice_at_the_same_moment_loses_nothing(
+    proxy: Proxy, upstream: Upstream, session: str, use: str
+) -> None:
+    ask(proxy, session, "a")
+    past = proxy.messages(session)
+    new: list[Any] = [{"role": "user", "content": "b"}]
+    twice(proxy, upstream, session, past + new if use == "resend" else new, noted=False)
+    turn = [*new, {"role": "assistant", "content": "word0 word1 word2"}]
+    if use == "resend":
+        assert proxy.messages(session) == past + turn
+    else:  # neither may have known of the other: then they are two questions, one after the other
+        assert proxy.messages(session) in (past + turn, past + turn + turn)
+    ask(proxy, session, "c", headers={"x-session-mode": "append"})
+    assert proxy.messages(session)[-2]["content"] == "c"
+
+
+def test_a_resend_while_the_last_reply_is_still_streaming(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    ask(proxy, session, "a")
+    past = proxy.messages(session)
+    asked: list[Any] = [*past, {"role": "user", "content": "b"}]
+    # The client has seen some words, and goes on from them.
+    part: list[Any] = [{"role": "assistant", "content": "word0"}, {"role": "user", "content": "stop, c"}]
+    with ThreadPoolExecutor(1) as threads:
+        before = len(upstream.log)
+        slow_one = threads.submit(proxy.chat, session, asked, "long:3+gate", stream=True)
+        until(lambda: len(upstream.log) > before, "the slow request arrives")
+        quick = proxy.chat(session, [*asked, *part])
+        assert quick.status_code == 200
+        assert [m["content"] for m in upstream.last.messages] == ["a", "echo: a", "b", "word0", "stop, c"]
+        assert [m["content"] for m in proxy.messages(session)][-2:] == ["stop, c", "echo: stop, c"]
+        upstream.gate.set()
+        assert slow_one.result().content.endswith(b"data: [DONE]\n\n")
+    branches = proxy.get(f"/sessions/{session}")["branches"]
+    logs = [
+        [m["content"] for m in proxy.get(f"/sessions/{session}/messages", branch=branch["head"])["data"]]
+        for branch in branches
+    ]
+    assert sorted(logs) == [
+        ["a", "echo: a", "b", "word0", "stop, c", "echo: stop, c"],
+        ["a", "echo: a", "b", "word0 word1 word2"],
+    ]
+    # Whichever the client goes on with, the session does.
+    more = [
+        *asked,
+        *part,
+        {"role": "assistant", "content": "echo: stop, c"},
+        {"role": "user", "content": "d"},
+    ]
+    assert proxy.chat(session, more).status_code == 200
+    assert [m["content"] for m in proxy.messages(session)][-4:] == [
+        *("stop, c", "echo: stop, c", "d", "echo: d")
+    ]
+
+
+def test_an_append_after_the_client_left_in_the_middle(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    ask(proxy, session, "a")
+    body = {"model": "long:6+gate", "messages": [{"role": "user", "content": "b"}], "stream": True}
+    headers = {"x-session-id": session}
+    with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        seen = b""
+        for piece in answer.iter_raw():
+            seen += piece
+            if b"word1" in seen:
+                break
+    # The next request does not wait for the settling of the last one: it comes before or after it.
+    ask(proxy, session, "c")
+    until(lambda: "pending" not in [row["status"] for row in proxy.exchanges(session)], "all is settled")
+    statuses = sorted(row["status"] for row in proxy.exchanges(session))
+    assert statuses == ["complete", "complete", "partial"]
+    assert sorted(said(proxy, session)) == ["a", "b", "c"]
+    ask(proxy, session, "d")
+    assert [m["content"] for m in upstream.last.messages if m["role"] == "user"][-1] == "d"
+    partial = next(m["content"] for m in proxy.messages(session) if str(m["content"]).startswith("word0"))
+    assert "word5" not in partial

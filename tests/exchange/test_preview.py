@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from proxy.errors import InvalidRequest
 from proxy.exchange.past import Memory
 from proxy.exchange.preview import preview
 from proxy.settings.model import Settings
+from proxy.store.records import Kept
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
+from proxy.trimming.plan import Cut, Gap
 from proxy.trimming.policy import Policy
 from tests.support.talk import Talk, body, message
 
@@ -25,6 +28,15 @@ SETTINGS = Settings(
     policies={
         "mini": Policy.model_validate({"match": {"models": ["mini*"]}}),
         "bert": Policy.model_validate({"match": {"tenants": ["bert"]}}),
+        "tiny": Policy.model_validate(
+            {
+                "match": {"models": ["tiny"]},
+                "trigger": {"tokens": 40},
+                "target": {"tokens": 20},
+                "edits": [{"type": "drop_oldest"}],
+                "keep": {"rounds": 0},
+            }
+        ),
         "rest": Policy(),
     }
 )
@@ -82,10 +94,48 @@ async def test_the_policy_is_the_tenants(talk: Talk) -> None:
     assert (off["policy"], off["cut"], off["plan"]) == ("off", None, [])
 
 
+async def test_every_message_that_is_not_sent_is_explained(talk: Talk) -> None:
+    await talk.say("a", "b")
+    session = await talk.store.session(talk.tenant, talk.session)
+    assert session is not None
+    second = await talk.say("c", "d", base=session.head)
+    path = await talk.store.path(talk.key, second.head)
+    gap = Gap(0, 2, "drop_oldest", "its round was the oldest", 10, 0)
+    cut = Cut(4, "tiny", SETTINGS.policies["tiny"].version, (), 9, 2, 0, (gap,))
+    asked = body("user", "e")
+    exchange = await talk.begin(asked, base=second.head)
+    await talk.settle(
+        exchange,
+        asked,
+        base=second.head,
+        replies=(body("assistant", "f"),),
+        cut=replace(cut, position=5),
+        kept=Kept((path[2].node, path[3].node), (0,)),
+    )
+    stands = await shown(talk, "tiny")
+    assert [message["content"] for message in stands["messages"]] == ["c", "d", "e", "f"]
+    dropped = {"edit": "drop_oldest", "action": "drop", "reason": "its round was the oldest"}
+    assert stands["plan"] == [
+        {**dropped, "node": row.node, "position": place, "tokens_before": 5, "tokens_after": 0}
+        for place, row in enumerate(path[:2])
+    ]
+    assert stands["tokens_before"] - stands["tokens_sent"] == 10
+    assert (stands["cut"]["position"], stands["cut"]["moved"]) == (5, False)
+    for number in range(4):
+        session = await talk.store.session(talk.tenant, talk.session)
+        assert session is not None
+        await talk.say(f"more {number}", "so", base=session.head)
+    moves = await shown(talk, "tiny")
+    assert moves["cut"]["moved"]
+    assert [line["position"] for line in moves["plan"]] == list(range(len(moves["plan"])))
+    assert len(moves["plan"]) + len(moves["messages"]) == 14
+    assert moves["tokens_before"] - moves["tokens_sent"] == 5 * len(moves["plan"])
+
+
 @pytest.mark.parametrize("policy", ["", "none", "OFF"])
 async def test_a_policy_that_is_none_is_named_as_the_parameter(talk: Talk, policy: str) -> None:
     await talk.say("a", "b")
-    with pytest.raises(InvalidRequest, match="mini, bert, rest") as refused:
+    with pytest.raises(InvalidRequest, match="mini, bert, tiny, rest") as refused:
         await shown(talk, policy)
     assert (refused.value.param, refused.value.code) == ("policy", "unknown_policy")
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from proxy.exchange.receipt import Ticket, expanded, log_line, plan_lines, receipt_of, runs_of
-from proxy.trimming.plan import Change, Cut, Plan
+from proxy.exchange.receipt import (
+    Ticket,
+    expanded,
+    gap_lines,
+    gaps_told,
+    log_line,
+    plan_lines,
+    receipt_of,
+    runs_of,
+)
+from proxy.trimming.plan import Change, Cut, Gap, Plan
 from proxy.wire.messages import Message
 
 STUB = Message(b'{"role":"tool","tool_call_id":"c","content":"short"}')
+
+
+NODES = ["n0", "n1", "n2", "n3"]
+GAP = Gap(0, 1, "keep_tool_calls", "not among the newest 3 tool calls", 9, 1)
 
 
 def _drop(position: int, tokens: int = 10, reason: str = "old") -> Change:
@@ -18,13 +31,21 @@ def _shorten(position: int) -> Change:
 
 
 def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tuple[str, ...] = ()) -> Plan:
-    cut = Cut(4, "default", "v1", (_drop(0), _drop(1, 20), _drop(3)), 50, 2, 1)
+    cut = Cut(5, "default", "v1", (), 50, 2, 1, (GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)))
     return Plan(
-        "default", "v1", cut, moved, "tokens 90 > 60" if moved else "", arrivals, 200, 50, (STUB,), warnings
+        "default",
+        "v1",
+        cut,
+        moved,
+        "tokens 90 > 60" if moved else "",
+        arrivals,
+        200,
+        50,
+        (STUB,),
+        warnings,
+        made=(_drop(2), _drop(3, 20)) if moved else (),
+        earlier=(GAP,) if moved else cut.gaps,
     )
-
-
-NODES = ["n0", "n1", "n2", "n3"]
 
 
 def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
@@ -48,22 +69,35 @@ def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
 
 
 def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), NODES)
+    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), "n0")
     assert receipt["cut"] == {
-        "position": 4,
-        "node": "n3",
+        "position": 5,
+        "node": None,  # not there yet
         "version": "v1",
         "moved": True,
         "fired": "tokens 90 > 60",
     }
-    assert [run["start"] for run in receipt["plan"]] == [0, 3]
+    assert [(run["start"], run["before"]) for run in receipt["plan"]] == [(2, [10, 20])]
+    assert receipt["gaps"] == gaps_told([GAP])
+    assert receipt["edits"] == ["keep_tool_calls", "drop_oldest"]
     assert (receipt["messages_before"], receipt["messages_sent"]) == (5, 2)
 
 
 def test_a_later_one_tells_where_the_cut_is_and_what_it_changed_itself() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(moved=False, arrivals=(_shorten(5),)), 1, 4), NODES[:2])
-    assert receipt["cut"]["node"] is None
+    receipt = receipt_of(Ticket("s", "e", _plan(moved=False, arrivals=(_shorten(5),)), 1, 4), "n3")
+    assert receipt["cut"]["node"] == "n3"
     assert [run["start"] for run in receipt["plan"]] == [5]
+    assert [(gap["start"], gap["stop"]) for gap in receipt["gaps"]] == [(0, 1), (2, 4)]
+
+
+def test_gaps_are_shown_message_by_message() -> None:
+    gaps = gaps_told([GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)])
+    lines = gap_lines(gaps, NODES, [9, 8, 10, 20])
+    assert lines == plan_lines(
+        [Change(0, GAP.edit, GAP.reason, None, 9, 0), _drop(2), _drop(3, 20)],
+        NODES,
+    )
+    assert gap_lines(gaps, NODES[:3], [9, 8, 10]) == lines[:2]
 
 
 def test_headers_tell_what_was_done() -> None:
@@ -71,7 +105,7 @@ def test_headers_tell_what_was_done() -> None:
     assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
     assert headers[b"x-context-tokens-before"] == b"200"
     assert headers[b"x-context-messages-sent"] == b"2"
-    assert headers[b"x-context-edits"] == b"drop_oldest"
+    assert headers[b"x-context-edits"] == b"keep_tool_calls,drop_oldest"
     assert headers[b"x-context-warning"] == b"a; b c; d"
 
 

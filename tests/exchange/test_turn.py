@@ -10,11 +10,10 @@ import orjson
 import pytest
 
 from proxy.errors import UpstreamTimeout
-from proxy.exchange.past import Memory, Past
+from proxy.exchange.past import Asking, Memory, Past
 from proxy.exchange.receipt import Ticket
 from proxy.exchange.relay import Outcome
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
-from proxy.history.reconcile import Mode
 from proxy.store.records import Status
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
@@ -27,6 +26,7 @@ from tests.support.talk import Talk, message
 pytestmark = pytest.mark.anyio
 
 COUNTER = TokenCounter("estimate")
+ASKING = Asking("t", idempotency="k", agent="boss")
 SYSTEM = {"role": "system", "content": "S"}
 SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
 
@@ -44,7 +44,7 @@ def planned(past: Past, **policy: Any) -> Plan:
 
 def turn_of(request: ChatRequest, past: Past, **policy: Any) -> Turn:
     ticket = Ticket("s", "exc_1", planned(past, **policy), len(past.instructions), len(past.entries))
-    return Turn(Call("t", [], b"", request.raw), request, past, ticket, "boss", time.monotonic(), stored=True)
+    return Turn(Call("t", [], b"", request.raw), request, past, ticket, ASKING, time.monotonic(), stored=True)
 
 
 @pytest.fixture
@@ -55,9 +55,8 @@ async def talk(tmp_path: Path) -> Any:
 
 
 async def first(talk: Talk, request: ChatRequest, **policy: Any) -> Turn:
-    past = await Memory(talk.store, COUNTER, "auto").past_of(
-        request, tenant="t", session="s", mode=Mode.AUTO, retried=False
-    )
+    memory = Memory(talk.store, COUNTER, "auto")
+    past = await memory.past_of(request, await memory.incoming(request, ASKING), "s", ASKING)
     return turn_of(request, past, **policy)
 
 

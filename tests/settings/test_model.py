@@ -47,7 +47,7 @@ def test_nothing_but_the_arguments_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"server": {"workers": 2}}, "only 1 is supported for now"),
+        ({"server": {"workers": 0}}, "greater than or equal to 1"),
         ({"server": {"port": 65536}}, "less than or equal to 65535"),
         ({"store": {"on_failure": "forward"}}, "'reject'"),
         ({"auth": {"mode": "keys"}}, "needs at least one entry"),

@@ -37,7 +37,7 @@ def test_a_broken_file_is_told_line_setting_and_cure(broken: dict[str, str]) -> 
 
 
 def test_each_mistake_has_a_line_of_its_own() -> None:
-    lines = said_of("server:\n  port: -1\n  workers: 4\nauth:\n  mode: nobody\n")
+    lines = said_of("server:\n  port: -1\n  workers: 0\nauth:\n  mode: nobody\n")
     assert [line.partition(": ")[0] for line in lines] == ["config.yaml:2", "config.yaml:3", "config.yaml:5"]
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from proxy.errors import NotFound
 from proxy.history.nodes import ROOT
-from proxy.store.records import Body, Status
+from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut
+from proxy.trimming.plan import Cut, Gap
 from proxy.wire.messages import JsonObject, Message
 from tests.support.talk import Talk, body, message
 
@@ -22,12 +22,13 @@ async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
     talk = Talk(store)
     asked = Body(Message(b'{"role":"user",  "content":"spaced"}'), 4)
     exchange = await talk.begin(asked, instructions=(message("system", "x"),), tools=b"[{}]")
-    changes = (Change(0, "drop_oldest", "old", None, 4, 0),)
+    gap = Gap(0, 1, "drop_oldest", "old", 4, 0)
     made = await talk.settle(
         exchange,
         asked,
         replies=(body("assistant", "1"),),
-        cut=Cut(1, "default", "v1", changes, 9, 1, 0),
+        cut=Cut(1, "default", "v1", (), 9, 1, 0, (gap,)),
+        kept=Kept((), ()),
     )
     failed = await talk.begin(
         body("user", "never answered"), forms=((made.head, message("assistant", "one")),)
@@ -74,7 +75,7 @@ async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
         failed: "failed",
     }
     (kept,) = (record for record in records if record["record"] == "cut")
-    assert kept["changes"] == {"why": [["drop_oldest", "old"]], "drop": [[0, 0, [[0, [4]]]]]}
+    assert kept["changes"] == {"why": [["drop_oldest", "old"]], "gaps": [[0, 0, 1, 4, 0]], "kept": []}
     assert orjson.loads(orjson.dumps(records)) == records  # plain JSON
 
 

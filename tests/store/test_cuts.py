@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from proxy.store.records import Kept, StandingCut
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut
+from proxy.trimming.plan import Change, Cut, Gap
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +18,8 @@ def cut(position: int, *changes: Change, policy: str = "default", version: str =
 
 async def newest(talk: Talk, head: str, policy: str = "default", agent: str | None = None) -> Cut | None:
     names = [row.node for row in await talk.store.path(talk.key, head)]
-    return await talk.store.cut(talk.key, names, policy, agent)
+    found = await talk.store.cut(talk.key, names, policy, agent)
+    return found.cut if found is not None else None
 
 
 async def say(talk: Talk, text: str, made: Cut | None, **changes: object) -> str:
@@ -56,6 +60,24 @@ async def test_the_one_is_found_behind_many_of_branches_left_behind(store: Store
     for number in range(70):
         await say(talk, f"left {number}", cut(10 + number), base=first, at_head=False)
     assert await newest(talk, first) == cut(1)
+
+
+async def test_it_says_what_it_dropped_and_what_it_kept(store: Store) -> None:
+    talk = Talk(store)
+    first = await say(talk, "one", None)
+    gap = Gap(0, 1, "drop_oldest", "its round was the oldest", 5, 0)
+    made = replace(cut(3), gaps=(gap,))
+    head = await say(talk, "two", made, kept=Kept((first,), (0,)))
+    path = [row.node for row in await store.path(talk.key, head)]
+    assert await store.cut(talk.key, path, "default", None) == StandingCut(made, path[2], (first, path[2]))
+    assert await store.cut_at(talk.key, path[2], "default", None) == made
+
+
+async def test_a_cut_that_nobody_said_what_it_kept_of_says_so(store: Store) -> None:
+    talk = Talk(store)
+    head = await say(talk, "one", cut(1))
+    path = [row.node for row in await store.path(talk.key, head)]
+    assert await store.cut(talk.key, path, "default", None) == StandingCut(cut(1), path[0], None)
 
 
 async def test_a_cut_once_made_stays(store: Store) -> None:

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from proxy.errors import StoreUnavailable
+from proxy.store.connection import Connection
 from proxy.store.database import Database
 from proxy.store.schema import SECRETS, insert_new
 from proxy.store.store import Store

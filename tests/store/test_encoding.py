@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.encoding import decode_changes, encode_changes
-from proxy.trimming.plan import Change
+from proxy.store.encoding import decode_changes, decode_cut, encode_changes, encode_cut
+from proxy.trimming.plan import Change, Gap
 from proxy.wire.messages import Message
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -21,6 +21,8 @@ dropped = st.builds(
     st.just(0),
 )
 changed = st.builds(Change, st.integers(0, 40), words, words, st.none() | messages, counts, counts)
+gaps = st.lists(st.builds(Gap, counts, counts, words, words, counts, counts), max_size=5)
+kept = st.none() | st.lists(words, max_size=5).map(tuple)
 
 
 @given(st.lists(dropped | changed))
@@ -34,6 +36,23 @@ def test_changes_come_back_exactly_by_position(changes: list[Change]) -> None:
 @given(st.lists(dropped | changed))
 def test_equal_changes_are_equal_texts(changes: list[Change]) -> None:
     assert encode_changes(decode_changes(encode_changes(changes))) == encode_changes(changes)
+
+
+@given(st.lists(dropped | changed), gaps, kept)
+def test_cuts_come_back_exactly(changes: list[Change], gaps: list[Gap], kept: tuple[str, ...] | None) -> None:
+    in_order = tuple(sorted(changes, key=lambda change: change.position))
+    assert decode_cut(encode_cut(changes, gaps, kept)) == (in_order, tuple(gaps), kept)
+
+
+@given(st.lists(dropped | changed))
+def test_a_cut_that_was_stored_as_changes_alone_is_read(changes: list[Change]) -> None:
+    text = encode_changes(changes)
+    assert decode_cut(text) == (decode_changes(text), (), None)
+
+
+def test_a_cut_over_a_hundred_thousand_messages_takes_next_to_no_room() -> None:
+    gap = Gap(0, 100_000, "drop_oldest", "its round was the oldest", 12_000_000, 30_000)
+    assert len(encode_cut((), (gap,), ())) < 200
 
 
 def test_thousands_of_dropped_messages_take_little_room() -> None:
@@ -62,3 +81,24 @@ def test_nothing_is_next_to_nothing() -> None:
 def test_what_is_no_such_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_changes(text)
+    with pytest.raises(ValueError, match=r"."):
+        decode_cut(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"gaps":[[0,0,1,5,0]]}',
+        '{"why":[["e","r"]],"gaps":[[-1,0,1,5,0]]}',
+        '{"why":[["e","r"]],"gaps":[[0,0,1,5]]}',
+        '{"kept":[1]}',
+    ],
+)
+def test_what_is_no_text_of_a_cut_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_cut(text)
+
+
+def test_what_was_decided_on_arrival_has_no_gaps() -> None:
+    with pytest.raises(ValueError, match="gaps"):
+        decode_changes('{"why":[["e","r"]],"gaps":[[0,0,1,5,0]]}')

@@ -5,7 +5,7 @@ import pytest
 from proxy.errors import InvalidRequest
 from proxy.store.records import Status
 from proxy.store.store import Store
-from tests.support.talk import Talk, body
+from tests.support.talk import Talk, body, opening
 
 pytestmark = pytest.mark.anyio
 
@@ -24,16 +24,6 @@ async def test_exchanges_are_listed_page_by_page_newest_first(store: Store) -> N
         await store.exchanges(talk.key, limit=5, after="x")
 
 
-async def test_the_last_one_is_the_newest_settled_or_not(store: Store) -> None:
-    talk = Talk(store)
-    assert await store.last_exchange(talk.key) is None
-    await talk.say("one", "1")
-    pending = await talk.begin(body("user", "two"), created_at=1_001)
-    last = await store.last_exchange(talk.key)
-    assert last is not None
-    assert (last.id, last.status) == (pending, Status.PENDING)
-
-
 async def test_what_a_process_left_pending_is_interrupted_and_the_rest_is_not(store: Store) -> None:
     talk = Talk(store)
     await talk.say("one", "1")
@@ -49,20 +39,20 @@ async def test_what_a_process_left_pending_is_interrupted_and_the_rest_is_not(st
     assert (done.status, done.settled_at) == (Status.COMPLETE, 2_000)
 
 
+async def test_only_what_the_processes_with_these_marks_left_is_interrupted(store: Store) -> None:
+    talk, other = Talk(store), Talk(store, "other")
+    ids = [f"exc_{n:024x}{mark}" for n, mark in enumerate(("aaaaaaaa", "bbbbbbbb", "cccccccc", "aaaaaaaa"))]
+    for exchange in ids[:3]:
+        await store.begin(opening(exchange, body("user", "hello"), session=talk.session))
+    await store.begin(opening(ids[3], body("user", "hello"), session=other.session))
+    assert await store.interrupt_pending(5_000, ()) == 0
+    assert await store.interrupt_pending(5_000, ("dddddddd",)) == 0
+    assert await store.interrupt_pending(5_000, ("aaaaaaaa", "cccccccc")) == 3
+    rows = [await store.exchange(exchange) for exchange in ids]
+    assert [row and row.status for row in rows] == [
+        *(Status.INTERRUPTED, Status.PENDING, Status.INTERRUPTED, Status.INTERRUPTED)
+    ]
+
+
 async def test_an_exchange_nobody_knows_is_not_there(store: Store) -> None:
     assert await store.exchange("exc_none") is None
-
-
-async def test_the_newest_request_that_said_the_same_is_found(store: Store) -> None:
-    talk = Talk(store)
-    assert await store.last_request(talk.key, "same") is None
-    made = [
-        await talk.begin(digest=digest, created_at=at)
-        for digest, at in (("same", 1_000), ("same", 1_002), ("same", 1_001), ("other", 1_003))
-    ]
-    await Talk(store, "other").begin(digest="same", created_at=1_004)
-    found = await store.last_request(talk.key, "same")
-    assert found is not None
-    assert (found.id, found.digest, found.status) == (made[1], "same", Status.PENDING)
-    assert await store.last_request(talk.key, "none") is None
-    assert await store.last_request(talk.key, "a\x00b") is None

@@ -10,15 +10,17 @@ import pytest
 
 from proxy.errors import Conflict, InvalidRequest
 from proxy.store.loading import read_records
-from proxy.store.records import Body, SessionRow, Source
+from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut
+from proxy.trimming.plan import Change, Cut, Gap
 from proxy.wire.messages import JsonObject, Message
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
 
 CUT = Cut(1, "default", "v1", (Change(0, "drop_oldest", "old", None, 4, 0),), 9, 1, 0)
+"""As it was stored before there were gaps."""
+LATER = Cut(3, "default", "v1", (), 9, 1, 0, (Gap(0, 1, "drop_oldest", "old", 4, 0),))
 
 
 async def told(store: Store) -> list[JsonObject]:
@@ -36,7 +38,8 @@ async def told(store: Store) -> list[JsonObject]:
         kind="first",
     )
     await talk.say("two", "2", base=first.head, at_head=False)
-    await talk.say("zwei", "2", base=first.head, at_head=False)
+    node = first.replies[0]
+    await talk.say("zwei", "2", base=node, at_head=False, cut=LATER, kept=Kept((node,), (0,)))
     return [record async for record in store.export(talk.key)]
 
 
@@ -87,7 +90,10 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     assert first.arrival == (Change(0, "truncate_tool_output", "long", message("user", "o"), 4, 1),)
     assert (reply.policy, reply.arrival) == (None, None)
     names = [row.node for row in await store.path(new.key, made.head)]
-    assert await store.cut(new.key, names, "default", "writer") == CUT
+    assert await store.cut(new.key, names, "default", "writer") == StandingCut(CUT, first.node, None)
+    later = await store.cut(old.key, names, "default", None)
+    assert await store.cut(new.key, names, "default", None) == later
+    assert later == StandingCut(LATER, names[2], (names[1], names[2]))
     assert await store.exchanges(new.key, limit=9) == ([], None)
     await new.say("three", "3")  # and it goes on
     assert await new.texts((await store.find("copy"))[0].head) == ["one \x00", "1", "zwei", "2", "three", "3"]
@@ -144,6 +150,12 @@ def _dropping(position: int) -> JsonObject:
     return {"why": [["drop_oldest", "old"]], "drop": [[0, 0, [[position, [5]]]]]}
 
 
+def _gaps(*gaps: tuple[int, int, int, int], **more: Any) -> Callable[[JsonObject], None]:
+    """Set gaps of (start, stop, tokens, tool_calls), and say nothing of what was kept."""
+    changes = {"why": [["drop_oldest", "old"]], "gaps": [[0, *gap] for gap in gaps]}
+    return _set(changes=changes | more)
+
+
 def _putting(text: str) -> JsonObject:
     return {"why": [["drop_oldest", "old"]], "put": [[0, 0, 0, 5, 1, text]]}
 
@@ -178,6 +190,14 @@ def _putting(text: str) -> JsonObject:
         ("cut", _set(position=0), "stands at position 0, which"),
         ("cut", _set(changes=_dropping(1)), "stands at position 1, which"),
         ("cut", _set(changes=_dropping(-1)), "stands at position -1, which"),
+        ("cut", _gaps((0, 2, 5, 0)), "a gap from 0 to 2 is not in order from 0 to 1"),
+        ("cut", _gaps((-1, 1, 5, 0)), "a gap from -1 to 1"),
+        ("cut", _gaps((0, 0, 5, 0)), "a gap from 0 to 0"),
+        ("cut", _gaps((0, 1, 5, 0), (0, 1, 5, 0)), "a gap from 0 to 1 is not in order from 1 to 1"),
+        ("cut", _gaps((0, 1, -5, 0)), "the gap at 0 counts"),
+        ("cut", _gaps((0, 1, 5, 2)), "the gap at 0 counts what 1 messages cannot have"),
+        ("cut", _gaps(kept=[]), "are not the messages outside its gaps"),
+        ("cut", _gaps((0, 1, 5, 0), kept=["ab" * 20]), "are not the messages outside its gaps"),
         ("cut", _set(changes=_putting("[]")), "puts what is no message"),
         ("cut", _set(changes=_putting("{")), "unexpected end of data"),
         ("node", _set(policy="a\x00b"), "policy holds a NUL"),
@@ -196,6 +216,24 @@ def test_a_record_that_is_wrong_is_named_by_its_line(
         read_records(records)
     assert refused.value.message.startswith(f"Line {line}: ")
     assert refused.value.param == f"[{line - 1}]"
+
+
+def test_what_a_cut_kept_is_of_its_branch(story: list[JsonObject]) -> None:
+    records = copy.deepcopy(story)
+    (cut,) = (record for record in records if record["record"] == "cut" and record["position"] == 3)
+    depth_three = [node for node in _nodes_at(records, 3) if node != cut["node"]]
+    assert len(depth_three) == 1
+    read_records(records)
+    cut["changes"]["kept"][1] = depth_three[0]
+    with pytest.raises(InvalidRequest, match="what it kept is not of its branch"):
+        read_records(records)
+
+
+def _nodes_at(records: list[JsonObject], depth: int) -> list[str]:
+    names = [""]
+    for _ in range(depth):
+        names = [one["node"] for one in records if one["record"] == "node" and one["parent"] in names]
+    return names
 
 
 @pytest.mark.parametrize(

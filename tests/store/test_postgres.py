@@ -4,14 +4,21 @@ import asyncio
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import select, text
 
 from proxy.errors import StoreUnavailable
 from proxy.store.address import PostgresServer, address_of
+from proxy.store.connection import Connection
 from proxy.store.postgres import PostgresDatabase
 from tests.support import postgres
 
 pytestmark = pytest.mark.anyio
+
+
+END_THE_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 
 
 def opened(url: str) -> PostgresDatabase:
@@ -21,7 +28,7 @@ def opened(url: str) -> PostgresDatabase:
 
 
 def one(connection: Connection) -> object:
-    return connection.execute(select(text("1"))).scalar()
+    return connection.execute(select(text("1"))).scalar_one_or_none()
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+asyncpg", "postgresql+psycopg"])
@@ -62,12 +69,38 @@ async def test_transactions_that_block_each_other_are_tried_again(empty_postgres
 async def test_a_connection_that_the_server_ended_is_made_anew(empty_postgres: str) -> None:
     database = opened(empty_postgres)
     assert await database.read(one) == 1
-    end_the_others = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
-    postgres.execute(empty_postgres, end_the_others)
+    postgres.execute(empty_postgres, END_THE_OTHERS)
     assert await database.read(one) == 1
+    await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_an_idle_connection_is_tried_out_before_a_write(
+    empty_postgres: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.postgres._TRUSTED_SECONDS", 0.0)
+    database = opened(empty_postgres.replace("postgresql", scheme, 1))
+    assert await database.write(one) == 1
+    postgres.execute(empty_postgres, END_THE_OTHERS)
+    assert await database.write(one) == 1
+    await database.close()
+
+
+async def test_a_connection_just_used_is_not_tried_out(
+    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise AssertionError("it was tried out")
+
+    monkeypatch.setattr("proxy.store.postgres._TRUSTED_SECONDS", 3600.0)
+    monkeypatch.setattr("sqlalchemy.dialects.postgresql.asyncpg.PGDialect_asyncpg.do_ping", fail)
+    database = opened(empty_postgres)
+    for _ in range(3):
+        assert await database.write(one) == 1
+    postgres.execute(empty_postgres, END_THE_OTHERS)
+    with pytest.raises(StoreUnavailable):  # what was under way is not done twice
+        await database.write(one)
+    assert await database.write(one) == 1
     await database.close()
 
 

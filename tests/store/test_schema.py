@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sqlite3
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, Table, func, select, text, update
+from sqlalchemy import Table, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from proxy.store.connection import Connection
 from proxy.store.schema import BODIES, INSTRUCTIONS, METADATA, NODES, OF_A_SESSION, SECRETS, insert_new
 from proxy.store.store import Store
 from tests.support.talk import Talk, message
@@ -37,9 +39,10 @@ async def test_the_log_cannot_be_changed_only_deleted(
         connection.execute(update(table).values(values))
 
     def count(connection: Connection) -> int | None:
-        return connection.execute(select(func.count()).select_from(table)).scalar()
+        found: int | None = connection.execute(select(func.count()).select_from(table)).scalar_one_or_none()
+        return found
 
-    with pytest.raises(DBAPIError, match="append-only"):
+    with pytest.raises((DBAPIError, sqlite3.Error), match="append-only"):
         await store._database.write(change)
     assert await store._database.read(count)
     assert await store.delete(talk.key)

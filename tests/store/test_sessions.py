@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from proxy.errors import InvalidRequest
+from proxy.store.connection import Connection
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.store import Store

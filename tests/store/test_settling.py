@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.history.nodes import ROOT, body_id, chain, node_id
+from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id
 from proxy.store import settling
 from proxy.store.records import Body, Settled, Source, Status
 from proxy.store.store import Store
@@ -35,7 +35,9 @@ async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
         arrivals=((), (change,)),
         settled_at=2_345,
     )
-    names = chain(ROOT, [asked[0].message, asked[1].message, message("assistant", "42.")])
+    names = names_under(
+        ROOT, map(content_hash, [asked[0].message, asked[1].message, message("assistant", "42.")])
+    )
     assert settled == Settled(names[2], (names[0], names[1]), (names[2],))
     user, tool, reply = await store.path(talk.key, settled.head)
     assert [row.node for row in (user, tool, reply)] == names

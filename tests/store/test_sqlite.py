@@ -4,15 +4,17 @@ import asyncio
 import sqlite3
 import stat
 import threading
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from proxy.errors import StoreUnavailable
 from proxy.store import sqlite
+from proxy.store.connection import Connection
 from proxy.store.database import Unit
 from proxy.store.sqlite import SqliteDatabase, create_file
 
@@ -58,7 +60,7 @@ class Held:
 
 
 def setting(connection: Connection, name: str) -> object:
-    return connection.execute(text(f"PRAGMA {name}")).scalar()
+    return connection.execute(text(f"PRAGMA {name}")).scalar_one_or_none()
 
 
 async def test_only_its_owner_can_read_the_file(path: Path) -> None:
@@ -162,6 +164,65 @@ async def _outcome(database: SqliteDatabase, unit: Unit[None]) -> BaseException 
     except StoreUnavailable as why:
         return why
     return None
+
+
+@contextmanager
+def away(path: Path) -> Generator[None]:
+    """Put a folder in the place of the file for a moment."""
+    elsewhere = path.rename(path.with_name("elsewhere.db"))
+    path.mkdir()
+    yield
+    path.rmdir()
+    elsewhere.rename(path)
+
+
+async def test_a_read_that_finds_no_file_is_told_and_harms_no_later_one(path: Path) -> None:
+    database = SqliteDatabase(path)
+    with away(path), pytest.raises(StoreUnavailable, match="cannot be opened"):
+        await database.read(names)
+    assert await database.read(names) == []
+    await database.close()
+
+
+async def test_a_read_sees_one_state_and_cannot_hold_up_the_writer(path: Path) -> None:
+    database = SqliteDatabase(path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def twice(connection: Connection) -> list[list[str]]:
+        before = names(connection)
+        begun.set()
+        assert go_on.wait(10)
+        return [before, names(connection)]
+
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(database.read(twice))
+        await asyncio.to_thread(begun.wait)
+        await database.write(partial(put, name="a"))
+        go_on.set()
+    assert reading.result() == [[], []]
+    assert await database.read(names) == ["a"]
+    await database.close()
+
+
+async def test_a_read_whose_caller_left_before_its_turn_is_not_begun(path: Path) -> None:
+    database = SqliteDatabase(path)
+    go_on, ran = threading.Event(), list[str]()
+
+    def wait(_: Connection) -> None:
+        assert go_on.wait(10)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(sqlite._READERS):
+            tasks.create_task(database.read(wait))
+        left = tasks.create_task(database.read(lambda _: ran.append("left")))
+        stays = tasks.create_task(database.read(lambda _: ran.append("stays")))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await stays
+    assert ran == ["stays"]
+    await database.close()
 
 
 async def test_two_processes_worth_of_writers_share_a_file(path: Path) -> None:

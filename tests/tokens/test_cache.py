@@ -58,3 +58,14 @@ def test_threads_do_not_disturb_its_sums() -> None:
         list(pool.map(work, (3, 5, 7, 11)))
     counts = [count for key in range(97) if (count := cache.get(key)) is not None]
     assert cache.cached == Cached(50, sum(counts))
+
+
+def test_many_are_found_at_once_as_one_by_one() -> None:
+    cache = CountCache(2 * ENTRY_BYTES)
+    cache.put("a", 1)
+    cache.put("b", 0)
+    assert cache.get_all(["c", "b", "a", "a"]) == [None, 0, 1, 1]
+    assert cache.get_all([]) == []
+    cache.get_all(["b"])
+    cache.put("c", 100)
+    assert cache.get_all(["a", "b", "c"]) == [None, 0, 100]

@@ -184,3 +184,13 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 def test_any_json_object_can_be_counted(data: dict[str, Any]) -> None:
     assert COUNTER.message(Message.of(data), MODEL) >= MESSAGE_TOKENS
+
+
+def test_many_messages_are_counted_as_one_by_one() -> None:
+    counter = TokenCounter("estimate")
+    messages = [Message.of({"role": "user", "content": text}) for text in ("One", "Two, three", "One", "")]
+    counts = [TokenCounter("estimate").message(message, MODEL) for message in messages]
+    assert counter.messages(messages, MODEL) == counts
+    assert counter.messages(messages, MODEL) == counts
+    assert counter.messages([], MODEL) == []
+    assert counter.cached.cached_messages == 3

@@ -78,7 +78,9 @@ def count(given: Message) -> int:
 
 def entries(given: Sequence[Message]) -> list[Entry]:
     """Return messages as trimming sees them, none of them sent before."""
-    return [Entry(each, count(each), f"ref_{position}") for position, each in enumerate(given)]
+    return [
+        Entry(each, count(each), f"ref_{position}", position=position) for position, each in enumerate(given)
+    ]
 
 
 def log(*given: str) -> list[Entry]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.trimming.engine import bypass, plan
-from proxy.trimming.plan import Cut, Entry, Known, Plan
+from proxy.trimming.plan import Change, Cut, Entry, Gap, Known, Plan
 from proxy.trimming.policy import Policy
 from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.trigger import UNKNOWN_WINDOW
@@ -58,9 +58,12 @@ def test_above_the_trigger_the_cut_moves_to_the_end_and_the_target_is_met() -> N
     assert (made.tokens_before, made.tokens_sent) == (120, 40)
     assert made.cut is not None
     assert made.moved
-    assert replace(made.cut, changes=()) == Cut(6, "mine", HUNDRED.version, (), 40, 2, 0)
-    assert [change.position for change in made.cut.changes] == [0, 1, 2, 3]
+    gap = Gap(0, 4, "drop_oldest", "its round was the oldest", 80, 0)
+    assert made.cut == Cut(6, "mine", HUNDRED.version, (), 40, 2, 0, (gap,))
+    assert [change.position for change in made.made] == [0, 1, 2, 3]
+    assert made.changes == made.made
     assert made.edits == ("drop_oldest",)
+    assert (made.earlier, made.messages_before, made.needs_whole) == ((), 6, False)
 
 
 def test_between_two_moves_a_view_begins_with_the_last_one() -> None:
@@ -75,7 +78,7 @@ def test_between_two_moves_a_view_begins_with_the_last_one() -> None:
     assert lines(third.view) == turns(5, 5)
 
 
-def test_a_move_decides_anew_on_the_whole_log() -> None:
+def test_a_move_decides_anew_on_what_still_stands() -> None:
     calls = policy(trigger={"every_request": True}, edits=[{"type": "keep_tool_calls", "last": 1}])
     rounds = [line for n in (1, 2, 3) for line in (f"user {n}", "assistant | a f", f"tool a {n}")]
     standing = plan(log(*rounds), calls, "p", KNOWN).cut
@@ -83,6 +86,103 @@ def test_a_move_decides_anew_on_the_whole_log() -> None:
     assert lines(again.view) == ["user 1", "user 2", "user 3", "assistant | a f", "tool a 3", "user 4"]
     assert again.cut is not None
     assert (again.fired, again.cut.position, again.cut.tool_calls) == ("every_request", 10, 1)
+
+
+def test_what_a_move_dropped_stays_dropped() -> None:
+    entries = log(*turns(1, 3))
+    cut = plan(entries, HUNDRED, "p", KNOWN).cut
+    assert cut is not None
+    longer = log(*turns(1, 5))
+    made = plan(longer, HUNDRED, "p", KNOWN, cut)
+    assert made.cut is not None
+    assert made.cut.gaps == (Gap(0, 8, "drop_oldest", "its round was the oldest", 160, 0),)
+    # The receipt of a move tells what it dropped itself, one by one, and sums up the rest.
+    assert [change.position for change in made.changes] == [4, 5, 6, 7]
+    assert made.earlier == cut.gaps
+    assert made.tokens_before - made.tokens_sent == sum(
+        [*(change.tokens_before for change in made.changes), *(gap.tokens for gap in made.earlier)]
+    )
+
+
+def test_a_block_that_lost_some_of_its_calls_is_decided_about_anew_and_whole() -> None:
+    calls = policy(
+        trigger={"every_request": True},
+        edits=[{"type": "keep_tool_calls", "last": 1, "scope": "all"}],
+    )
+    entries = log("user 1", "assistant | a f, b f", "tool a 1", "tool b 2")
+    first = plan(entries, calls, "p", KNOWN)
+    assert first.cut is not None
+    assert first.cut.gaps == ()
+    assert [(change.position, change.message is None) for change in first.cut.changes] == [
+        (1, False),
+        (2, True),
+    ]
+    assert lines(first.view) == ["user 1", "assistant | b f", "tool b 2"]
+    more = [*entries, *log(*["user"] * 4, "assistant | c f", "tool c 3")[4:]]
+    second = plan(more, calls, "p", KNOWN, first.cut)
+    assert second.cut is not None
+    assert lines(second.view) == ["user 1", "assistant | c f", "tool c 3"]
+    assert second.cut.gaps == (Gap(1, 4, "keep_tool_calls", "not among the newest 1 tool calls", 32, 2),)
+    assert second.cut.changes == ()
+
+
+def test_a_log_without_what_the_cut_dropped_is_planned_as_the_whole_one() -> None:
+    cut = plan(log(*turns(1, 3)), HUNDRED, "p", KNOWN).cut
+    for last in (4, 5):
+        whole = log(*turns(1, last))
+        made = plan(whole[4:], HUNDRED, "p", KNOWN, cut)
+        again = plan(whole, HUNDRED, "p", KNOWN, cut)
+        assert replace(again, decided=again.decided[4:]) == made
+        assert (made.tokens_before, made.messages_before) == (last * 40, last * 2)
+        assert made.moved == (last == 5)
+
+
+def test_another_version_decides_about_everything_and_asks_for_it() -> None:
+    cut = plan(log(*turns(1, 3)), HUNDRED, "p", KNOWN).cut
+    other = policy(trigger={"tokens": 110}, target={"tokens": 109}, edits=[DROP])
+    whole = log(*turns(1, 5))
+    asks = plan(whole[4:], other, "p", KNOWN, cut)
+    assert (asks.needs_whole, asks.moved, asks.fired, asks.cut) == (True, False, "", cut)
+    assert asks.tokens_sent == 120
+    waits = plan(whole[4:8], other, "p", KNOWN, cut)
+    assert (waits.needs_whole, waits.tokens_sent) == (False, 80)
+    made = plan(whole, other, "p", KNOWN, cut)
+    assert made.cut is not None
+    assert (made.needs_whole, made.moved, made.earlier) == (False, True, ())
+    assert made.cut.gaps == (Gap(0, 6, "drop_oldest", "its round was the oldest", 120, 0),)
+    assert made.changes == made.made
+    assert len(made.made) == 6
+
+
+def test_what_the_request_does_not_speak_of_is_not_counted_and_stays_as_it_was() -> None:
+    cut = plan(log(*turns(1, 4)), HUNDRED, "p", KNOWN).cut
+    assert cut is not None
+    assert cut.gaps[0].stop == 6
+    cut = replace(cut, changes=(Change(1, "e", "", None, 20, 0), Change(6, "e", "", None, 20, 0)))
+    stays = log(*turns(1, 5))[4:]
+    made = plan(stays, HUNDRED, "p", KNOWN, cut, start=4)
+    assert (made.tokens_before, made.messages_before) == (120, 6)
+    assert made.earlier == (Gap(4, 6, "drop_oldest", "its round was the oldest", 40, 0),)
+    assert lines(made.view) == ["assistant 0000000004", *turns(5, 5)]
+    later = log(*turns(1, 7))[4:]
+    moved = plan(later, HUNDRED, "p", KNOWN, cut, start=4)
+    assert moved.cut is not None
+    assert moved.cut.changes == cut.changes[:1]
+    assert moved.cut.gaps == (Gap(0, 12, "drop_oldest", "its round was the oldest", 240, 0),)
+    other = policy(trigger={"tokens": 99}, target={"tokens": 60}, edits=[DROP])
+    anew = plan(later, other, "p", KNOWN, cut, start=4)
+    assert anew.cut is not None
+    assert anew.cut.changes == cut.changes[:1]
+    assert anew.cut.gaps == moved.cut.gaps
+    assert (anew.earlier, len(anew.made)) == ((), 8)
+
+
+def test_a_window_that_begins_behind_the_gaps_goes_out_as_the_client_sent_it() -> None:
+    cut = plan(log(*turns(1, 3)), HUNDRED, "p", KNOWN).cut
+    window = log(*turns(1, 3), *BROKEN)[4:]
+    made = plan(window, HUNDRED, "p", KNOWN, cut, start=4)
+    assert made.view == tuple(entry.message for entry in window)
+    assert (made.warnings, made.earlier, made.edits) == ((), (), ())
 
 
 def test_a_cut_beyond_the_log_is_ignored() -> None:
@@ -242,7 +342,7 @@ def test_a_cut_builds_upon_what_arrival_changed() -> None:
     )
     made = plan(log("user q", "assistant | a f", "tool a " + "x" * 600, "user q2"), both, "p", KNOWN)
     assert made.cut is not None
-    (arrived,), (_, removed) = made.arrivals, made.cut.changes
+    (arrived,), (_, removed) = made.arrivals, made.made
     assert removed.tokens_before == arrived.tokens_after
     assert lines(made.view) == ["user q", "user q2"]
     assert made.edits == ("truncate_tool_output", "keep_tool_calls")

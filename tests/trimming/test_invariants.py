@@ -7,13 +7,15 @@ with the last one; the target is met or the miss is told; nothing given is chang
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.history.spans import rounds, spans
+from proxy.history.spans import is_result, rounds, spans
 from proxy.trimming.engine import plan
+from proxy.trimming.gaps import TOLD_APART, joined, standing
 from proxy.trimming.plan import Cut, Entry, Known, Plan
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
@@ -97,7 +99,7 @@ def _check_accounts(made: Plan, log: list[Entry], known: Known) -> None:
     """Check what holds of every plan by itself."""
     assert made.tokens_before == known.fixed_tokens + sum(entry.tokens for entry in log)
     assert made.tokens_sent == known.fixed_tokens + sum(map(count, made.view))
-    assert len(made.decided) == len(log)
+    assert (made.messages_before, len(made.decided)) == (len(log), len(log))
     if made.cut is not None and made.moved:
         assert (made.cut.position, made.cut.tokens) == (len(log), made.tokens_sent)
         assert made.cut.messages == len(made.view)
@@ -120,7 +122,7 @@ def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
     made = plan(entries(log), policy, "p", known, composed=composed)
     _check_accounts(made, entries(log), known)
     _check_target(made, policy)
-    if composed or made.changes:
+    if composed or made.changes or made.earlier:
         assert problems(made.view) == []
         if made.view:
             api_rules.check(
@@ -148,7 +150,7 @@ def test_the_same_arguments_give_the_same_plan_and_nothing_given_is_changed(
 @given(valid(), policies(), KNOWNS)
 def test_what_is_protected_is_sent_as_it_is(log: list[Message], policy: Policy, known: Known) -> None:
     made = plan(entries(log), policy, "p", known)
-    changed = {change.position for change in made.cut.changes} if made.cut is not None else set()
+    changed = {change.position for change in made.made}
     kept = protected(log, spans(log), rounds(log), policy)
     assert not changed & kept
     users = [position for position, message in enumerate(log) if message.role == "user"]
@@ -184,6 +186,59 @@ def test_between_two_moves_each_view_begins_with_the_last_one(
             if not made.moved:
                 assert made.view == still.view
         last, standing = made, made.cut
+
+
+@TRIED
+@given(
+    st.lists(st.lists(SPANS, min_size=1, max_size=3), min_size=2, max_size=8),
+    policies(),
+    policies(),
+    st.sets(st.integers(0, 8), max_size=2),
+    KNOWNS,
+)
+def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
+    growth: list[list[list[Message]]], one: Policy, other: Policy, others: set[int], known: Known
+) -> None:
+    log: list[Message] = []
+    last: Plan | None = None
+    for turn, more in enumerate(growth):
+        log += [message for span in more for message in span]
+        policy = other if turn in others else one
+        standing_cut = last.cut if last is not None else None
+        every = _recorded(log, last)
+        whole = plan(every, policy, "p", known, standing_cut, composed=True)
+        gaps = standing_cut.gaps if standing_cut is not None else ()
+        left = standing(every, gaps, attrgetter("position"))
+        part = plan(left, policy, "p", known, standing_cut, composed=True)
+        assert len(part.decided) == len(left)
+        if part.needs_whole:
+            assert whole.moved
+            assert standing_cut is not None
+            assert standing_cut.version != policy.version
+            assert part.cut == standing_cut
+        else:
+            assert replace(part, decided=()) == replace(whole, decided=())
+            assert part.decided == tuple(whole.decided[entry.position] for entry in left)
+        _check_accounts(whole, every, known)
+        _check_cut(whole, log)
+        last = whole
+
+
+def _check_cut(made: Plan, log: list[Message]) -> None:
+    """Check that gaps are in order, that nothing in them is spoken of, and that they are few."""
+    cut = made.cut
+    if cut is None:
+        return
+    last = 0
+    for gap in cut.gaps:
+        assert last <= gap.start < gap.stop <= cut.position
+        inside = log[gap.start : gap.stop]
+        assert (gap.tokens, gap.tool_calls) == (sum(map(count, inside)), sum(map(is_result, inside)))
+        last = gap.stop
+    outside = standing(range(cut.position), cut.gaps, int)
+    assert {change.position for change in cut.changes} <= set(outside)
+    assert len(cut.gaps) <= (len(outside) + 1) * TOLD_APART
+    assert joined(cut.gaps) == cut.gaps
 
 
 @TRIED

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from proxy.trimming.plan import Change, Cut, Plan
+from typing import Any
+
+from proxy.trimming.plan import Change, Cut, Gap, Plan
 
 
-def planned(arrivals: tuple[Change, ...], cut: Cut | None) -> Plan:
+def planned(arrivals: tuple[Change, ...], cut: Cut | None, *, moved: bool = False, **more: Any) -> Plan:
     return Plan(
-        "p", "v", cut, moved=False, fired="", arrivals=arrivals, tokens_before=0, tokens_sent=0, view=()
+        "p",
+        "v",
+        cut,
+        moved=moved,
+        fired="",
+        arrivals=arrivals,
+        tokens_before=0,
+        tokens_sent=0,
+        view=(),
+        **more,
     )
 
 
@@ -17,6 +28,16 @@ def test_changes_of_arrival_come_first_and_edits_are_named_once() -> None:
     plan = planned((short,), Cut(5, "p", "v", (gone, other), 0, 0, 0))
     assert plan.changes == (short, gone, other)
     assert plan.edits == ("truncate_tool_output", "keep_tool_calls")
+
+
+def test_a_move_tells_what_it_did_itself_and_names_what_was_dropped_before() -> None:
+    stub, gone = Change(7, "truncate_tool_output", "", None, 9, 5), Change(7, "drop_oldest", "", None, 5, 0)
+    gap = Gap(3, 5, "keep_tool_calls", "", 20, 1)
+    cut = Cut(9, "p", "v", (), 0, 0, 0, (gap, Gap(7, 8, "drop_oldest", "", 9, 1)))
+    plan = planned((), cut, moved=True, made=(stub, gone), earlier=(gap,))
+    assert plan.changes == (stub, gone)
+    assert plan.edits == ("keep_tool_calls", "truncate_tool_output", "drop_oldest")
+    assert gap.messages == 2
 
 
 def test_without_a_cut_there_is_what_arrival_changed() -> None:

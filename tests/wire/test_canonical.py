@@ -63,6 +63,21 @@ SAME: list[tuple[str, Data, Data]] = [
     ("mark on a call", called(), called(cache_control={"type": "ephemeral"})),
     ("signature of a call", called(), called(extra_content={"google": {"thought_signature": "x"}})),
     ("null in a call", called(), called(custom=None)),
+    ("what LiteLLM adds to a call", called(), called(provider_specific_fields={"x": 1})),
+    (
+        "arguments that an SDK has parsed",
+        called('{"a": 1}'),
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "a",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}},
+                }
+            ],
+        },
+    ),
     ("type of a call", called(), called(type=None)),
     (
         "type of a call missing",

@@ -14,6 +14,10 @@ def test_fields_are_texts_in_order() -> None:
     assert len(fields) == 2
     assert dict(fields) == {"b": b"1.50", "a": b'{"x":\t[ ]}'}
     assert "c" not in fields
+    span = fields.span("a")
+    assert span is not None
+    assert bytes(span) == b'{"x":\t[ ]}'
+    assert fields.span("c") is None
 
 
 def test_what_is_no_object_has_no_fields_to_read() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.wire.facts import Facts
 from proxy.wire.messages import Call, Message, text_of
 
 CALLS = [
@@ -159,3 +160,25 @@ def test_changing_a_message_is_changing_its_data(data: dict[str, Any], name: str
     assert message.replacing(name, value).data == data | {name: value}
     assert message.without(name).data == {key: kept for key, kept in data.items() if key != name}
     assert list(message.replacing(name, value).data) == list(dict.fromkeys([*data, name]))
+
+
+@pytest.mark.parametrize(
+    ("data", "own"),
+    [
+        ({"role": "user", "content": "agent"}, ()),
+        ({"role": "user", "agent": None}, ("agent",)),
+        ({"is_internal": True, "role": "user", "agent": "a"}, ("agent", "is_internal")),
+    ],
+)
+def test_which_fields_are_ours(data: dict[str, Any], own: tuple[str, ...]) -> None:
+    raw = orjson.dumps(data)
+
+    assert Message(raw).own_fields == own
+    assert Message(raw, None, Facts(raw, "user", has_own_fields=bool(own))).own_fields == own
+
+
+def test_a_message_whose_text_is_known_is_not_parsed_for_its_role() -> None:
+    raw = b"not even JSON"
+    message = Message(raw, None, Facts(raw, "user", has_own_fields=False))
+
+    assert (message.role, message.calls, message.answers, message.own_fields) == ("user", (), None, ())

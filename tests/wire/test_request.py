@@ -354,3 +354,26 @@ def test_what_goes_out_is_what_came_in(
     assert [message.data for message in own] == messages
     assert all(message.raw in raw for message in own)
     assert orjson.loads(compose(request, instructions=[], messages=own)) == data | {"messages": stripped}
+
+
+def test_a_text_that_was_read_before_is_the_same_message_and_is_not_read_again() -> None:
+    raw = body(b'{"role":"user","content":"never sent before: 81"},' + HELLO)
+    first, again = parse_chat_request(raw), parse_chat_request(bytes(bytearray(raw)))
+
+    assert first.messages == again.messages
+    assert first.messages[0].facts is again.messages[0].facts is not None
+    assert again.messages[0]._data is None
+    assert again.messages[0].data == {"role": "user", "content": "never sent before: 81"}
+
+
+def test_what_was_refused_once_is_refused_again() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            parse_chat_request(body(HELLO + b',{"role":"user","content":82}'))
+        assert refused.value.param == "messages[1].content"
+
+
+def test_our_own_fields_are_left_out_of_a_known_message_too() -> None:
+    raw = body(b'{"role":"user","content":"83","agent":"a"},' + HELLO)
+    for _ in range(2):
+        assert compose(parse_chat_request(raw)) == body(b'{"role":"user","content":"83"},' + HELLO)

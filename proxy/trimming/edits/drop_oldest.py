@@ -39,7 +39,7 @@ class DropOldest(BaseEdit, frozen=True):
 def _groups(draft: Draft) -> Iterator[tuple[int, int, str]]:
     """Yield what goes together as (start, stop, reason), the oldest first."""
     for past in draft.rounds[:-1]:
-        yield past.start, past.stop, f"round {past.number} was the oldest"
+        yield past.start, past.stop, "its round was the oldest"
     for current in draft.rounds[-1:]:
         for span in draft.spans:
             if span.start >= current.start:

@@ -24,7 +24,7 @@ def result(content: Any) -> Message:
 
 
 def entry(message: Message) -> Entry:
-    return Entry(message, count(message), REF)
+    return Entry(message, count(message), REF, position=0)
 
 
 def cut(edit: TruncateToolOutput, content: Any) -> Message | None:

@@ -1,0 +1,18 @@
+"""What the proxy costs, measured against an empty passthrough and against no proxy.
+
+    python -m benchmarks            everything; `--help` says how to choose
+
+    c/             the load generator and the fake upstream, plain C
+    compiling      makes programs of them
+    bodies         the requests that are sent and the answers that come
+    passthrough    the baseline: an empty FastAPI proxy
+    subjects       what is measured, as processes
+    load           one run of the load generator, and what it says
+    cases          requests per second and latency, by size, connections and kind of answer
+    appends        latency of appends, by the number of messages that are stored
+    profiling      where the time of a small request goes
+    report         the results as tables
+
+It knows the package from outside only, by its command line and over HTTP; `profiling` alone looks in.
+It runs on Linux: the C programs use epoll, and CPU time is read from /proc.
+"""

@@ -1,0 +1,159 @@
+"""The command: `python -m benchmarks`, or `make bench`."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks import appends, cases, profiling, report, subjects
+from benchmarks.compiling import BUILD, FOLDER, NoCompiler, Programs, compile_programs
+
+_WIDTH: Final = 150
+"""Columns that the tables need."""
+_RESULTS: Final = FOLDER / "results"
+_PAGE: Final = FOLDER.parent / "docs" / "performance.md"
+_FULL: Final = cases.Effort(rounds=3, seconds=1.2)
+_QUICK: Final = cases.Effort(rounds=2, seconds=0.4)
+_APPENDS: Final = "appends"
+"""What `--only` calls them."""
+_APPEND_PHASES: Final = 30
+_APPEND_SECONDS: Final = {False: 90.0, True: 10.0}
+"""How long appends are measured, by whether it is to be quick; storing the histories comes on top."""
+_QUICK_SIZES: Final = (100, 1_000, 10_000)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what was asked for; return the exit code."""
+    given = _parser().parse_args(words)
+    console = Console()
+    if console.width < _WIDTH:
+        console = Console(width=_WIDTH)  # a table that is cut says nothing
+    if given.list:
+        console.print("\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS]))
+        return 0
+    if not Path("/proc/self/stat").exists():
+        console.print("The benchmarks need Linux: epoll, and /proc for CPU time.")
+        return 1
+    try:
+        programs = compile_programs()
+    except NoCompiler as why:
+        console.print(str(why))
+        return 1
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=BUILD))  # beside the checkout: a disk, not a RAM disk
+    try:
+        results = _measure(programs, folder, given)
+    except RuntimeError as why:
+        console.print(f"It went wrong, and {folder} is left to be looked at. {why}", markup=False)
+        return 1
+    shutil.rmtree(folder)
+    _RESULTS.mkdir(exist_ok=True)
+    (_RESULTS / "latest.json").write_text(json.dumps(results, indent=1), "utf-8")
+    text = report.markdown(results)
+    (_RESULTS / "latest.md").write_text(text, "utf-8")
+    report.show(results, console)
+    if given.publish:
+        report.publish(text, _PAGE)
+    console.print(f"Written: {_RESULTS}/latest.json, latest.md" + (f", {_PAGE}" if given.publish else ""))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter turns: a first impression")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="a case (small-64-json, medium-*) or `appends`; repeatable",
+    )
+    parser.add_argument("--rounds", type=int, help="how often each subject has its turn")
+    parser.add_argument("--seconds", type=float, help="how long a turn is")
+    parser.add_argument("--profile", action="store_true", help="where a small request's time goes, instead")
+    parser.add_argument("--publish", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--list", action="store_true", help="name the cases and run none")
+    return parser
+
+
+def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Run the parts that were asked for."""
+    usual = _QUICK if given.quick else _FULL
+    effort = cases.Effort(given.rounds or usual.rounds, given.seconds or usual.seconds)
+    results: dict[str, Any] = {
+        "machine": _machine(),
+        "effort": {"rounds": effort.rounds, "seconds": effort.seconds},
+    }
+    results["cases"] = []
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    if given.profile:
+        say("profile")
+        results["profile"] = profiling.measure(programs, folder, max(effort.seconds, 5.0))
+        return results
+    wanted = given.only or ["*"]
+    chosen = [case for case in cases.all_cases(quick=given.quick) if _matches(case.name, wanted)]
+    with ExitStack() as stack:
+        upstream = stack.enter_context(subjects.upstream(programs, folder))
+        if chosen:
+            with ExitStack() as running:
+                ours = [
+                    upstream,
+                    *(
+                        running.enter_context(subjects.passthrough(upstream, folder, name))
+                        for name in (subjects.PASSTHROUGH, subjects.CLIENT)
+                    ),
+                    running.enter_context(subjects.palimpsest(upstream, folder)),
+                ]
+                results["cases"] = list(cases.measure(programs, ours, chosen, effort, folder, say))
+        if _matches(_APPENDS, wanted):
+            ours = [stack.enter_context(subjects.palimpsest(upstream, folder, appends.POLICIES, "appends"))]
+            results["appends"] = appends.measure(
+                programs,
+                ours[0],
+                folder,
+                phases=_APPEND_PHASES,
+                seconds=_APPEND_SECONDS[given.quick],
+                sizes=_QUICK_SIZES if given.quick else appends.SIZES,
+                say=say,
+            )
+    return results
+
+
+def _matches(name: str, wanted: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in wanted)
+
+
+def _machine() -> dict[str, Any]:
+    """Return what the numbers depend on."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": models[0] if models else platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+        **{name: version(name) for name in ("palimpsest", "uvicorn", "aiohttp", "httpx", "uvloop")},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

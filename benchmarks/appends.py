@@ -1,0 +1,151 @@
+"""Latency of appends, by the number of messages that are stored, where equally much is sent.
+
+A client sends one new message; the proxy adds what is stored, trimmed by `drop_oldest`. The sizes take
+turns request by request on one connection, so that whatever else the machine does meets all alike.
+A session is written by one request that holds its whole history, through the front door. The two
+smaller sizes take a new session in each phase, since appends make a session longer: one that had
+100 messages has at most a third more when its phase ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final
+
+from benchmarks import bodies
+from benchmarks.compiling import Programs
+from benchmarks.load import Plan, run
+from benchmarks.subjects import Subject
+
+Say = Callable[[str], None]
+
+SIZES: Final = (100, 1_000, 10_000, 100_000)
+"""Messages that are stored before the first append."""
+_REUSED: Final = 10_000
+"""From this size on one session serves all phases."""
+POLICIES: Final = {
+    "appends": {
+        "trigger": {"tokens": 3000},
+        "target": {"tokens": 2000},
+        "edits": [{"type": "drop_oldest"}],
+    }
+}
+"""Below what 100 messages have, so that all sizes send the same."""
+_BYTES: Final = 260
+"""Of a message, its JSON included; about 45 tokens."""
+_QUESTION: Final = 220
+_APPENDS: Final = 14
+"""Measured in a phase, of each size."""
+_WARMUP: Final = 2
+
+
+def measure(
+    programs: Programs,
+    subject: Subject,
+    folder: Path,
+    *,
+    phases: int,
+    seconds: float,
+    sizes: Sequence[int],
+    say: Say,
+) -> dict[str, Any]:
+    """Measure phase after phase, until there were `phases` or `seconds` have gone by (at least one).
+
+    Raises:
+        RuntimeError: the proxy gave a wrong answer.
+    """
+    samples: dict[int, list[float]] = {size: [] for size in sizes}
+    seeded: dict[int, float] = {}
+    names: dict[int, list[str]] = {size: [] for size in sizes}
+    sequence, began = 1, 0.0
+    phase = 0
+    while phase < phases and (phase == 0 or time.monotonic() - began < seconds):
+        templates = []
+        for size in sizes:
+            name = f"stored-{size}-{0 if size >= _REUSED else phase}"
+            if name not in names[size]:
+                say(f"append: storing {size:,} messages")
+                names[size].append(name)
+                plan = Plan([_history(folder, name, size)], requests=1, sequence=sequence)
+                stored = run(programs.load, subject, plan)
+                sequence = stored.sequence
+                seeded.setdefault(size, stored.latency["mean"] / 1000)
+            templates.append(_append(folder, name))
+        say(f"append: phase {phase + 1}")
+        began = began or time.monotonic()
+        count = len(sizes)
+        plan = Plan(
+            templates,
+            cycle=True,
+            warmup=_WARMUP * count,
+            requests=_APPENDS * count,
+            seconds=max(seconds - (time.monotonic() - began), 1.0),
+            least=count,
+            sequence=sequence,
+        )
+        measured = run(programs.load, subject, plan)
+        sequence = measured.sequence
+        for size, latencies in zip(sizes, measured.samples, strict=True):
+            samples[size] += latencies
+        phase += 1
+    lines = [
+        _line(size, samples[size], seeded[size], [_receipts(subject, name) for name in names[size]])
+        for size in sizes
+    ]
+    for line in lines:
+        line["ratio_p50"] = line["p50_ms"] / lines[0]["p50_ms"]
+        line["ratio_p99"] = line["p99_ms"] / lines[0]["p99_ms"]
+    return {"phases": phase, "policy": POLICIES, "sizes": lines}
+
+
+def _line(
+    size: int, latencies: Sequence[float], seeding: float, receipts: Sequence[Sequence[dict[str, Any]]]
+) -> dict[str, Any]:
+    appended = [one for session in receipts for one in session if one["kind"] == "append"]
+    ordered = sorted(latencies)
+    return {
+        "stored": size,
+        "requests": len(ordered),
+        "p50_ms": ordered[(len(ordered) - 1) // 2],
+        "p99_ms": ordered[(len(ordered) - 1) * 99 // 100],
+        "mean_ms": mean(ordered),
+        "moves": sum(1 for one in appended if (one["cut"] or {}).get("moved")),
+        "appends": len(appended),
+        "tokens_sent": mean(one["tokens_sent"] for one in appended),
+        "longest": max(one["messages_before"] for one in appended),
+        "seeding_seconds": seeding,
+    }
+
+
+def _receipts(subject: Subject, session: str) -> list[dict[str, Any]]:
+    """Return what the proxy says of each exchange of a session."""
+    address = f"http://127.0.0.1:{subject.port}/sessions/{session}/exchanges?limit=1000"
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=60) as answer:
+        receipts: list[dict[str, Any]] = json.load(answer)["data"]
+        return receipts
+
+
+def _history(folder: Path, name: str, messages: int) -> Path:
+    """Write a request with a history of so many messages, less the answer that it will get."""
+    asked: list[bodies.Message] = [
+        {"role": "assistant", "content": bodies.words(_BYTES - 40, number)}
+        if number % 2
+        else {"role": "user", "content": bodies.words(_BYTES - 35, number)}
+        for number in range(messages - 2)
+    ]
+    asked.append({"role": "user", "content": bodies.question(_QUESTION)})
+    path = folder / "stored.http"
+    path.write_bytes(bodies.request(name, asked))
+    return path
+
+
+def _append(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.http"
+    question: bodies.Message = {"role": "user", "content": bodies.question(_QUESTION)}
+    path.write_bytes(bodies.request(name, [question]))
+    return path

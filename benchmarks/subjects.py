@@ -1,0 +1,168 @@
+"""What is measured, as processes: the fake upstream, the baselines, Palimpsest as its command line starts it.
+
+All of them live for a whole run, so that rounds alternate between processes that are warm. It knows
+how they are started, and how much CPU time they have used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import bodies
+from benchmarks.compiling import Programs
+
+_START_SECONDS: Final = 60
+_STOP_SECONDS: Final = 40
+_TICK: Final = os.sysconf("SC_CLK_TCK")
+
+NO_PROXY: Final = "no proxy"
+PASSTHROUGH: Final = "passthrough"
+CLIENT: Final = "passthrough, httpx.AsyncClient"
+PALIMPSEST: Final = "palimpsest"
+ALL: Final = (NO_PROXY, PASSTHROUGH, CLIENT, PALIMPSEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A process that answers chat completions."""
+
+    name: str
+    """One of `ALL`."""
+    port: int
+    """Where it listens, on 127.0.0.1."""
+    pid: int
+    """Its process; it has no children."""
+
+    @property
+    def stores(self) -> bool:
+        """Whether it keeps histories, which have to be there before they are measured."""
+        return self.name == PALIMPSEST
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time it has used, in user and kernel mode, by all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+@contextmanager
+def upstream(programs: Programs, folder: Path) -> Iterator[Subject]:
+    """Run the fake upstream; what it answers is written into `folder`."""
+    answers = {
+        "answer.json": bodies.completion(),
+        "events.txt": bodies.events(usage=False),
+        "usage.txt": bodies.events(usage=True),
+    }
+    for name, body in answers.items():
+        (folder / name).write_bytes(body)
+    command = [str(programs.upstream), *(str(folder / name) for name in answers)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        if process.stdout is None:
+            raise RuntimeError("the upstream has no output")
+        yield Subject(NO_PROXY, int(process.stdout.readline()), process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def passthrough(behind: Subject, folder: Path, name: str) -> Iterator[Subject]:
+    """Run one of the baselines before the upstream."""
+    port = free_port()
+    words = ["--upstream", f"http://127.0.0.1:{behind.port}/v1", "--port", str(port)]
+    via = "transport" if name == PASSTHROUGH else "client"
+    with running(
+        [sys.executable, "-m", "benchmarks.passthrough", *words, "--via", via], folder / f"{via}.log", port
+    ) as pid:
+        yield Subject(name, port, pid)
+
+
+@contextmanager
+def palimpsest(
+    behind: Subject, folder: Path, policies: Mapping[str, Any] | None = None, name: str = "palimpsest"
+) -> Iterator[Subject]:
+    """Run the proxy before the upstream, with its defaults, a store in `folder`, and these policies."""
+    port = free_port()
+    with running(
+        [*command_line(), "serve", "--config", str(configuration(behind, folder, policies, name, port))],
+        folder / f"{name}.log",
+        port,
+    ) as pid:
+        yield Subject(PALIMPSEST, port, pid)
+
+
+def configuration(
+    behind: Subject, folder: Path, policies: Mapping[str, Any] | None, name: str, port: int
+) -> Path:
+    """Write a configuration file: where to listen and to ask, where the store is, the policies if any."""
+    data: dict[str, Any] = {
+        "server": {"port": port},
+        "upstream": {"base_url": f"http://127.0.0.1:{behind.port}/v1"},
+        "store": {"url": f"sqlite+aiosqlite:///{folder / name}.db"},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(data | ({"policies": policies} if policies else {})), "utf-8")  # JSON is YAML
+    return path
+
+
+def command_line() -> list[str]:
+    """Return how `palimpsest` is started."""
+    installed = Path(sys.executable).with_name("palimpsest")
+    return [str(installed)] if installed.exists() else [sys.executable, "-m", "proxy"]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without what would change where subjects ask, or their settings."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PALIMPSEST_") and not name.lower().endswith("_proxy")
+    }
+
+
+@contextmanager
+def running(command: list[str], log: Path, port: int) -> Iterator[int]:
+    """Run a server, from when it listens until it has stopped."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=environment(), cwd=Path(__file__).parents[1]
+        )
+        try:
+            _wait_for(process, port, log)
+            yield process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        with socket.socket() as asked:
+            if asked.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"It did not start: {log.read_text('utf-8', 'replace')[-2000:]}")
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port: int = asked.getsockname()[1]
+        return port

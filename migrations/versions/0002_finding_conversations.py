@@ -1,0 +1,116 @@
+"""What a conversation is found by where its beginning or its id is missing, and how it was last asked for.
+
+- `nodes.content`: a message by what it says, wherever it stands (a client that left out its oldest messages);
+- `nodes.recorded`: the tenant, where every assistant message up to the node came from upstream (a client
+  that names no session);
+- `sessions.model`, `sessions.tools`: how the conversation asks (a question beside it asks in another way);
+- `exchanges.idempotency`: a repetition that announces itself by its key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from alembic import op
+
+# The one thing taken from the program: names of nodes are made of it, so it cannot change any more.
+from proxy.history.nodes import content_hash, content_key
+from proxy.wire.messages import Message
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+_AT_ONCE: Final = 500
+
+
+def upgrade() -> None:
+    """Add the columns, fill those of the nodes, index them."""
+    op.add_column("sessions", sa.Column("model", sa.Text()))
+    op.add_column("sessions", sa.Column("tools", _name()))
+    op.add_column("exchanges", sa.Column("idempotency", _name()))
+    op.add_column("nodes", sa.Column("content", _name()))
+    op.add_column("nodes", sa.Column("recorded", sa.Text()))
+    _allow_updates()
+    connection = op.get_bind()
+    for session, tenant in connection.execute(sa.text("SELECT session, tenant FROM sessions")).all():
+        _fill(connection, session, tenant)
+    _refuse_updates()
+    op.create_index(op.f("ix_nodes_session_content"), "nodes", ["session", "content"])
+    op.create_index(
+        "ix_nodes_recorded",
+        "nodes",
+        ["recorded", "node"],
+        sqlite_where=sa.text("source = 'upstream' AND recorded IS NOT NULL"),
+        postgresql_where=sa.text("source = 'upstream' AND recorded IS NOT NULL"),
+    )
+
+
+def downgrade() -> None:
+    """Drop them."""
+    op.drop_index("ix_nodes_recorded", "nodes")
+    op.drop_index(op.f("ix_nodes_session_content"), "nodes")
+    for table, name in (
+        ("nodes", "recorded"),
+        ("nodes", "content"),
+        ("exchanges", "idempotency"),
+        ("sessions", "tools"),
+        ("sessions", "model"),
+    ):
+        op.drop_column(table, name)
+
+
+def _fill(connection: sa.Connection, session: str, tenant: str) -> None:
+    """Give the nodes of a session what new nodes are made with."""
+    rows = connection.execute(
+        sa.text(
+            "SELECT n.node, n.parent, n.source, b.text FROM nodes n "
+            "JOIN bodies b ON b.session = n.session AND b.body = n.body "
+            "WHERE n.session = :session ORDER BY n.depth"
+        ),
+        {"session": session},
+    ).all()
+    recorded: dict[str, str | None] = {"": tenant}
+    found: list[dict[str, Any]] = []
+    for node, parent, source, text in rows:
+        message = Message(text.encode())
+        kept = recorded.get(parent) if message.role != "assistant" or source == "upstream" else None
+        recorded[node] = kept
+        found.append(
+            {
+                "session": session,
+                "node": node,
+                "content": content_key(content_hash(message)),
+                "recorded": kept,
+            }
+        )
+    change = sa.text(
+        "UPDATE nodes SET content = :content, recorded = :recorded WHERE session = :session AND node = :node"
+    )
+    for start in range(0, len(found), _AT_ONCE):
+        connection.execute(change, found[start : start + _AT_ONCE])
+
+
+def _allow_updates() -> None:
+    postgres = op.get_bind().dialect.name == "postgresql"
+    op.execute("DROP TRIGGER nodes_append_only" + (" ON nodes" if postgres else ""))
+
+
+def _refuse_updates() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(
+            "CREATE TRIGGER nodes_append_only BEFORE UPDATE ON nodes "
+            "FOR EACH ROW EXECUTE FUNCTION palimpsest_refuse_update()"
+        )
+    else:
+        op.execute(
+            "CREATE TRIGGER nodes_append_only BEFORE UPDATE ON nodes "
+            "BEGIN SELECT RAISE(ABORT, 'nodes is append-only'); END"
+        )
+
+
+def _name() -> sa.types.TypeEngine[str]:
+    """Return the type of hexadecimal names, compared byte by byte."""
+    return sa.Text().with_variant(sa.Text(collation="C"), "postgresql")

@@ -1,0 +1,100 @@
+"""What is known of a message's text, so that a history that is sent again is not read again.
+
+A client that resends its history sends the same texts at every turn. What was found out about a text once
+(that it is a message that can be served, its role, its names) holds for the same text for ever, so it may
+be remembered for the whole process: nothing here can be out of date, and forgetting costs time alone.
+
+It finds nothing out itself: `request` does, and `history.nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+FACTS_BYTES: Final = 64 * 1024 * 1024
+"""What all that is remembered may take in one process, about."""
+_ENTRY_BYTES: Final = 700
+"""What facts take beside their text, about: the names in them, and their place in the table."""
+
+
+class Facts:
+    """What is known of one text, the text of a message that can be served. Shared by all who know the text.
+
+    What is None was not needed yet. Whoever fills it in computes it from the text alone.
+    """
+
+    __slots__ = ("body", "content", "has_own_fields", "raw", "role", "step")
+
+    raw: Final[bytes]
+    """The text."""
+    role: Final[str]
+    """The message's role."""
+    has_own_fields: Final[bool]
+    """Whether it has fields that are ours, and never go upstream."""
+    content: bytes | None
+    """The hash of what it says."""
+    body: str | None
+    """The name of the text."""
+    step: tuple[str, str] | None
+    """Where it stood last: the name of its parent, and its own name there."""
+
+    def __init__(self, raw: bytes, role: str, *, has_own_fields: bool) -> None:
+        self.raw = raw
+        self.role = role
+        self.has_own_fields = has_own_fields
+        self.content = None
+        self.body = None
+        self.step = None
+
+
+class FactsByText:
+    """Facts by their texts, bounded in size: what was not asked for the longest goes first.
+
+    There are two generations. What is used moves to the younger one; when that has half of the room, the
+    older one is forgotten and the younger one takes its place. So no order must be kept, and threads need no
+    lock: each step is one step of a dictionary, and where some of them meet, something is forgotten too
+    early, or a text for each of them is held too much for a while.
+    """
+
+    def __init__(self, max_bytes: int = FACTS_BYTES) -> None:
+        """Begin empty, to hold at most `max_bytes`, about."""
+        self._half: Final = max_bytes // 2
+        self._young: dict[bytes, Facts] = {}
+        self._old: dict[bytes, Facts] = {}
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes, about. Adds them up: it is for looking, not for working."""
+        held = self._old | self._young
+        return sum(map(_size_of, held))
+
+    def recall(self, texts: Sequence[bytes]) -> list[Facts | None]:
+        """Return what is known of each text; None for a new one."""
+        found = list(map(self._young.get, texts))
+        if None in found:
+            old = self._old
+            for place, facts in enumerate(found):
+                if facts is None and (older := old.get(texts[place])) is not None:
+                    found[place] = older
+                    self._add(older)
+        return found
+
+    def keep(self, new: Iterable[Facts]) -> None:
+        """Remember what was found out about new texts. One that takes half of the room is not held."""
+        for facts in new:
+            self._add(facts)
+
+    def _add(self, facts: Facts) -> None:
+        size = _size_of(facts.raw)
+        if size > self._half or facts.raw in self._young:
+            return
+        if self._size + size > self._half:
+            self._old, self._young, self._size = self._young, {}, 0
+        self._young[facts.raw] = facts
+        self._size += size
+
+
+def _size_of(raw: bytes) -> int:
+    return len(raw) + _ENTRY_BYTES

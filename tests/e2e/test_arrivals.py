@@ -1,0 +1,272 @@
+"""Where a request belongs, seen from outside: each kind of arrival, and what the store then holds."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Serve
+from tests.support.server import Proxy
+from tests.support.upstream import Upstream
+
+JsonObject = dict[str, Any]
+_NUMBERS = count(1)
+
+SYSTEM = {"role": "system", "content": "You help."}
+TITLE = {"role": "system", "content": "Give the conversation a title of three words."}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def proxy(serve: Serve) -> Proxy:
+    return serve(policies={"short": {"match": {"models": ["*+short"]}, **SHORT}})
+
+
+SHORT = {
+    "trigger": {"messages": 6},
+    "target": {"tokens": 40},
+    "keep": {"rounds": 1, "spans": 1},
+    "edits": [{"type": "drop_oldest"}],
+}
+
+
+@pytest.fixture
+def session() -> str:
+    return f"arrivals-{next(_NUMBERS)}"
+
+
+def user(text: str) -> JsonObject:
+    return {"role": "user", "content": text}
+
+
+def converse(
+    proxy: Proxy, session: str | None, turns: int, *, start: int = 1, **given: Any
+) -> list[JsonObject]:
+    """Resend the whole conversation at each of some turns; return it, the last reply included."""
+    messages: list[JsonObject] = []
+    for number in range(1, turns + 1):
+        messages.append(user(f"question {number}"))
+        messages.append(reply(proxy, session, messages, **given))
+    return messages
+
+
+def reply(proxy: Proxy, session: str | None, messages: list[JsonObject], **given: Any) -> JsonObject:
+    answer = proxy.chat(session, messages, **given)
+    assert answer.status_code == 200, answer.text
+    message: JsonObject = answer.json()["choices"][0]["message"]
+    return message
+
+
+def kinds(proxy: Proxy, session: str) -> list[str]:
+    return [receipt["kind"] for receipt in proxy.exchanges(session)]
+
+
+def texts(messages: list[JsonObject]) -> list[Any]:
+    return [message["content"] for message in messages]
+
+
+def branches(proxy: Proxy, session: str) -> list[list[Any]]:
+    """Return the texts of every branch."""
+    heads = [branch["head"] for branch in proxy.get(f"/sessions/{session}")["branches"]]
+    return [texts(proxy.get(f"/sessions/{session}/messages", branch=head)["data"]) for head in heads]
+
+
+def test_a_regenerated_and_an_edited_turn_are_branches(proxy: Proxy, session: str) -> None:
+    said = converse(proxy, session, 2)
+    regenerated = reply(proxy, session, said[:3], model="say:again")
+    assert texts(proxy.messages(session)) == [*texts(said[:3]), regenerated["content"]]
+    edited = [*said[:2], user("edited")]
+    reply(proxy, session, edited)
+    assert kinds(proxy, session) == ["first", "resend", "rewind", "rewind"]
+    assert texts(said) in branches(proxy, session)
+    assert len(branches(proxy, session)) == 3
+    # The client goes on with what it had at first.
+    reply(proxy, session, [*said, user("on")])
+    assert kinds(proxy, session)[-1] == "rewind"
+    assert texts(proxy.messages(session))[:4] == texts(said)
+
+
+def test_a_client_that_drops_its_oldest_messages_goes_on_with_its_branch(proxy: Proxy, session: str) -> None:
+    said = converse(proxy, session, 4)
+    for _ in range(3):
+        said += [user(f"more {len(said)}")]
+        said.append(reply(proxy, session, [SYSTEM, *said[-5:]]))
+    assert kinds(proxy, session)[4:] == ["windowed"] * 3
+    assert texts(proxy.messages(session)) == texts(said)
+    assert len(branches(proxy, session)) == 1
+
+
+def test_what_the_client_left_out_stays_out_of_what_is_sent(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    said = converse(proxy, session, 4)
+    window = [*said[-3:], user("more")]
+    answer = proxy.chat(session, window)
+    assert upstream.log[-1].json["messages"] == window
+    assert answer.headers["x-context-messages-before"] == "4"
+
+
+def test_a_window_is_trimmed_like_any_other_history(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    said = converse(proxy, session, 6, model="echo+short")
+    for _ in range(4):
+        said += [user(f"more {len(said)}")]
+        answer = proxy.chat(session, said[-9:], model="echo+short")
+        assert answer.status_code == 200, answer.text
+        assert int(answer.headers["x-context-messages-sent"]) <= 9
+        assert upstream.log[-1].json["messages"][-1] == said[-1]
+        said.append(answer.json()["choices"][0]["message"])
+    assert kinds(proxy, session)[6:] == ["windowed"] * 4
+    assert texts(proxy.messages(session)) == texts(said)
+    context = proxy.get(f"/sessions/{session}/context")
+    assert context["tokens_sent"] <= context["tokens_before"]
+
+
+def test_a_history_replaced_by_a_summary_is_foreign_and_the_old_one_stays(proxy: Proxy, session: str) -> None:
+    said = converse(proxy, session, 3)
+    summary = [
+        user("We spoke of questions 1 to 3."),
+        {"role": "assistant", "content": "I see."},
+        user("go on"),
+    ]
+    end = reply(proxy, session, summary)
+    assert kinds(proxy, session)[-1] == "foreign"
+    assert texts(proxy.messages(session)) == [*texts(summary), end["content"]]
+    assert texts(said) in branches(proxy, session)
+    reply(proxy, session, [*summary, end, user("further")])
+    assert kinds(proxy, session)[-1] == "resend"
+
+
+def test_a_title_asked_for_under_the_same_id_stands_aside(proxy: Proxy, session: str) -> None:
+    said = converse(proxy, session, 2)
+    reply(proxy, session, [TITLE, user("Title for: question 1")])
+    assert kinds(proxy, session) == ["first", "resend", "side"]
+    assert texts(proxy.messages(session)) == texts(said)
+    reply(proxy, session, [*said, user("on")])
+    assert kinds(proxy, session)[-1] == "resend"
+
+
+@pytest.mark.parametrize(("tools", "model"), [(TOOLS, "echo"), (None, "say:title")])
+def test_a_title_asked_for_beside_appends_stands_aside(
+    proxy: Proxy, upstream: Upstream, session: str, tools: list[JsonObject] | None, model: str
+) -> None:
+    offered = {} if tools is None else {"tools": tools}
+    reply(proxy, session, [SYSTEM, user("one")], **offered)
+    reply(proxy, session, [user("two")], **offered)
+    reply(proxy, session, [TITLE, user("Title for: one")], model=model)
+    assert upstream.log[-1].json["messages"] == [TITLE, user("Title for: one")]
+    reply(proxy, session, [user("three")], **offered)
+    assert kinds(proxy, session) == ["first", "append", "side", "append"]
+    asked = [m["content"] for m in proxy.messages(session) if m["role"] == "user"]
+    assert asked == ["one", "two", "three"]
+    assert upstream.log[-1].json["messages"][0] == SYSTEM
+
+
+def test_an_agent_that_says_its_name_appends_in_a_manner_of_its_own(proxy: Proxy, session: str) -> None:
+    reply(proxy, session, [SYSTEM, user("one")], headers={"x-agent-name": "planner"})
+    other = [TITLE, user("two")]
+    reply(proxy, session, other, tools=TOOLS, headers={"x-agent-name": "writer"})
+    assert kinds(proxy, session) == ["first", "append"]
+
+
+# ---------------------------------------------------------------------------------- without an id
+
+
+def unnamed(proxy: Proxy, messages: list[JsonObject], **given: Any) -> tuple[str, JsonObject]:
+    """Ask without a session; return the one that it became, and the reply."""
+    answer = proxy.chat(None, messages, **given)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-session-id"], answer.json()["choices"][0]["message"]
+
+
+def test_a_conversation_without_an_id_is_one_session(proxy: Proxy) -> None:
+    said: list[JsonObject] = []
+    found: set[str] = set()
+    for number in range(4):
+        said.append(user(f"nameless {number}"))
+        session, answer = unnamed(proxy, [SYSTEM, *said])
+        said.append(answer)
+        found.add(session)
+    assert len(found) == 1
+    assert kinds(proxy, session) == ["first", "resend", "resend", "resend"]
+    assert texts(proxy.messages(session)) == texts(said)
+    # An edit is found as well, since a reply that was recorded comes before it.
+    assert unnamed(proxy, [*said[:2], user("edited")])[0] == session
+
+
+def test_conversations_that_begin_alike_stay_apart(proxy: Proxy) -> None:
+    begin = [user("the same beginning")]
+    one, answer = unnamed(proxy, begin)
+    two, same = unnamed(proxy, begin)
+    assert answer == same
+    assert one != two
+    here, there = [*begin, answer, user("here")], [*begin, answer, user("there")]
+    third, here_too = unnamed(proxy, here)
+    fourth, _ = unnamed(proxy, there)
+    assert len({one, two, third, fourth}) == 4  # nobody knows which of the two went on
+    # From where they differ each is known.
+    assert unnamed(proxy, [*here, here_too, user("on")])[0] == third
+
+
+def test_a_reply_that_nobody_recorded_leads_to_no_session(proxy: Proxy) -> None:
+    session, answer = unnamed(proxy, [user("recorded")])
+    forged = [user("recorded"), {"role": "assistant", "content": "forged"}, user("on")]
+    assert unnamed(proxy, forged)[0] != session
+    behind = [*forged[:2], user("recorded"), answer, user("on")]
+    assert unnamed(proxy, behind)[0] != session
+
+
+def test_tenants_do_not_find_each_others_conversations(serve: Serve) -> None:
+    proxy = serve(auth={"mode": "passthrough"})
+    said = [user("whose?")]
+    mine, answer = unnamed(proxy, said)
+    said += [answer, user("on")]
+    theirs, _ = unnamed(proxy, said, headers={"authorization": "Bearer sk-other"})
+    assert mine != theirs
+    assert unnamed(proxy, said)[0] == mine
+
+
+# ------------------------------------------------------------------------------------- repetitions
+
+
+def test_a_repeated_request_stores_nothing_twice(proxy: Proxy, session: str) -> None:
+    said = [*converse(proxy, session, 2), user("again")]
+    for _ in range(3):
+        reply(proxy, session, said)
+    assert len(proxy.messages(session)) == 6
+    assert len(branches(proxy, session)) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({"idempotency-key": "k-1"}, {"idempotency-key": "k-1"}),
+        ({}, {"x-stainless-retry-count": "1"}),
+    ],
+)
+def test_an_append_that_announces_itself_as_a_retry_is_stored_once(
+    proxy: Proxy, session: str, first: dict[str, str], again: dict[str, str]
+) -> None:
+    reply(proxy, session, [user("continue")])
+    reply(proxy, session, [user("continue")], headers=first)
+    reply(proxy, session, [user("continue")], headers=again)
+    assert len(proxy.messages(session)) == 4
+    other = {"idempotency-key": "k-2"} if first else {}
+    reply(proxy, session, [user("continue")], headers=other)
+    assert len(proxy.messages(session)) == 6  # equal text is no sign of a retry
+
+
+def test_a_first_message_that_changes_every_turn_costs_no_copy_of_the_rest(
+    proxy: Proxy, session: str
+) -> None:
+    said: list[JsonObject] = []
+    for number in range(4):
+        changing = user(f"It is {number} o'clock.")
+        said.append(user(f"question {number}"))
+        said.append(reply(proxy, session, [changing, *said]))
+    assert kinds(proxy, session) == ["first", "foreign", "foreign", "foreign"]
+    assert texts(proxy.messages(session)) == ["It is 3 o'clock.", *texts(said)]
+    lines = proxy.client.get(f"/sessions/{session}/export").text.splitlines()
+    bodies = [line for line in lines if '"record":"body"' in line.replace(": ", ":")]
+    assert len(bodies) == len(said) + 4

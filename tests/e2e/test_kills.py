@@ -1,0 +1,131 @@
+"""`kill -9` at any moment: what a client saw the end of is stored, once, and the talk goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.served import Served, config_file
+from tests.support.talker import CutOffError, Talker, shown
+from tests.support.upstream import Upstream
+
+pytestmark = pytest.mark.anyio
+
+EXCHANGES = 200
+KILLS = 7
+TALKERS = 4
+SLOW = "+delay:2+chunkdelay:1"
+"""So that there are moments in which an exchange is under way."""
+
+
+@pytest.fixture
+def config(tmp_path: Path, upstream: Upstream, store_url: str) -> Path:
+    return config_file(tmp_path, upstream, store_url)
+
+
+class Talk:
+    """Some talkers, each in a session of its own, and how much they have said."""
+
+    def __init__(self, http: aiohttp.ClientSession, goal: int, talkers: int = TALKERS) -> None:
+        self.talkers = [
+            Talker(http, "", f"{'appends' if number % 2 else 'resends'}-{number}", appends=number % 2 == 1)
+            for number in range(talkers)
+        ]
+        self.seen = 0
+        self.cuts = 0
+        self._goal = goal
+        self._serves = asyncio.Event()
+        self._moved = asyncio.Condition()
+
+    @property
+    def done(self) -> bool:
+        return self.seen >= self._goal
+
+    def at(self, base: str) -> None:
+        """Go on, at this address."""
+        for talker in self.talkers:
+            talker.base = base
+        self._serves.set()
+
+    def hold(self) -> None:
+        """Say nothing new until there is an address again."""
+        self._serves.clear()
+
+    async def reaches(self, seen: int) -> None:
+        """Wait until so many replies were seen."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.seen >= min(seen, self._goal))
+
+    async def run(self, talker: Talker) -> None:
+        """Talk until it is enough: text and calls, JSON or streamed, each turn until it is answered."""
+        turn = 0
+        while not self.done:
+            turn += 1
+            calls, stream = turn % 3 == 0, turn % 2 == 0
+            model = f"tool:find{SLOW}" if calls else f"echo{SLOW}"
+            message: dict[str, Any] = {"role": "user", "content": f"{talker.session}, turn {turn}"}
+            await self._insist(talker, message, model, stream=stream)
+            if calls:
+                (call,) = talker.history[-1]["tool_calls"]
+                result = {"role": "tool", "tool_call_id": call["id"], "content": f"found in turn {turn}"}
+                await self._insist(talker, result, f"say:done-{talker.session}-{turn}{SLOW}", stream=stream)
+
+    async def _insist(self, talker: Talker, message: dict[str, Any], model: str, *, stream: bool) -> None:
+        retried = False
+        while True:
+            await self._serves.wait()
+            try:
+                await talker.say(message, model, stream=stream, retried=retried)
+            except CutOffError:
+                retried = True
+                self.cuts += 1
+                await asyncio.sleep(0)  # the one who killed holds the others next
+                continue
+            self.seen += 1
+            async with self._moved:
+                self._moved.notify_all()
+            return
+
+    async def check(self, http: aiohttp.ClientSession, base: str) -> int:
+        """Hold what was seen against what is shown; return how many exchanges were interrupted."""
+        interrupted = 0
+        async with http.get(f"{base}/sessions?limit=1000") as answer:
+            known = {row["id"] for row in (await answer.json())["data"]}
+        for talker in self.talkers:
+            if talker.session not in known:
+                assert not talker.seen
+                continue
+            session = await shown(http, base, talker.session)
+            assert session.lacks(talker.seen) == {}
+            assert session.statuses["pending"] == 0
+            assert session.statuses["complete"] >= len(talker.seen)
+            interrupted += session.statuses["interrupted"]
+        return interrupted
+
+
+async def test_whatever_was_acknowledged_survives_kill_9(config: Path) -> None:
+    dice = random.Random(9)  # noqa: S311 - the same moments in every run, as far as a machine allows
+    async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
+        talk = Talk(http, EXCHANGES)
+        talks = [group.create_task(talk.run(talker)) for talker in talk.talkers]
+        for kill in range(1, KILLS + 1):
+            with Served(config).wait() as served:
+                await talk.check(http, served.url)
+                talk.at(served.url)
+                await talk.reaches(kill * EXCHANGES // (KILLS + 1))
+                await asyncio.sleep(dice.random() * 0.02)
+                served.kill()
+                talk.hold()
+        with Served(config).wait() as served:
+            assert await talk.check(http, served.url) > 0
+            talk.at(served.url)
+            await asyncio.gather(*talks)
+            await talk.check(http, served.url)
+            assert talk.seen >= EXCHANGES
+            assert talk.cuts >= KILLS
+            assert served.stop() == 0

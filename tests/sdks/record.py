@@ -1,0 +1,237 @@
+"""Records what each SDK sends: `python -m tests.sdks.record` writes tests/data/sdks anew.
+
+Every SDK gets an environment of its own, since they pin different versions of each other, and holds the
+same conversation with the stand-in provider. What reaches the provider and what it answers is written
+down to the byte. Nothing of the package under test takes part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvicorn
+
+from tests.sdks.conversation import QUESTIONS, REPLIES, SCHEMAS, SYSTEM
+from tests.support.answers import CREATED, DONE, deltas_of, usage_of
+from tests.support.api_rules import Refused, check
+from tests.support.listening import Listening
+from tests.support.received import Received
+from tests.support.recorded import DATA, SUFFIX, Exchange, Recorded
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+OTHER_IDS = "other_ids"
+"""The mode in which the ids of calls are not those of OpenAI: some SDKs put their own in their place."""
+KEPT_HEADERS = ("accept", "content-type", "idempotency-key", "user-agent")
+KEPT_PREFIXES = ("x-stainless-",)
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Sdk:
+    """An SDK, pinned, and how it is made to talk."""
+
+    name: str
+    script: str
+    packages: tuple[str, ...]
+    """What is installed, the SDK itself first, as `name==version`."""
+    modes: tuple[str, ...] = ("json", "stream")
+
+    @property
+    def node(self) -> bool:
+        """Whether it is one of Node."""
+        return self.script.endswith(".mjs")
+
+
+SDKS = (
+    Sdk("openai", "talk_openai.py", ("openai==3.54.0",), ("json", "dump", "parse", "stream")),
+    Sdk("node", "talk_node.mjs", ("openai@6.49.0",)),
+    Sdk("langchain", "talk_langchain.py", ("langchain-openai==1.7.3", "langchain==1.4.7", "openai==3.54.0")),
+    Sdk("pydantic_ai", "talk_pydantic_ai.py", ("pydantic-ai-slim[openai]==2.68.0", "openai==3.54.0")),
+    Sdk("agents", "talk_agents.py", ("openai-agents==0.24.0", "openai==3.54.0")),
+    Sdk("agno", "talk_agno.py", ("agno==3.1.10", "openai==3.54.0"), ("json", "stream", OTHER_IDS)),
+    Sdk(
+        "llama_index",
+        "talk_llama_index.py",
+        ("llama-index-llms-openai==0.8.3", "llama-index-core==0.14.25", "openai==2.54.0"),
+    ),
+    Sdk("litellm", "talk_litellm.py", ("litellm==1.106.2", "mcp==2.3.0", "openai==2.54.0")),
+)
+
+
+class Provider:
+    """A provider that answers whatever it is asked with the script's next reply, and writes both down.
+
+    Parallel calls are streamed one after another, as OpenAI does it. The stand-in of the other tests
+    lets them take turns, which LlamaIndex takes for ever more calls.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.replies = deque(_with_other_ids(REPLIES) if mode == OTHER_IDS else REPLIES)
+        """What is still to be said."""
+        self.exchanges: list[Exchange] = []
+        self.refused: list[str] = []
+        """Why requests were refused by the rules of the API."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        received = Received(scope)
+        async for _ in received.pieces(receive):
+            pass
+        try:
+            body = received.json
+            check(body, plain=False, lenient=True)  # what SDKs send beyond the API's fields is for the record
+            message = {"refusal": None, "annotations": [], **self.replies.popleft()}
+            status = 200
+            if body.get("stream"):
+                kind, answer = b"text/event-stream; charset=utf-8", b"".join(_events(body, message))
+            else:
+                kind, answer = b"application/json", _whole(body, message)
+        except Refused as why:
+            self.refused.append(str(why))
+            status, kind, answer = why.status, b"application/json", orjson.dumps(why.body)
+        self.exchanges.append(Exchange(_kept(received), received.body, answer))
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": answer})
+
+
+def _with_other_ids(replies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replies with ids of calls as vLLM makes them."""
+    changed: list[dict[str, Any]] = json.loads(json.dumps(replies).replace('"call_', '"chatcmpl-tool-'))
+    return changed
+
+
+def _whole(body: dict[str, Any], message: dict[str, Any]) -> bytes:
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(message)}
+    answer = {**_fixed(body, "chat.completion"), "choices": [choice], "usage": usage_of(body)}
+    return orjson.dumps(answer, option=orjson.OPT_INDENT_2)
+
+
+def _events(body: dict[str, Any], message: dict[str, Any]) -> Iterator[bytes]:
+    usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    fixed = _fixed(body, "chat.completion.chunk")
+    for delta, reason in [*((delta, None) for delta in _deltas(message)), ({}, _reason(message))]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        chunk = {**fixed, "choices": [choice], **({"usage": None} if usage else {})}
+        yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+    if usage:
+        yield b"data: " + orjson.dumps({**fixed, "choices": [], "usage": usage_of(body)}) + b"\n\n"
+    yield DONE
+
+
+def _deltas(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the deltas of a message, one call after another."""
+
+    def place(delta: dict[str, Any]) -> int:
+        return delta["tool_calls"][0]["index"] if "tool_calls" in delta else -1
+
+    return sorted(deltas_of(message), key=place)
+
+
+def _fixed(body: dict[str, Any], kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-recorded", "object": kind, "created": CREATED, "model": body["model"]}
+
+
+def _reason(message: dict[str, Any]) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop"
+
+
+def _kept(request: Received) -> list[tuple[str, str]]:
+    """Return the headers that say something of the SDK."""
+    return [
+        (name, value)
+        for name, value in request.headers
+        if name in KEPT_HEADERS or name.startswith(KEPT_PREFIXES)
+    ]
+
+
+def main() -> None:
+    """Record all SDKs, or those that are named."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sdks.record", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="SDK", help=", ".join(sdk.name for sdk in SDKS))
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=Path(sys.prefix) / "sdks",
+        help="where the SDKs are installed, a folder for each (default: beside this environment)",
+    )
+    given = parser.parse_args()
+    if unknown := set(given.names) - {sdk.name for sdk in SDKS}:
+        parser.error(f"no such SDK: {', '.join(sorted(unknown))}")
+    for sdk in SDKS:
+        if sdk.name in given.names or not given.names:
+            program = installed(sdk, given.environments.resolve() / sdk.name)
+            for mode in sdk.modes:
+                recorded = record(sdk, mode, program)
+                size = recorded.write(DATA / f"{sdk.name}-{mode}{SUFFIX}")
+                sys.stdout.write(f"{sdk.name} {mode}: {len(recorded.exchanges)} exchanges, {size} bytes\n")
+
+
+def installed(sdk: Sdk, folder: Path) -> list[str]:
+    """Return the program that runs the SDK's script; install the SDK if it is not there as pinned."""
+    marker, pins = folder / "pins", "\n".join(sdk.packages)
+    ready = marker.is_file() and marker.read_text() == pins
+    if not ready:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    if sdk.node:
+        program = folder / sdk.script
+        if not ready:
+            (folder / "package.json").write_text('{"private": true, "type": "module"}')
+            quiet = ("--silent", "--no-audit", "--no-fund", "--no-package-lock")
+            subprocess.run(["npm", "install", *quiet, *sdk.packages], cwd=folder, check=True)  # noqa: S603, S607 - fixed words, npm of the path
+        shutil.copy(HERE / sdk.script, program)  # Node looks for packages beside the script
+        command = [shutil.which("node") or "node", str(program)]
+    else:
+        python = folder / "bin" / "python"
+        if not ready:
+            venv.create(folder, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *sdk.packages], check=True)  # noqa: S603 - fixed words
+        command = [str(python), "-m", f"tests.sdks.{Path(sdk.script).stem}"]
+    marker.write_text(pins)
+    return command
+
+
+def record(sdk: Sdk, mode: str, program: list[str]) -> Recorded:
+    """Let an SDK talk; return what it sent and what it was answered."""
+    # Nothing of the caller's environment: no key, no proxy, no setting of an SDK.
+    environment = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "NO_PROXY": "127.0.0.1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    story = json.dumps({"system": SYSTEM, "questions": QUESTIONS, "schemas": SCHEMAS})
+    provider = Provider(mode)
+    config = uvicorn.Config(provider, ws="none", lifespan="off", log_config=None, access_log=False)
+    with Listening(config) as listening:
+        subprocess.run(  # noqa: S603 - the command is made above
+            [*program, f"{listening.url}/v1", mode],
+            cwd=ROOT,
+            env=environment,
+            input=story.encode(),
+            timeout=SECONDS,
+            check=True,
+        )
+    if provider.refused or provider.replies:
+        raise SystemExit(f"{sdk.name} {mode} did not come to the end: {provider.refused}")
+    return Recorded(f"{sdk.name}-{mode}", list(sdk.packages), provider.exchanges)
+
+
+if __name__ == "__main__":
+    main()

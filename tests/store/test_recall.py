@@ -1,0 +1,336 @@
+"""What is known when a request comes in: what was stored, what comes, and what is read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.history.nodes import ROOT, content_hash, names_under
+from proxy.history.reconcile import Incoming, Kind, Manner
+from proxy.store.recall import Question, Recollection
+from proxy.store.records import Body, Kept, Status
+from proxy.store.store import Store
+from proxy.trimming.plan import Cut, Gap
+from proxy.wire.messages import Message
+from tests.support.talk import Talk, body, message
+
+pytestmark = pytest.mark.anyio
+
+
+def incoming(messages: Sequence[Message], **changes: Any) -> Incoming:
+    contents = [content_hash(each) for each in messages]
+    replies = [place for place, each in enumerate(messages) if each.role == "assistant"]
+    return Incoming(names_under(ROOT, contents), contents, replies, **changes)
+
+
+async def ask(
+    talk: Talk,
+    *messages: Message,
+    policy: str | None = None,
+    idempotency: str | None = None,
+    whole: bool = False,
+    instructed: bool = False,
+    **changes: Any,
+) -> Recollection:
+    question = Question(
+        tenant=talk.tenant,
+        session=talk.session,
+        incoming=incoming(messages, **changes),
+        messages=messages,
+        policy=policy,
+        agent=None,
+        idempotency=idempotency,
+        whole=whole,
+        instructed=instructed,
+    )
+    return await talk.store.recall(question)
+
+
+def texts(found: Recollection) -> list[str]:
+    return [row.message.text for row in found.rows]
+
+
+async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
+    found = await ask(Talk(store), message("user", "hi"))
+    assert found == Recollection(found.arrival)
+    assert found.arrival.kind is Kind.FIRST
+
+
+async def test_an_append_reads_the_branch_with_its_texts(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    settled = await talk.say("two", "2")
+    found = await ask(talk, message("user", "three"))
+    assert (found.arrival.kind, found.arrival.base) == (Kind.APPEND, settled.head)
+    assert texts(found) == ["one", "1", "two", "2"]
+    assert (found.start, found.depth) == (0, 4)
+
+
+async def test_a_resend_reads_what_was_noted_about_its_messages(store: Store) -> None:
+    talk = Talk(store)
+    settled = await talk.say("one", "1")
+    found = await ask(talk, message("user", "one"), message("assistant", "1"), message("user", "two"))
+    assert (found.arrival.kind, found.arrival.base, found.arrival.fresh) == (Kind.RESEND, settled.head, 2)
+    assert [mark.node for mark in found.marks] == [*settled.nodes, *settled.replies]
+    assert [(mark.depth, mark.tokens) for mark in found.marks] == [(1, 5), (2, 5)]
+    assert (found.start, found.depth) == (0, 2)
+
+
+async def test_a_window_is_found_by_what_its_first_message_says(store: Store) -> None:
+    talk = Talk(store)
+    for number in range(5):
+        await talk.say(f"q{number}", f"a{number}", kind="resend")
+    seen = [
+        message(role, f"{role[0].replace('u', 'q')}{n}") for n in (3, 4) for role in ("user", "assistant")
+    ]
+    found = await ask(talk, *seen, message("user", "q5"))
+    assert found.arrival.kind is Kind.WINDOWED
+    assert [mark.depth for mark in found.marks] == [7, 8, 9, 10]
+    assert (found.start, found.depth) == (6, 10)
+    assert found.marks[-1].node == found.arrival.base
+
+
+async def test_a_window_is_found_where_its_first_message_stands_a_hundred_times(store: Store) -> None:
+    talk = Talk(store)
+    for number in range(100):
+        await talk.say("go on", f"a{number}", kind="resend")
+    seen = [message("user", "go on"), message("assistant", "a98"), message("user", "go on")]
+    found = await ask(talk, *seen, message("assistant", "a99"), message("user", "go on"))
+    # Its very beginning is the session's, too: what is recognised first counts.
+    assert found.arrival.kind is Kind.REWIND
+    seen = [message("assistant", "a97"), *seen]
+    found = await ask(talk, *seen, message("assistant", "a99"), message("user", "go on"))
+    assert (found.arrival.kind, found.start, found.depth) == (Kind.WINDOWED, 195, 200)
+
+
+async def test_a_foreign_history_knows_nothing_of_the_session(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    found = await ask(talk, message("user", "x"), message("assistant", "y"), message("user", "z"))
+    assert found.arrival.kind is Kind.FOREIGN
+    assert (found.marks, found.rows, found.cut, found.depth) == ((), (), None, 0)
+
+
+async def test_a_request_in_another_manner_stands_aside(store: Store) -> None:
+    talk = Talk(store)
+    system = (message("system", "S"),)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked, instructions=system, tools=b"[{}]", model="big")
+    await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
+    title = Manner("other", None, "small")
+    assert (await ask(talk, message("user", "title?"), manner=title)).arrival.kind is Kind.SIDE
+    usual = Manner(None, None, "big")
+    assert (await ask(talk, message("user", "two"), manner=usual)).arrival.kind is Kind.APPEND
+
+
+async def test_an_append_without_instructions_gets_the_newest_ones(store: Store) -> None:
+    talk = Talk(store)
+    system = (message("system", "S"),)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked, instructions=system)
+    await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
+    assert (await ask(talk, message("user", "two"))).instructions == system
+    assert (await ask(talk, message("user", "two"), instructed=True)).instructions == ()
+
+
+async def test_results_are_placed_at_their_calls(store: Store) -> None:
+    talk = Talk(store)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = body("user", "one")
+    exchange = await talk.begin(asked)
+    calling = await talk.settle(exchange, asked, replies=(body("assistant", "", tool_calls=[call]),))
+    await talk.say("other", "2", base=calling.head, at_head=False)
+    found = await ask(talk, message("tool", "42", tool_call_id="c1"))
+    assert (found.arrival.base, found.arrival.at_head) == (calling.head, False)
+    assert (len(found.rows), found.depth) == (2, 2)
+
+
+# ------------------------------------------------------------------------------------- repetitions
+
+
+async def _asked(talk: Talk, what: str, **changes: Any) -> str:
+    asked = body("user", what)
+    digest = incoming([asked.message]).digest
+    return await talk.begin(asked, digest=digest, **changes)
+
+
+async def _answered(talk: Talk, what: str, answer: str, at: int, **changes: Any) -> None:
+    exchange = await _asked(talk, what, created_at=at, **changes)
+    await talk.settle(exchange, body("user", what), replies=(body("assistant", answer),))
+
+
+async def test_an_announced_retry_finds_its_request_behind_others(store: Store) -> None:
+    talk = Talk(store)
+    await _answered(talk, "one", "1", 1_000)
+    await _answered(talk, "go", "2", 2_000)
+    first = await store.session(talk.tenant, talk.session)
+    await _answered(talk, "three", "3", 3_000)
+    assert first is not None
+    again = await ask(talk, message("user", "go"), retried=True)
+    assert again.arrival.beside
+    assert texts(again) == ["one", "1"]
+    assert (await ask(talk, message("user", "go"))).arrival.at_head
+
+
+async def test_a_repeated_key_announces_a_retry_of_just_that_request(store: Store) -> None:
+    talk = Talk(store)
+    await _answered(talk, "go", "1", 1_000, idempotency="k1")
+    await _answered(talk, "go", "2", 2_000, idempotency="k2")
+    assert texts(await ask(talk, message("user", "go"), idempotency="k2")) == ["go", "1"]
+    assert texts(await ask(talk, message("user", "go"), idempotency="k1")) == []
+    assert (await ask(talk, message("user", "go"), idempotency="k3")).arrival.at_head
+    assert (await ask(talk, message("user", "other"), idempotency="k2")).arrival.at_head
+
+
+async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_reply(store: Store) -> None:
+    talk = Talk(store)
+    await _answered(talk, "one", "1", 1_000)
+    exchange = await _asked(talk, "two", created_at=2_000)
+    # Both at once have one place.
+    assert not (await ask(talk, message("user", "two"))).arrival.at_head
+    await talk.settle(
+        exchange, body("user", "two"), replies=(body("assistant", "ha"),), status=Status.PARTIAL
+    )
+    assert texts(await ask(talk, message("user", "two"))) == ["one", "1"]
+
+
+# ------------------------------------------------------------------------------------------- cuts
+
+
+def _cut(position: int, *gaps: Gap) -> Cut:
+    return Cut(position, "lean", "v1", (), 10, 2, 0, gaps)
+
+
+async def _long(talk: Talk, turns: int) -> list[str]:
+    """Talk for some turns; a cut at the question of the last one keeps it and the first message."""
+    nodes: list[str] = []
+    for number in range(turns - 1):
+        settled = await talk.say(f"q{number}", f"a{number}")
+        nodes += [*settled.nodes, *settled.replies]
+    asked = body("user", "last")
+    exchange = await talk.begin(asked)
+    settled = await talk.settle(
+        exchange,
+        asked,
+        replies=(body("assistant", "end"),),
+        base=nodes[-1],
+        at_head=False,
+        cut=_cut(2 * turns - 1, Gap(1, 2 * turns - 2, "drop_oldest", "old", 5, 0)),
+        kept=Kept((nodes[0],), (0,)),
+    )
+    return [*nodes, *settled.nodes, *settled.replies]
+
+
+async def test_an_append_reads_what_a_cut_kept_and_what_came_after_it(store: Store) -> None:
+    talk = Talk(store)
+    nodes = await _long(talk, 6)
+    found = await ask(talk, message("user", "new"), policy="lean")
+    assert texts(found) == ["q0", "last", "end"]
+    assert [row.depth for row in found.rows] == [1, 11, 12]
+    assert found.cut is not None
+    assert (found.cut.node, found.cut.kept) == (nodes[10], (nodes[0], nodes[10]))
+    assert found.depth == 12
+    await talk.say("new", "2")
+    found = await ask(talk, message("user", "newer"), policy="lean")
+    assert texts(found) == ["q0", "last", "end", "new", "2"]
+
+
+async def test_the_whole_branch_is_read_where_it_is_wanted_or_no_cut_helps(store: Store) -> None:
+    talk = Talk(store)
+    await _long(talk, 6)
+    whole = await ask(talk, message("user", "new"), policy="lean", whole=True)
+    assert len(whole.rows) == 12
+    assert whole.cut is not None
+    other = await ask(talk, message("user", "new"), policy="other")
+    assert (len(other.rows), other.cut) == (12, None)
+    none = await ask(talk, message("user", "new"))
+    assert (len(none.rows), none.cut) == (12, None)
+
+
+async def test_a_cut_of_another_branch_is_passed_over(store: Store) -> None:
+    talk = Talk(store)
+    nodes = await _long(talk, 4)
+    asked = body("user", "edited")
+    exchange = await talk.begin(asked)
+    await talk.settle(
+        exchange, asked, replies=(body("assistant", "b"),), base=nodes[3], at_head=False, kind="append"
+    )
+    found = await ask(talk, message("user", "new"), policy="lean")
+    assert texts(found) == ["q0", "a0", "q1", "a1", "edited", "b"]
+    assert found.cut is None
+    more = [body("user", f"m{number}") for number in range(6)]
+    exchange = await talk.begin(*more)
+    await talk.settle(exchange, *more, replies=(body("assistant", "c"),))
+    found = await ask(talk, message("user", "new"), policy="lean")
+    assert (len(found.rows), found.cut) == (13, None)
+
+
+async def test_a_cut_at_the_very_head_and_one_whose_rest_is_not_known(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    settled = await talk.settle(
+        await talk.begin(asked), asked, replies=(body("assistant", "1"),), cut=_cut(1), kept=None
+    )
+    found = await ask(talk, message("user", "two"), policy="lean")
+    assert texts(found) == ["one", "1"]  # it does not say what it kept: all is read
+    assert found.cut is not None
+    again = await ask(talk, message("user", "one"), policy="lean", retried=True)
+    assert again.arrival.base == settled.head
+
+
+async def test_a_resend_finds_the_cut_of_its_branch(store: Store) -> None:
+    talk = Talk(store)
+    nodes = await _long(talk, 3)
+    said = [
+        message("user", "q0"),
+        message("assistant", "a0"),
+        message("user", "q1"),
+        message("assistant", "a1"),
+    ]
+    end = [message("user", "last"), message("assistant", "end"), message("user", "new")]
+    found = await ask(talk, *said, *end, policy="lean")
+    assert found.arrival.kind is Kind.RESEND
+    assert len(found.marks) == 6
+    assert found.cut is not None
+    assert found.cut.node == nodes[4]
+    before = await ask(talk, *said, message("user", "edited"), policy="lean")
+    assert (before.arrival.kind, before.cut) == (Kind.REWIND, None)
+
+
+# ----------------------------------------------------------------------------- without a session's id
+
+
+async def _say(talk: Talk, *said: Body, answer: str, base: str = ROOT, **changes: Any) -> str:
+    exchange = await talk.begin(*said)
+    settled = await talk.settle(
+        exchange, *said, replies=(body("assistant", answer),), base=base, at_head=False, **changes
+    )
+    return settled.head
+
+
+async def test_a_reply_recorded_from_upstream_leads_to_its_session(store: Store) -> None:
+    talk = Talk(store)
+    head = await _say(talk, body("user", "hi"), answer="Hello!")
+    assert await store.recorded("tenant", head) == ["session"]
+    assert await store.recorded("other", head) == []
+    assert await store.recorded("tenant", (await store.path(talk.key, head))[0].node) == []
+
+
+async def test_a_reply_behind_one_that_the_client_brought_leads_nowhere(store: Store) -> None:
+    talk = Talk(store)
+    brought = [body("user", "hi"), body("assistant", "made up"), body("user", "and?")]
+    head = await _say(talk, *brought, answer="Hm.")
+    assert await store.recorded("tenant", head) == []
+    vouched = Talk(store, session="vouched")
+    assert await _say(vouched, *brought, answer="Hm.", vouched=2) == head
+    assert await store.recorded("tenant", head) == ["vouched"]
+    further = await _say(talk, body("user", "go on"), answer="So.", base=head)
+    assert await store.recorded("tenant", further) == []
+
+
+async def test_of_conversations_that_begin_alike_two_are_told(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        head = await _say(Talk(store, session=name), body("user", "hi"), answer="Hello!")
+    assert len(await store.recorded("tenant", head)) == 2

@@ -1,0 +1,108 @@
+"""`python -m proxy serve`, as operators run it: a process of its own, which can be killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60
+"""How long a process may take to start or to end, on a machine that is busy with other things."""
+
+_ADDRESS = re.compile(r"use it: +OPENAI_BASE_URL=(http\S+)/v1 ")
+_WORKER = re.compile(r"Started server process \[(\d+)\]")
+
+
+def config_file(folder: Path, upstream: Upstream, store_url: str, **sections: dict[str, Any]) -> Path:
+    """Write a configuration that leads to `upstream` and keeps at `store_url`."""
+    data: dict[str, Any] = {
+        "server": {"port": 0},
+        "upstream": {"base_url": upstream.base_url},
+        "store": {"url": store_url},
+        "tokens": {"method": "estimate"},
+    }
+    for name, section in sections.items():
+        data[name] = {**data.get(name, {}), **section}
+    file = folder / "config.yaml"
+    file.write_bytes(orjson.dumps(data))  # JSON is YAML
+    return file
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for a child: this one, without settings of the proxy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PALIMPSEST_")}  # noqa: TID251 - a child's environment
+    return kept | {"PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+
+
+class Served:
+    """A proxy on the command line, which is dead at the end of the `with` block in one way or another."""
+
+    def __init__(self, config: Path, *arguments: str) -> None:
+        """Start it; `wait` returns once it serves. Its log goes to a file, so that no pipe runs full."""
+        number = len(list(config.parent.glob("serve-*.log")))
+        self._log = config.parent / f"serve-{number}.log"
+        command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), *arguments]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())  # noqa: S603 - our own
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return self._log.read_text()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        found = _ADDRESS.search(self.log)
+        assert found is not None, self.log
+        return found[1]
+
+    @property
+    def workers(self) -> list[int]:
+        """Ids of all processes that ever served, in the order of their start."""
+        return [int(found) for found in _WORKER.findall(self.log)]
+
+    def wait(self) -> Self:
+        """Return once it serves."""
+
+        def serves() -> bool:
+            assert self.process.poll() is None, self.log
+            return _ADDRESS.search(self.log) is not None
+
+        until(serves, "it serves", SECONDS)
+        return self
+
+    def kill(self) -> None:
+        """End it as a loss of power would."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Tell it to end; return its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.kill()
+
+
+def is_running(process: int) -> bool:
+    """Tell whether there is a process with this id."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

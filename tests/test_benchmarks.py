@@ -1,0 +1,183 @@
+"""The benchmarks run: each program compiles, each subject answers, and each request is what it is said to be.
+
+Nothing here looks at a number that a clock has given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import appends, bodies, cases, profiling, report, subjects
+from benchmarks.compiling import NoCompiler, Programs, compile_programs
+from benchmarks.load import Plan, run
+from benchmarks.subjects import Subject
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks need Linux: epoll and /proc")
+
+EFFORT = cases.Effort(rounds=1, seconds=0.01)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    try:
+        return compile_programs(tmp_path_factory.mktemp("programs"))
+    except NoCompiler as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def upstream(programs: Programs, folder: Path) -> Iterator[Subject]:
+    with subjects.upstream(programs, folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def palimpsest(upstream: Subject, folder: Path) -> Iterator[Subject]:
+    with subjects.palimpsest(upstream, folder, appends.POLICIES) as running:
+        yield running
+
+
+def told(subject: Subject, path: str) -> Any:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{subject.port}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def kinds(subject: Subject, session: str) -> list[str]:
+    """Return how the requests of a session arrived, the oldest first."""
+    exchanges = told(subject, f"/sessions/{session}/exchanges?limit=1000")["data"]
+    assert {one["status"] for one in exchanges} == {"complete"}
+    return [one["kind"] for one in exchanges][::-1]
+
+
+def test_every_subject_answers_json_and_streams(
+    programs: Programs, folder: Path, upstream: Subject, palimpsest: Subject
+) -> None:
+    with (
+        subjects.passthrough(upstream, folder, subjects.PASSTHROUGH) as direct,
+        subjects.passthrough(upstream, folder, subjects.CLIENT) as client,
+    ):
+        everybody = [upstream, direct, client, palimpsest]
+        chosen = [cases.Case("small", 2, stream=False), cases.Case("small", 2, stream=True)]
+        records = list(cases.measure(programs, everybody, chosen, EFFORT, folder, lambda _: None))
+    assert [record["name"] for record in records] == ["small-2-json", "small-2-stream"]
+    for record in records:
+        assert list(record["subjects"]) == list(subjects.ALL)
+        for measured in record["subjects"].values():
+            assert measured["rounds"][0]["requests"] >= 2
+            assert 0 < measured["first_byte_ms"]["p50"] <= measured["latency_ms"]["p50"]
+        assert set(record["compared"]) == set(subjects.ALL) - {subjects.PALIMPSEST}
+    # The history was stored once, and each request branched off at the same place.
+    for connection in ("small-00000000", "small-00000001"):
+        assert kinds(palimpsest, connection)[0] == "first"
+        assert set(kinds(palimpsest, connection)[1:]) == {"rewind"}
+
+
+def test_a_growing_history_is_resent_as_it_was_answered(
+    programs: Programs, folder: Path, palimpsest: Subject
+) -> None:
+    history = bodies.history(12, 4000)
+    question: bodies.Message = {"role": "user", "content": bodies.question(60)}
+    template, turn = folder / "grow.http", folder / "grow.txt"
+    turn.write_bytes(bodies.turn(bodies.question(60)))
+    for stream in (False, True):
+        session = f"grown-{stream}-{bodies.CONNECTION}"
+        template.write_bytes(bodies.request(session, [*history, question], stream=stream, growing=True))
+        run(programs.load, palimpsest, Plan([template], 2, stream=stream, requests=3, warmup=1, grow=turn))
+        for connection in range(2):
+            named = f"grown-{stream}-{connection:08}"
+            assert kinds(palimpsest, named) == ["first", "resend", "resend", "resend"]
+            stored = told(palimpsest, f"/sessions/{named}/messages")["data"]
+            assert len(stored) == 12 + 4 * 2
+            assert len({message["content"] for message in stored[12:]}) == 8
+
+
+def test_a_new_session_for_every_request(programs: Programs, folder: Path, palimpsest: Subject) -> None:
+    case = cases.Case("new", 2, stream=False)
+    [record] = cases.measure(programs, [palimpsest], [case], EFFORT, folder, lambda _: None)
+    new = [row for row in told(palimpsest, "/sessions?limit=1000")["data"] if row["id"].startswith("new-")]
+    assert len(new) >= record["subjects"][subjects.PALIMPSEST]["rounds"][0]["requests"]
+    assert kinds(palimpsest, new[0]["id"]) == ["first"]
+
+
+def test_appends_take_turns_and_send_what_the_policy_lets_through(
+    programs: Programs, folder: Path, palimpsest: Subject
+) -> None:
+    measured = appends.measure(
+        programs, palimpsest, folder, phases=1, seconds=30, sizes=(100, 150), say=lambda _: None
+    )
+    lines = measured["sizes"]
+    assert [line["stored"] for line in lines] == [100, 150]
+    for line in lines:
+        assert line["appends"] == 16
+        assert 2000 <= line["tokens_sent"] <= 3000
+        assert line["moves"] == 1
+        assert line["longest"] == line["stored"] + 31
+    assert kinds(palimpsest, "stored-100-0") == ["first"] + ["append"] * 16
+
+
+def test_wrong_answers_are_no_measurement(programs: Programs, folder: Path, palimpsest: Subject) -> None:
+    template = folder / "wrong.http"
+    asked = bodies.request("wrong", [{"role": "user", "content": "hi"}])
+    template.write_bytes(asked.replace(b"/v1/chat/completions", b"/nothing"))
+    with pytest.raises(RuntimeError, match="not a 200; status 404"):
+        run(programs.load, palimpsest, Plan([template], requests=1))
+    # A stream was expected, and none came.
+    template.write_bytes(asked)
+    with pytest.raises(RuntimeError, match=re.escape("did not end with [DONE]")):
+        run(programs.load, palimpsest, Plan([template], requests=1, stream=True))
+
+
+@pytest.mark.parametrize(("messages", "size"), [(2, 830), (10, 9_000), (200, 123_500)])
+def test_histories_have_the_length_that_is_asked_for(messages: int, size: int) -> None:
+    history = bodies.history(messages, size)
+    assert [message["role"] for message in history[:2]] == ["system", "user"]
+    assert len(history) == messages + 1
+    assert history[-1]["role"] == "assistant"
+    assert abs(len(json.dumps(history, separators=(",", ":"))) - size) < 10
+    calls = [call["id"] for message in history for call in message.get("tool_calls", ())]
+    assert calls == [message["tool_call_id"] for message in history if message["role"] == "tool"]
+    assert len(calls) == messages // 4
+
+
+def test_code_is_known_by_its_file() -> None:
+    assert profiling.floor_of("/any/where/proxy/store/sqlite.py") == "store"
+    assert profiling.floor_of("/any/where/proxy/app.py") == "app"
+    assert profiling.floor_of("/lib/python3.11/site-packages/aiohttp/client.py") == "upstream: aiohttp"
+    assert profiling.floor_of("/lib/python3.11/asyncio/tasks.py") == "asyncio, anyio"
+    assert profiling.floor_of("~") is None
+    counts = profiling.count_stacks(
+        [
+            "run (/lib/python3.11/asyncio/runners.py:1);answer (/x/proxy/api/chat.py:2);f (/y/json.py:3) 4",
+            "main (/y/bin:1) 1",
+            "run (/l/python3.11/threading.py:1);Condition.wait (/l/python3.11/threading.py:327) 9",
+        ]
+    )
+    assert counts["api"] == 4
+    assert sum(counts.values()) == 5
+
+
+def test_the_tables_go_where_the_page_wants_them(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    shutil.copy(Path(__file__).parents[1] / "docs" / "performance.md", page)
+    report.publish("measured", page)
+    report.publish("measured anew", page)
+    assert page.read_text("utf-8").count("measured anew\n") == 1
+    assert "measured\n" not in page.read_text("utf-8")
+    page.write_text("no place", "utf-8")
+    with pytest.raises(ValueError, match="no place"):
+        report.publish("measured", page)
