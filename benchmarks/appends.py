@@ -1,7 +1,8 @@
 """Latency of appends, by the number of messages that are stored, where equally much is sent.
 
 A client sends one new message; the proxy adds what is stored, trimmed by `drop_oldest`. The sizes take
-turns request by request on one connection, so that whatever else the machine does meets all alike.
+turns request by request on one connection, so that whatever else the machine does meets all alike, and
+in an order in which each follows each other equally often, so that what one leaves behind does too.
 A session is written by one request that holds its whole history, through the front door. The two
 smaller sizes take a new session in each phase, since appends make a session longer: one that had
 100 messages has at most a third more when its phase ends.
@@ -79,8 +80,9 @@ def measure(
         say(f"append: phase {phase + 1}")
         began = began or time.monotonic()
         count = len(sizes)
+        order = turns(count)
         plan = Plan(
-            templates,
+            [templates[number] for number in order],
             cycle=True,
             warmup=_WARMUP * count,
             requests=_APPENDS * count,
@@ -90,8 +92,8 @@ def measure(
         )
         measured = run(programs.load, subject, plan)
         sequence = measured.sequence
-        for size, latencies in zip(sizes, measured.samples, strict=True):
-            samples[size] += latencies
+        for number, latencies in zip(order, measured.samples, strict=True):
+            samples[sizes[number]] += latencies
         phase += 1
     lines = [
         _line(size, samples[size], seeded[size], [_receipts(subject, name) for name in names[size]])
@@ -101,6 +103,15 @@ def measure(
         line["ratio_p50"] = line["p50_ms"] / lines[0]["p50_ms"]
         line["ratio_p99"] = line["p99_ms"] / lines[0]["p99_ms"]
     return {"phases": phase, "policy": POLICIES, "sizes": lines}
+
+
+def turns(count: int) -> list[int]:
+    """Return an order for so many sizes: rows of all, in which each follows each other equally often."""
+    zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(count)]
+    rows = [[(number + shift) % count for number in zigzag] for shift in range(count)]
+    if count % 2:
+        rows += [row[::-1] for row in rows]
+    return [number for row in rows for number in row]
 
 
 def _line(

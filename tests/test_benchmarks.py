@@ -10,7 +10,9 @@ import re
 import shutil
 import sys
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,16 @@ def test_appends_take_turns_and_send_what_the_policy_lets_through(
         assert line["moves"] == 1
         assert line["longest"] == line["stored"] + 31
     assert kinds(palimpsest, "stored-100-0") == ["first"] + ["append"] * 16
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_each_size_follows_each_other_equally_often(count: int) -> None:
+    order = appends.turns(count)
+    rows = [order[start : start + count] for start in range(0, len(order), count)]
+    assert all(sorted(row) == list(range(count)) for row in rows)
+    followed = Counter(pair for row in rows for pair in pairwise(row))
+    assert set(followed) == set(permutations(range(count), 2))
+    assert len(set(followed.values())) == 1
 
 
 def test_wrong_answers_are_no_measurement(programs: Programs, folder: Path, palimpsest: Subject) -> None:

@@ -173,7 +173,7 @@ class ChatCompletions:
         )
 
     def _fixed_tokens(self, request: ChatRequest, past: Past) -> int:
-        tokens = sum(self._counter.message(message, request.model) for message in past.instructions)
+        tokens = sum(self._counter.messages(past.instructions, request.model))
         return tokens + (self._counter.json(request.tools, request.model) if request.tools is not None else 0)
 
     def _begin(self, turn: Turn) -> None:

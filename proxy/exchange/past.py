@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from proxy.errors import Conflict
 from proxy.exchange.background import compute
-from proxy.history.nodes import ROOT, body_id, content_hash, names_under, version_of
+from proxy.history.nodes import ROOT, body_id, body_of, chain, content_hash, version_of
 from proxy.history.reconcile import Arrival, Incoming, Kind, Manner, Mode
 from proxy.settings.model import ReasoningMode
 from proxy.store.recall import Question
@@ -179,7 +179,7 @@ class Memory:
         return tuple(self._entry_of_stored(row, model) for row in rows)
 
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
-        return tuple(Body(message, self._counter.message(message, model)) for message in messages)
+        return tuple(map(Body, messages, self._counter.messages(messages, model)))
 
     def _entry_of_stored(self, row: NodeRow, model: str) -> Entry:
         """Return a stored message in the form in which a request has it."""
@@ -198,13 +198,12 @@ def size_of(messages: Iterable[Message]) -> int:
 
 def _incoming(request: ChatRequest, asking: Asking) -> Incoming:
     messages = request.messages
-    contents = [content_hash(message) for message in messages]
     replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
     # What answers calls, or names its agent, belongs to the conversation, however it asks.
     asks_freely = asking.agent is None and not replies and bool(messages) and messages[0].answers is None
     return Incoming(
-        names=names_under(ROOT, contents),
-        contents=contents,
+        names=chain(ROOT, messages),
+        contents=[content_hash(message) for message in messages],
         replies=replies,
         retried=asking.retried,
         mode=asking.mode,
@@ -264,7 +263,7 @@ def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
         Entry(
             body.message.without(*OWN_FIELDS),
             body.tokens,
-            ref_of(body_id(body.message.raw)),
+            ref_of(body_of(body.message)),
             position=start + number,
         )
         for number, body in enumerate(bodies)
@@ -276,5 +275,5 @@ def _other_forms(messages: Sequence[Message], marks: Sequence[Mark]) -> tuple[tu
     return tuple(
         (mark.node, message)
         for message, mark in zip(messages, marks, strict=False)
-        if body_id(message.raw) != mark.body
+        if body_of(message) != mark.body
     )

@@ -143,7 +143,8 @@ class SessionSettings(_Section):
     body_fields: tuple[FieldPath, ...] = ()
     """Fields of the body that may hold it (`metadata.session_id`); they are taken out before sending."""
     missing: MissingSession = "infer"
-    """Without an id: `infer` finds the session by the replies that are sent, or begins a new one, `stateless` stores nothing, `reject` answers with 400."""
+    """Without an id: `infer` finds the session by the replies that are sent, or begins a new one,
+    `stateless` stores nothing, `reject` answers with 400."""
     on_disconnect: OnDisconnect = "cancel"
     """When the client leaves before the end: `cancel` the upstream's answer, or `finish` and store it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from proxy.history.nodes import body_id
+from proxy.history.nodes import body_of
 from proxy.store.connection import Connection
 from proxy.store.plain import require_plain
 from proxy.store.records import Body, Opening, Status, session_key
@@ -29,7 +29,7 @@ def begin(connection: Connection, opening: Opening) -> None:
     )
     key = session_key(opening.tenant, opening.session)
     open_session(connection, key, opening.tenant, opening.session, opening.created_at)
-    forms = [(node, body_id(form.raw), form) for node, form in opening.forms]
+    forms = [(node, body_of(form), form) for node, form in opening.forms]
     bodies = named_bodies(opening.messages)
     # A form has no count of its own: it is what the stored message says, in other words.
     add_bodies(connection, key, {name: Body(form, 0) for _, name, form in forms} | bodies)
@@ -47,7 +47,7 @@ def begin(connection: Connection, opening: Opening) -> None:
             for node, name, _ in forms
         ],
     )
-    names = [body_id(body.message.raw) for body in opening.messages]
+    names = [body_of(body.message) for body in opening.messages]
     row = {
         "session": key,
         "id": opening.exchange,

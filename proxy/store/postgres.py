@@ -107,7 +107,9 @@ class PostgresDatabase:
                 try:
                     return await self._transact(unit)
                 except DBAPIError as why:
-                    if not is_worth_another_try(why):
+                    # A connection that was lost may have taken its COMMIT with it or not. What is stored is
+                    # stored once, however often it is asked for.
+                    if not (is_worth_another_try(why) or why.connection_invalidated):
                         raise
             return await self._transact(unit)
 

@@ -138,7 +138,7 @@ def _of_resend(connection: Connection, key: str, question: Question, arrival: Ar
         return Recollection(arrival)
     depth = arrival.fresh
     if arrival.kind is Kind.WINDOWED:
-        depth = depths_of(connection, key, [arrival.base])[arrival.base]
+        depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     start = depth - arrival.fresh
     marks = marks_to(connection, key, arrival.base, below=start)
     cut = None

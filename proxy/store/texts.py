@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import bindparam, select
 
-from proxy.history.nodes import array_of, body_id
+from proxy.history.nodes import array_of, body_id, body_of
 from proxy.store.connection import Connection
 from proxy.store.records import Body, InstructionsRow
 from proxy.store.schema import BODIES, INSTRUCTIONS, SESSIONS, insert_new
@@ -50,7 +50,7 @@ def add_bodies(connection: Connection, key: str, bodies: Mapping[str, Body]) -> 
 
 def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
     """Return messages by the names of their texts, each once."""
-    return {body_id(body.message.raw): body for body in bodies}
+    return {body_of(body.message): body for body in bodies}
 
 
 def add_tools(connection: Connection, key: str, tools: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Select, bindparam, exists, func, literal_column, select, true
 
-from proxy.history.nodes import ROOT, body_id, content_hash, content_key, node_id
+from proxy.history.nodes import ROOT, body_of, content_hash, content_key, node_id
 from proxy.store.connection import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes
 from proxy.store.plain import made_plain
@@ -265,7 +265,7 @@ def _row(key: str, under: Place, place: Place, sprout: Sprout) -> dict[str, Any]
         "depth": place.depth,
         "round": place.round,
         "tokens_total": place.tokens_total,
-        "body": body_id(sprout.body.message.raw),
+        "body": body_of(sprout.body.message),
         "tokens": sprout.body.tokens,
         "source": sprout.source.value,
         "partial": sprout.partial,

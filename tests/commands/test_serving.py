@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 from pathlib import Path
 
 import pytest
+import typer
 
 from proxy.commands import serving
 from proxy.commands.serving import server_config
@@ -40,6 +42,11 @@ def test_the_greeting_can_be_copied(host: str, address: str) -> None:
     assert "built-in default" in serving._greeting(Settings())
 
 
+def test_the_greeting_names_the_port_that_was_free() -> None:
+    settings = Settings(server={"port": 0})  # type: ignore[arg-type]  # pydantic reads it
+    assert "OPENAI_BASE_URL=http://127.0.0.1:4321/v1 " in serving._greeting(settings, 4321)
+
+
 def test_the_greeting_holds_no_secret() -> None:
     settings = Settings(
         upstream={"api_key": "sk-secret"},  # type: ignore[arg-type]  # pydantic reads it
@@ -53,6 +60,50 @@ def test_the_server_adds_no_headers_and_ends_in_time() -> None:
     assert (config.host, config.port, config.lifespan, config.access_log) == ("127.0.0.1", 82, "on", False)
     assert (config.server_header, config.date_header) == (False, False)
     assert config.timeout_graceful_shutdown == serving.GRACE_SECONDS
+
+
+def test_a_name_with_several_addresses_gets_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    found = [(*tcp, ("127.0.0.1", 0)), (*tcp, ("127.0.0.1", 0)), (*tcp, ("0.0.0.0", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    bound = serving._bound("both", 0)
+    try:
+        (first, port), (second, other) = (one.getsockname() for one in bound)
+        assert (first, second, port == other != 0) == ("127.0.0.1", "0.0.0.0", True)
+    finally:
+        for one in bound:
+            one.close()
+
+
+def test_a_name_without_an_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    with pytest.raises(typer.Exit) as end:
+        serving._bound("nowhere", 80)
+    assert end.value.exit_code == 1
+    assert capsys.readouterr().err == "Cannot listen on nowhere:80: name or service not known.\n"
+
+
+def test_two_that_bound_one_port_do_not_both_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(
+        store={"url": f"sqlite:///{tmp_path / 's.db'}"},  # type: ignore[arg-type]  # pydantic reads it
+        tokens={"method": "estimate"},  # type: ignore[arg-type]  # pydantic reads it
+    )
+    told: list[str] = []
+    (ours,) = serving._bound("127.0.0.1", 0)
+    (theirs,) = serving._bound("127.0.0.1", ours.getsockname()[1])
+    with ours, theirs:
+        theirs.listen()
+        server = serving._Server(server_config(settings), lambda: told.append("serves"))
+        with pytest.raises(SystemExit) as end:
+            server.run([ours])
+    assert (end.value.code, told) == (3, [])
+    assert "address already in use" in caplog.text
+    assert not (tmp_path / "s.db-wal").exists()  # the store was closed
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def send(proxy: Proxy, session: str, messages: list[Message], **headers: str) ->
     )
 
 
-REPLY = {"role": "assistant", "content": "echo: asked", "refusal": None, "annotations": []}
+REPLY: Message = {"role": "assistant", "content": "echo: asked", "refusal": None, "annotations": []}
 """What the provider that takes everything answers."""
 
 

@@ -112,32 +112,17 @@ def test_first_messages_at_once_make_one_conversation(proxy: Proxy, upstream: Up
     assert said(proxy, session) == ["quick", "slow"]
 
 
-def twice(
-    proxy: Proxy, upstream: Upstream, session: str, said: list[Any], *, noted: bool, **headers: str
-) -> None:
-    """Ask the same twice, both unanswered; `noted`: the second comes once the first is known to be under way."""
-    before = len(upstream.log)
-
-    def pending() -> bool:
-        answer = proxy.client.get(f"/sessions/{session}/exchanges")
-        return answer.status_code == 200 and answer.json()["data"][0]["status"] == "pending"
-
-    with ThreadPoolExecutor(2) as threads:
-        asked = []
-        for _ in range(2):
-            asked.append(
-                threads.submit(proxy.chat, session, said, "long:3+gate", stream=True, headers=headers)
-            )
-            if noted:
-                until(pending, "it is under way", 20)
-        until(lambda: len(upstream.log) == before + 2, "both have arrived", 20)
-        upstream.gate.set()
-        assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
-    assert [row["status"] for row in proxy.exchanges(session)][-2:] == ["complete"] * 2
+TWIN = "the twin that was sent first follows the head wherever it is, and that is behind the other by then"
 
 
-@pytest.mark.parametrize("use", ["first", "append", "resend", "retry"])
-def test_the_same_request_twice_is_stored_once(
+@pytest.mark.parametrize(
+    "use",
+    [
+        "resend",
+        *(pytest.param(use, marks=pytest.mark.xfail(reason=TWIN)) for use in ("first", "append", "retry")),
+    ],
+)
+def test_the_same_request_twice_has_one_place(
     proxy: Proxy, upstream: Upstream, session: str, use: str
 ) -> None:
     new: list[Any] = [{"role": "user", "content": "b"}]
@@ -146,7 +131,19 @@ def test_the_same_request_twice_is_stored_once(
         ask(proxy, session, "a")
         past = proxy.messages(session)
     sent = past + new if use == "resend" else new
-    twice(proxy, upstream, session, sent, noted=True, **(RETRY if use == "retry" else {}))
+    headers = RETRY if use == "retry" else {}
+
+    def pending() -> bool:
+        answer = proxy.client.get(f"/sessions/{session}/exchanges")
+        return answer.status_code == 200 and answer.json()["data"][0]["status"] == "pending"
+
+    with ThreadPoolExecutor(1) as threads:
+        one = threads.submit(proxy.chat, session, sent, "long:3+gate", stream=True, headers=headers)
+        until(pending, "the first one is under way", 20)
+        # The second one is answered before the first.
+        other = proxy.chat(session, sent, "long:3", stream=True, headers=headers)
+        upstream.gate.set()
+        assert all(answer.content.endswith(b"data: [DONE]\n\n") for answer in (one.result(), other))
     assert proxy.messages(session) == [*past, *new, {"role": "assistant", "content": "word0 word1 word2"}]
     shown = proxy.get(f"/sessions/{session}")
     assert (len(shown["branches"]), shown["messages"]) == (1, len(past) + 2)
@@ -159,7 +156,14 @@ def test_the_same_request_twice_at_the_same_moment_loses_nothing(
     ask(proxy, session, "a")
     past = proxy.messages(session)
     new: list[Any] = [{"role": "user", "content": "b"}]
-    twice(proxy, upstream, session, past + new if use == "resend" else new, noted=False)
+    sent = past + new if use == "resend" else new
+    before = len(upstream.log)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(proxy.chat, session, sent, "long:3+gate", stream=True) for _ in range(2)]
+        until(lambda: len(upstream.log) == before + 2, "both have arrived", 20)
+        upstream.gate.set()
+        assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
+    assert [row["status"] for row in proxy.exchanges(session)] == ["complete"] * 3
     turn = [*new, {"role": "assistant", "content": "word0 word1 word2"}]
     if use == "resend":
         assert proxy.messages(session) == past + turn

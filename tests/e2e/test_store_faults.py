@@ -81,7 +81,7 @@ def is_unavailable(answer: httpx.Response, advice: str) -> bool:
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", "store_unavailable")
     assert set(error) == {"message", "type", "param", "code"}
-    return advice in error["message"]
+    return advice in str(error["message"])
 
 
 # ----------------------------------------------------------------------------------- locked
@@ -175,7 +175,7 @@ def begun(proxy: Proxy, upstream: Upstream, session: str, model: str, stream: bo
     ).start()
 
     def pending() -> bool:
-        return [row["status"] for row in proxy.exchanges(session)][-1] == "pending"
+        return bool(proxy.exchanges(session)[-1]["status"] == "pending")
 
     until(pending, "it is under way", 20)
     until(lambda: upstream.open == 1, "the provider is asked", 20)
@@ -188,7 +188,7 @@ def ended_with_an_error(answer: httpx.Response, stream: bool, advice: str) -> bo
         return is_unavailable(answer, advice)
     assert answer.status_code == 200
     assert b"[DONE]" not in answer.content
-    last = answer.content.rstrip().rpartition(b"\n\n")[2]
+    last: bytes = answer.content.rstrip().rpartition(b"\n\n")[2]
     return last.startswith(b'data: {"error":') and advice.encode() in last
 
 
@@ -218,7 +218,7 @@ class Disk:
         patch.setattr(sqlite3, "connect", self._remembered)
 
     def _remembered(self, *given: Any, **named: Any) -> sqlite3.Connection:
-        connection = self._connect(*given, **named)
+        connection: sqlite3.Connection = self._connect(*given, **named)
         self._connections.append(connection)
         return connection
 
