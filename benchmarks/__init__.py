@@ -13,6 +13,6 @@
     profiling      where the time of a small request goes
     report         the results as tables
 
-It knows the package from outside only, by its command line and over HTTP; `profiling` alone looks in.
+It knows the package from outside: its command line, HTTP, stored receipts. `profiling` alone looks in.
 It runs on Linux: the C programs use epoll, and CPU time is read from /proc.
 """

@@ -128,6 +128,7 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
                 programs,
                 ours[0],
                 folder,
+                store="appends",
                 phases=_APPEND_PHASES,
                 seconds=_APPEND_SECONDS[given.quick],
                 sizes=_QUICK_SIZES if given.quick else appends.SIZES,

@@ -120,7 +120,14 @@ def test_appends_take_turns_and_send_what_the_policy_lets_through(
     programs: Programs, folder: Path, palimpsest: Subject
 ) -> None:
     measured = appends.measure(
-        programs, palimpsest, folder, phases=1, seconds=30, sizes=(100, 150), say=lambda _: None
+        programs,
+        palimpsest,
+        folder,
+        store="palimpsest",
+        phases=1,
+        seconds=30,
+        sizes=(100, 150),
+        say=lambda _: None,
     )
     lines = measured["sizes"]
     assert [line["stored"] for line in lines] == [100, 150]

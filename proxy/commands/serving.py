@@ -87,13 +87,14 @@ class _Server(uvicorn.Server):
         self._serves = serves
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the application and listen."""
+        """Listen and open the application."""
         try:
-            await super().startup(sockets)
+            for bound in sockets or ():
+                bound.listen(self.config.backlog)  # uvloop would not say that it could not
         except OSError as why:  # two that are started at once can both have bound the port
             _LOG.error("%s", _cannot_listen(self.config.host, self.config.port, why))
-            await self.lifespan.shutdown()
             sys.exit(STARTUP_FAILURE)
+        await super().startup(sockets)
         if self.started:
             self._serves()
 

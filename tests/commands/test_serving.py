@@ -103,7 +103,7 @@ def test_two_that_bound_one_port_do_not_both_serve(tmp_path: Path, caplog: pytes
             server.run([ours])
     assert (end.value.code, told) == (3, [])
     assert "address already in use" in caplog.text
-    assert not (tmp_path / "s.db-wal").exists()  # the store was closed
+    assert not (tmp_path / "s.db").exists()  # nothing was opened
 
 
 @pytest.mark.parametrize(
