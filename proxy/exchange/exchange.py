@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
-from uuid import uuid4
 
 from proxy.errors import InvalidRequest, PalimpsestError
 from proxy.exchange.background import Background, compute
@@ -39,8 +39,6 @@ from proxy.upstream.client import Answer, Destination, Upstream
 from proxy.wire import headers
 from proxy.wire.messages import OWN_FIELDS
 from proxy.wire.request import ChatRequest, compose, parse_chat_request
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _RETRY_COUNT: Final = "x-stainless-retry-count"
@@ -76,7 +74,11 @@ class ChatCompletions:
         self._background = background
         self._clock = clock
         self._memory = memory
-        self._mark = uuid4().hex[:8] if mark is None else mark
+        self._mark = secrets.token_hex(4) if mark is None else mark
+        self._dropped = frozenset(
+            {b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)}
+        )
+        """Headers that do not go upstream, beside those that never do."""
         self._refuses_usage: set[tuple[str, str]] = set()
         """(address, model) of those that refuse to be asked for their usage."""
 
@@ -88,20 +90,21 @@ class ChatCompletions:
         """
         started = time.monotonic()
         request = await compute(len(call.body), lambda: parse_chat_request(call.body))
-        agent = header_of(call.headers, headers.AGENT_NAME)
-        name, policy = self._policy(call, request)
+        sent = headers.first_values(call.headers)
+        agent = header_of(sent, headers.AGENT_NAME)
+        name, policy = self._policy(call, sent, request)
         asking = Asking(
             tenant=call.tenant,
-            mode=_mode_of(call.headers),
-            retried=_announces_retry(call.headers),
-            idempotency=_idempotency_of(call.headers),
+            mode=_mode_of(sent),
+            retried=_announces_retry(sent),
+            idempotency=_idempotency_of(sent),
             agent=agent,
             policy=name if policy is not None and policy.edits else None,
         )
-        past = await self._past(call, request, asking)
+        past = await self._past(sent, request, asking)
         planned = await self._plan(request, past, name, policy, agent)
         if planned.needs_whole:  # the policy was changed: it decides over what was not read, too
-            past = await self._past(call, request, replace(asking, whole=True))
+            past = await self._past(sent, request, replace(asking, whole=True))
             planned = await self._plan(request, past, name, policy, agent)
         ticket = Ticket(
             session=past.id,
@@ -131,21 +134,23 @@ class ChatCompletions:
             )
             raise
 
-    def _policy(self, call: Call, request: ChatRequest) -> tuple[str, Policy | None]:
+    def _policy(
+        self, call: Call, sent: Mapping[bytes, bytes], request: ChatRequest
+    ) -> tuple[str, Policy | None]:
         """Return name and policy that decide what is sent; None where trimming is switched off.
 
         Raises:
             InvalidRequest: there is no policy of the name that the client asks for.
         """
-        asked = header_of(call.headers, headers.CONTEXT_POLICY)
+        asked = header_of(sent, headers.CONTEXT_POLICY)
         if asked == OFF:
             return OFF, None
         return select_policy(self._settings.policies, call.tenant, request.model, asked)
 
-    async def _past(self, call: Call, request: ChatRequest, asking: Asking) -> Past:
+    async def _past(self, sent: Mapping[bytes, bytes], request: ChatRequest, asking: Asking) -> Past:
         """Find the request's session, and its place in the log of that."""
         sessions = self._settings.sessions
-        session = session_of(call.headers, request, sessions)
+        session = session_of(sent, request, sessions)
         if session is None and sessions.missing == "stateless":
             return await self._memory.without_log(request)
         incoming = await self._memory.incoming(request, asking)
@@ -173,7 +178,7 @@ class ChatCompletions:
         )
 
     def _fixed_tokens(self, request: ChatRequest, past: Past) -> int:
-        tokens = sum(self._counter.messages(past.instructions, request.model))
+        tokens = sum(self._counter.messages(past.instructions, request.model)) if past.instructions else 0
         return tokens + (self._counter.json(request.tools, request.model) if request.tools is not None else 0)
 
     def _begin(self, turn: Turn) -> None:
@@ -246,10 +251,7 @@ class ChatCompletions:
         sent = headers.to_upstream(
             turn.call.headers,
             drop_credentials=not destination.forwards_credentials,
-            extra_drop={
-                b"accept-encoding",
-                *(name.lower().encode() for name in self._settings.sessions.headers),
-            },
+            extra_drop=self._dropped,
         )
         path = "/chat/completions" + (f"?{turn.call.query.decode('latin-1')}" if turn.call.query else "")
         body = self._body(turn, adds_usage=adds_usage)
@@ -297,7 +299,7 @@ class ChatCompletions:
 
     def _new_id(self) -> str:
         """Return an exchange's id: ids that this process makes later sort later, to the microsecond."""
-        return f"exc_{int(self._clock() * 1_000_000):014x}{uuid4().hex[:10]}{self._mark}"
+        return f"exc_{int(self._clock() * 1_000_000):014x}{secrets.token_hex(5)}{self._mark}"
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
@@ -309,7 +311,7 @@ def _is_stream(answer: Answer, *, asked: bool) -> bool:
     return kind == _EVENTS or (asked and kind in _UNNAMED)
 
 
-def _mode_of(sent: Headers) -> Mode:
+def _mode_of(sent: Mapping[bytes, bytes]) -> Mode:
     value = header_of(sent, headers.SESSION_MODE)
     if value is None:
         return Mode.AUTO
@@ -321,12 +323,12 @@ def _mode_of(sent: Headers) -> Mode:
         ) from why
 
 
-def _announces_retry(sent: Headers) -> bool:
+def _announces_retry(sent: Mapping[bytes, bytes]) -> bool:
     value = header_of(sent, _RETRY_COUNT)
     return value is not None and _POSITIVE.fullmatch(value.strip()) is not None
 
 
-def _idempotency_of(sent: Headers) -> str | None:
+def _idempotency_of(sent: Mapping[bytes, bytes]) -> str | None:
     """Return a hash of the key by which the client marks all sendings of one request; None without one."""
     value = header_of(sent, _IDEMPOTENCY_KEY)
     return None if value is None else blake2b(value.encode(), digest_size=16).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 from unicodedata import category
 
@@ -17,10 +17,8 @@ MAX_ID_BYTES: Final = 512
 _REFUSED: Final = frozenset({"Cc", "Cs"})
 
 
-def session_of(
-    sent: Sequence[tuple[bytes, bytes]], request: ChatRequest, settings: SessionSettings
-) -> str | None:
-    """Return the session's id; None where the request names none.
+def session_of(sent: Mapping[bytes, bytes], request: ChatRequest, settings: SessionSettings) -> str | None:
+    """Return the session's id; None where the request names none. `sent` are the headers' `first_values`.
 
     Raises:
         InvalidRequest: the id is too long or holds control characters, or there is none and
@@ -42,14 +40,13 @@ def session_of(
     return None
 
 
-def header_of(sent: Sequence[tuple[bytes, bytes]], name: str) -> str | None:
-    """Return the header's value, percent-decoded; None where it was not sent, or is empty.
+def header_of(sent: Mapping[bytes, bytes], name: str) -> str | None:
+    """Return a header of `first_values`, percent-decoded; None where it was not sent, or is empty.
 
     Raises:
         InvalidRequest: it is no UTF-8 or holds control characters.
     """
-    wanted = name.lower().encode()
-    raw = next((value.strip(b" \t") for key, value in sent if key.lower() == wanted), b"")
+    raw = sent.get(name.lower().encode())
     return headers.decode_value(raw, name) if raw else None
 
 
@@ -59,6 +56,8 @@ def valid_id(value: str, param: str) -> str:
     Raises:
         InvalidRequest: it is too long, or holds control characters.
     """
+    if len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
+        return value
     if len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
         raise InvalidRequest(
             f"The session id is longer than {MAX_ID_BYTES} bytes. Send a shorter one.",

@@ -5,10 +5,10 @@ It reads the store and decides nothing itself: `history.reconcile` does.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
-from uuid import uuid4
 
 from proxy.errors import Conflict
 from proxy.exchange.background import compute
@@ -158,7 +158,7 @@ class Memory:
             if len(found) == 1:
                 return await self.past_of(request, incoming, found[0], asking)
             vouched = last + 1 if found else 0
-        past = await self.past_of(request, incoming, f"ses_{uuid4().hex}", asking)
+        past = await self.past_of(request, incoming, f"ses_{secrets.token_hex(16)}", asking)
         return replace(past, vouched=vouched)
 
     async def without_log(self, request: ChatRequest) -> Past:

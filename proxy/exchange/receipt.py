@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.trimming.plan import Change, Gap, Plan
@@ -26,6 +26,12 @@ class Ticket:
     """Number of messages of the log before trimming, the new ones included."""
     warnings: tuple[str, ...] = ()
     """Beside the plan's own."""
+    edits: tuple[str, ...] = field(init=False)
+    """The types of the edits that changed something."""
+
+    def __post_init__(self) -> None:
+        """Ask the plan once for what is said three times."""
+        object.__setattr__(self, "edits", self.plan.edits)
 
     @property
     def messages_before(self) -> int:
@@ -52,7 +58,7 @@ class Ticket:
             (headers.CONTEXT_TOKENS_SENT, str(plan.tokens_sent)),
             (headers.CONTEXT_MESSAGES_BEFORE, str(self.messages_before)),
             (headers.CONTEXT_MESSAGES_SENT, str(self.messages_sent)),
-            (headers.CONTEXT_EDITS, ",".join(plan.edits)),
+            (headers.CONTEXT_EDITS, ",".join(self.edits)),
         ]
         if self.session is not None:
             pairs.insert(0, (headers.SESSION_ID, self.session))
@@ -89,7 +95,7 @@ def receipt_of(ticket: Ticket, cut_node: str | None) -> JsonObject:
         "gaps": gaps_told(plan.earlier),
         "messages_before": ticket.messages_before,
         "messages_sent": ticket.messages_sent,
-        "edits": list(plan.edits),
+        "edits": list(ticket.edits),
         "warnings": list(ticket.all_warnings),
     }
 
@@ -193,6 +199,6 @@ def log_line(ticket: Ticket, kind: str, status: str, milliseconds: float) -> dic
         "tokens_before": plan.tokens_before,
         "tokens_sent": plan.tokens_sent,
         "saved_percent": round(saved, 1),
-        "edits": ",".join(plan.edits),
+        "edits": ",".join(ticket.edits),
         "ms": round(milliseconds),
     }

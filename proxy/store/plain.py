@@ -5,12 +5,17 @@ JSON texts never hold a NUL, since JSON writes it as an escape. Ids, names and m
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from proxy.errors import InvalidRequest
+
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 def is_plain(text: str) -> bool:
     """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
-    return "\x00" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    return _UNSTORABLE.search(text) is None
 
 
 def require_plain(**texts: str | None) -> None:

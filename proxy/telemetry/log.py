@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+_WORD: Final = re.compile(r'[^\s"=]+')
 
 
 class FieldFormatter(logging.Formatter):
@@ -15,11 +18,16 @@ class FieldFormatter(logging.Formatter):
         """Write in `style`."""
         super().__init__()
         self._as_json = style == "json"
+        self._second = (-1, "")
+        """The last second that was written, since 1970 and in words."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        moment = self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}"
+        second = int(record.created)
+        if second != self._second[0]:  # what takes longest about a line changes once in a second
+            self._second = (second, self.formatTime(record, "%Y-%m-%dT%H:%M:%S"))
+        moment = f"{self._second[1]}.{int(record.msecs):03d}"
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
@@ -44,4 +52,4 @@ def set_up_logging(style: Literal["text", "json"], level: str) -> None:
 def _shown(value: Any) -> str:
     """Return a value for a text line: one word, or quoted."""
     text = "-" if value is None or value == "" else str(value)
-    return json.dumps(text, ensure_ascii=False) if any(c.isspace() or c in '"=' for c in text) else text
+    return text if _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -182,8 +182,10 @@ class Upstream:
                 method,
                 _parsed(destination.base_url),
                 headers=list(headers),
-                content=content,
+                # With `content` it would add headers that the transport writes itself, at some cost.
+                stream=_NO_STREAM,
                 extensions={
+                    "content": content,
                     "target": _quoted(destination.base_url + path),
                     "timeout": {
                         "connect": self._settings.connect_timeout,
@@ -212,6 +214,9 @@ class Upstream:
                 f"All {self._settings.max_connections} connections to the upstream are in use. "
                 "Try again, or raise upstream.max_connections."
             ) from why
+
+
+_NO_STREAM: Final = httpx.ByteStream(b"")
 
 
 @lru_cache(maxsize=64)

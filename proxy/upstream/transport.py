@@ -8,7 +8,7 @@ come through as they are.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from functools import lru_cache
 from typing import Final
 from urllib.request import getproxies, proxy_bypass
@@ -32,7 +32,8 @@ _PORTS: Final = {"http": 80, "https": 443}
 class ExactTransport(AiohttpTransport):
     """A transport for the life of the process; to be made and closed inside the event loop.
 
-    `request.extensions["target"]` is the absolute URL, already quoted: what is sent is that text.
+    `request.extensions["target"]` is the absolute URL, already quoted: what is sent is that text. The body is
+    `request.extensions["content"]`, whole or as it comes, and the request's own stream is not looked at.
     The number of connections is not limited here: who asks counts them.
     """
 
@@ -56,12 +57,8 @@ class ExactTransport(AiohttpTransport):
         """
         target = request.extensions["target"].decode("ascii")
         timeout = request.extensions["timeout"]
-        data: _Whole | httpx.SyncByteStream | httpx.AsyncByteStream | None
-        try:
-            data = _Whole(request.content) if request.content else None
-        except httpx.RequestNotRead:
-            data = request.stream
-            request.headers.pop("transfer-encoding", None)  # aiohttp writes it
+        content: bytes | AsyncIterable[bytes] = request.extensions["content"]
+        data = (_Whole(content) if content else None) if isinstance(content, bytes) else content
         headers = CIMultiDict(
             (name.decode("latin-1"), _header_text(value)) for name, value in request.headers.raw
         )

@@ -61,6 +61,8 @@ _NOT_TO_CLIENT: Final = _HOP_BY_HOP | _OWN | {b"content-length"}
 
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
 """What is no visible ASCII, and the percent sign."""
+_LITERAL: Final = re.compile(rb"[!-$&-~ ]*")
+"""What stands for itself."""
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
@@ -107,12 +109,23 @@ def to_client(
     return _passing(headers, {*_NOT_TO_CLIENT, *extra_drop})
 
 
+def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the first value of each header by its lower-case name, without spaces around it."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        values.setdefault(name.lower(), value.strip(b" \t"))
+    return values
+
+
 def encode_value(text: str) -> bytes:
     """Return `text` as a header value: UTF-8, percent-encoded where it is no visible ASCII or `%`.
 
     An id of plain letters, digits and signs stays as it is. A lone surrogate is no text and becomes U+FFFD.
     """
-    raw = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    if text.isascii():
+        raw = text.encode()
+    else:
+        raw = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
     return _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], raw)
 
 
@@ -128,6 +141,8 @@ def decode_value(raw: bytes, name: str) -> str:
     Raises:
         InvalidRequest: it is no UTF-8, or holds control characters.
     """
+    if _LITERAL.fullmatch(raw):
+        return raw.decode()
     try:
         text = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), raw).decode()
     except UnicodeDecodeError as why:

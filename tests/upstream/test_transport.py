@@ -83,8 +83,12 @@ async def _ask(
             method,
             target.partition("/v1")[0],
             headers=list(headers),
-            content=content,
-            extensions={"target": target.encode(), "timeout": {"connect": 5, "read": 5}},
+            stream=httpx.ByteStream(b""),
+            extensions={
+                "target": target.encode(),
+                "content": content,
+                "timeout": {"connect": 5, "read": 5},
+            },
         )
         response = await exact.handle_async_request(request)
         assert isinstance(response.stream, httpx.AsyncByteStream)
@@ -257,7 +261,7 @@ async def test_all_that_came_before_a_break_is_given(answer: bytes) -> None:
     got = b""
     async with _serving(answer) as server:
         target = f"http://127.0.0.1:{server.port}/v1/x"
-        extensions = {"target": target.encode(), "timeout": {"connect": 5, "read": 5}}
+        extensions = {"target": target.encode(), "content": b"", "timeout": {"connect": 5, "read": 5}}
         response = await exact.handle_async_request(httpx.Request("GET", target, extensions=extensions))
         await asyncio.sleep(0.05)  # the break has come before the body is read
         assert isinstance(response.stream, httpx.AsyncByteStream)
