@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-model check format bench record-sdks pins
+.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format bench record-sdks pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -13,6 +13,11 @@ MODEL_SERVER := $(VENV)/.model-server-ready
 ARGS ?=
 # Floors whose own tests must reach every branch of them.
 PURE := wire history trimming
+.PHONY: $(PURE:%=test-%)
+# Tests run in several processes, a whole file in one of them, in the order of tests/conftest.py: the long ones first.
+TOGETHER := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+# What needs nothing of each other runs at once; what each one says stays together, and all of it is said.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}}}
 
 help: ## Show this list.
@@ -54,19 +59,28 @@ demo: $(RUNTIME) ## Show the main job on a recorded conversation; no key, no net
 	$(BIN)/palimpsest demo $(ARGS)
 
 test: $(READY) ## Run every test, PostgreSQL included, and the coverage gate of the pure floors.
-	$(BIN)/python -m pytest --quiet $(PURE:%=--ignore=tests/%) $(ARGS)
-	@set -e; for floor in $(PURE); do \
-		$(BIN)/python -m pytest --quiet tests/$$floor --cov=proxy.$$floor --cov-branch --cov-fail-under=100; \
-	done
+	$(BIN)/python -m pytest --quiet $(TOGETHER) $(PURE:%=--ignore=tests/%) $(ARGS)
+	@+$(SIDE_BY_SIDE) $(PURE:%=test-%)
+
+# Each counts into a file of its own: they run at once.
+$(PURE:%=test-%): test-%: $(READY)
+	COVERAGE_FILE=$(VENV)/.coverage-$* $(BIN)/python -m pytest --quiet tests/$* --cov=proxy.$* --cov-branch --cov-fail-under=100
 
 test-model: $(MODEL_SERVER) ## Run the tests against a real model server, which is installed first (30 MB).
 	$(BIN)/python -m pytest --quiet -m model_server tests/e2e/test_model_server.py $(ARGS)
 
 check: $(READY) ## Lint, types, architecture, the example configuration, the container files.
+	@+$(SIDE_BY_SIDE) check-pyright check-mypy check-rest
+
+check-pyright: $(READY)
+	$(BIN)/basedpyright
+
+check-mypy: $(READY)
+	$(BIN)/mypy
+
+check-rest: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/palimpsest check --config config.example.yaml
 	$(BIN)/hadolint --failure-threshold style Dockerfile

@@ -6,27 +6,36 @@ Exit codes: 0 fine, 1 failed, 2 used or configured wrongly.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
-from proxy.commands import configuration, database, demonstration, serving, sessions
+from proxy import __version__
+from proxy.commands.catalogue import Catalogue
 from proxy.errors import ConfigurationError, PalimpsestError, RequestError
 
 app = typer.Typer(
     name="palimpsest",
-    help="A reverse proxy for OpenAI-compatible APIs that keeps everything and sends less.",
+    cls=Catalogue,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("serve")(serving.serve)
-app.command("check")(configuration.check)
-app.command("schema")(configuration.schema)
-app.command("demo")(demonstration.demo)
-app.command("upgrade")(database.upgrade)
-# A revision may be -1, which is no option.
-app.command("downgrade", context_settings={"ignore_unknown_options": True})(database.downgrade)
-app.add_typer(sessions.app, name="sessions")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"palimpsest {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def palimpsest(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A reverse proxy for OpenAI-compatible APIs that keeps everything and sends less."""
 
 
 def main() -> None:

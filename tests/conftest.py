@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
@@ -12,6 +13,37 @@ from proxy.store.migrate import upgrade
 from proxy.store.schema import METADATA
 from proxy.store.store import Store
 from tests.support import postgres
+
+ROOT = Path(__file__).parents[1]
+
+LONG = (
+    "tests/e2e/test_load.py",
+    "tests/e2e/test_kills.py",
+    "tests/e2e/test_workers.py",
+    "tests/e2e/test_store_faults.py",
+    "tests/e2e/test_command_line.py",
+    "tests/e2e/test_replay.py",
+    "tests/e2e/test_node_sdk.py",
+    "tests/e2e/test_recorded_sdks.py",
+    "tests/test_benchmarks.py",
+    "tests/commands/test_workers.py",
+    "tests/e2e/test_container.py",
+    "tests/e2e/test_dirty_histories.py",
+)
+"""The files that take longest. They begin first: where files run at once, none is left for the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the long files go first; within a file the order is the file's own."""
+    place = {ROOT / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return in how many processes tests run: one more than processors, since many tests wait for others."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors + 1, 8)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONG
+
 ROOT = Path(__file__).parents[1]
 
 ELSEWHERE: dict[str, str] = {
@@ -38,3 +40,8 @@ def test_every_module_with_code_has_a_test_file_of_its_own(module: str) -> None:
 
 def test_each_exception_is_one() -> None:
     assert ELSEWHERE.keys() <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_file_that_goes_first_is_there(name: str) -> None:
+    assert (ROOT / name).is_file()

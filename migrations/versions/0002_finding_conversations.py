@@ -4,7 +4,8 @@
 - `nodes.recorded`: the tenant, where every assistant message up to the node came from upstream (a client
   that names no session);
 - `sessions.model`, `sessions.tools`: how the conversation asks (a question beside it asks in another way);
-- `exchanges.idempotency`: a repetition that announces itself by its key.
+- `exchanges.idempotency`: a repetition that announces itself by its key;
+- the index on `exchanges.digest` gets the time too: without it the newest one was looked for among all.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def upgrade() -> None:
     op.add_column("sessions", sa.Column("model", sa.Text()))
     op.add_column("sessions", sa.Column("tools", _name()))
     op.add_column("exchanges", sa.Column("idempotency", _name()))
+    op.drop_index(op.f("ix_exchanges_session_digest"), "exchanges")
+    op.create_index(
+        op.f("ix_exchanges_session_digest_created_at_id"),
+        "exchanges",
+        ["session", "digest", "created_at", "id"],
+    )
     op.add_column("nodes", sa.Column("content", _name()))
     op.add_column("nodes", sa.Column("recorded", sa.Text()))
     _allow_updates()
@@ -52,6 +59,8 @@ def downgrade() -> None:
     """Drop them."""
     op.drop_index("ix_nodes_recorded", "nodes")
     op.drop_index(op.f("ix_nodes_session_content"), "nodes")
+    op.drop_index(op.f("ix_exchanges_session_digest_created_at_id"), "exchanges")
+    op.create_index(op.f("ix_exchanges_session_digest"), "exchanges", ["session", "digest"])
     for table, name in (
         ("nodes", "recorded"),
         ("nodes", "content"),
@@ -66,7 +75,8 @@ def _fill(connection: sa.Connection, session: str, tenant: str) -> None:
     """Give the nodes of a session what new nodes are made with."""
     rows = connection.execute(
         sa.text(
-            "SELECT n.node, n.parent, n.source, b.text FROM nodes n "
+            # What was imported says where it came from, but did not come here.
+            "SELECT n.node, n.parent, n.source = 'upstream' AND n.exchange IS NOT NULL, b.text FROM nodes n "
             "JOIN bodies b ON b.session = n.session AND b.body = n.body "
             "WHERE n.session = :session ORDER BY n.depth"
         ),
@@ -74,9 +84,9 @@ def _fill(connection: sa.Connection, session: str, tenant: str) -> None:
     ).all()
     recorded: dict[str, str | None] = {"": tenant}
     found: list[dict[str, Any]] = []
-    for node, parent, source, text in rows:
+    for node, parent, answered, text in rows:
         message = Message(text.encode())
-        kept = recorded.get(parent) if message.role != "assistant" or source == "upstream" else None
+        kept = recorded.get(parent) if message.role != "assistant" or answered else None
         recorded[node] = kept
         found.append(
             {

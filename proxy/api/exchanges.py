@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Response
 
-from proxy.api.deps import After, Asking, FoundSession, Limit, OpenServices, Services, json_response
+from proxy.api.deps import After, Asking, FoundSession, Limit, OpenServices, json_response
 from proxy.api.sessions import timestamp
 from proxy.errors import NotFound
+from proxy.exchange.background import compute
 from proxy.exchange.receipt import expanded, gap_lines, plan_lines
+from proxy.history.nodes import ROOT
+from proxy.store.lineage import Lineage
 from proxy.store.records import ExchangeRow
+from proxy.store.store import Store
+from proxy.trimming.plan import Change
 
 _UNSETTLED: Final[dict[str, Any]] = {
     "messages_before": None,
@@ -27,6 +34,9 @@ _UNSETTLED: Final[dict[str, Any]] = {
 }
 """What a receipt holds that nobody settled."""
 
+_LINE_BYTES: Final = 256
+"""About what a line of a plan is long."""
+
 router = APIRouter(tags=["exchanges"])
 
 
@@ -36,8 +46,11 @@ async def list_exchanges(
 ) -> Response:
     """Return the session's exchanges, the newest first."""
     rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
-    past = _Past(services)
-    return json_response({"data": [await receipt(row, services, past) for row in rows], "next": cursor})
+    past = await _past_of(rows, services.store)
+    return await compute(
+        past.lines * _LINE_BYTES,
+        lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor}),
+    )
 
 
 @router.get("/exchanges/{exchange}")
@@ -46,42 +59,67 @@ async def show_exchange(exchange: str, services: OpenServices, caller: Asking) -
     row = await services.store.exchange(unquote(exchange))
     if row is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    return json_response(await receipt(row, services, _Past(services)))
+    past = await _past_of([row], services.store)
+    return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Past:
-    """The branches that exchanges went on from: the newest one's is read, and holds most of the others."""
+    """What receipts of one session speak of and do not hold themselves."""
 
-    def __init__(self, services: Services) -> None:
-        self._store = services.store
-        self._branch: list[str] = []
-        self._tokens: list[int] = []
-        self._places: dict[str, int] = {}
-
-    async def before(self, row: ExchangeRow) -> tuple[list[str], list[int]]:
-        """Return the nodes of the branch that the exchange went on from, oldest first, and their tokens."""
-        if row.base not in self._places:
-            path = await self._store.path(row.session_key, row.base)
-            self._branch = [node.node for node in path]
-            self._tokens = [node.tokens for node in path]
-            self._places = {node: place for place, node in enumerate(self._branch)}
-        stop = self._places.get(row.base, -1) + 1
-        return self._branch[:stop], self._tokens[:stop]
+    standing: Mapping[str, tuple[Change, ...]]
+    """By exchange, what the cut that it found does to the messages that are sent."""
+    lineage: Lineage
+    """The branches that they went on from, where something is said of messages there."""
+    lines: int
+    """Lines of all their plans."""
 
 
-async def receipt(row: ExchangeRow, services: Services, past: _Past) -> dict[str, Any]:
-    """Return an exchange for a reader, each change of its plan with the node that it is about."""
+async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
+    """Read what the receipts of these exchanges speak of, each thing once."""
+    cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
+    standing: dict[str, tuple[Change, ...]] = {}
+    ends: set[str] = set()
+    lines = 0
+    for row in rows:
+        cut = row.receipt.get("cut")
+        if cut is not None and not cut["moved"]:  # an earlier exchange moved it: its changes are kept with it
+            place = (cut["node"], row.policy, row.agent)
+            if place not in cuts:
+                found = await store.cut_at(row.session_key, *place)
+                cuts[place] = found.changes if found is not None else ()
+            standing[row.id] = cuts[place]
+        told = len(row.receipt.get("gaps", ())) + len(standing.get(row.id, ()))
+        told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
+        if told and row.base != ROOT:
+            ends.add(row.base)
+        lines += told
+    return _Past(standing, await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines)
+
+
+def receipt(row: ExchangeRow, past: _Past) -> dict[str, Any]:
+    """Return an exchange for a reader, each line of its plan with the node that it is about.
+
+    What this exchange decided is told message by message, and so is what is sent in another form; what
+    earlier ones dropped is one line for each gap. So a receipt is as long as what is sent, or was until then.
+    """
     stored = _UNSETTLED | dict(row.receipt)
     cut = stored.pop("cut", None)
-    before, tokens = await past.before(row)
-    nodes = [*before, *row.nodes]
-    lines = gap_lines(stored.pop("gaps", ()), before, tokens)
-    lines += expanded(stored.pop("plan", ()), nodes)
     if cut is not None and cut["moved"]:
         cut = cut | {"node": row.cut_node}
-    elif cut is not None:  # an earlier exchange moved it: what it does to the view is kept with it
-        standing = await services.store.cut_at(row.session_key, cut["node"], row.policy, row.agent)
-        lines += plan_lines(standing.changes, nodes) if standing is not None else []
+    depth = past.lineage.depth(row.base)
+
+    def node_at(position: int) -> str | None:
+        new = position - depth
+        if new < 0:
+            return past.lineage.node_at(row.base, position)
+        return row.nodes[new] if new < len(row.nodes) else None
+
+    lines = gap_lines(
+        stored.pop("gaps", ()), node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop)
+    )
+    lines += expanded(stored.pop("plan", ()), node_at)
+    lines += plan_lines(past.standing.get(row.id, ()), node_at)
     return {
         "id": row.id,
         "session": row.session,

@@ -76,8 +76,11 @@ async def list_messages(
     rows = await services.store.path(found.key, found.head if branch is None else branch)
     if branch is not None and not rows:
         raise NotFound(f"There is no node {branch!r} in this session.", param="branch")
-    return json_response(
-        {"data": [node_of(row) if meta else orjson.Fragment(row.message.raw) for row in rows]}
+    return await compute(
+        sum(len(row.message.raw) for row in rows),
+        lambda: json_response(
+            {"data": [node_of(row) if meta else orjson.Fragment(row.message.raw) for row in rows]}
+        ),
     )
 
 

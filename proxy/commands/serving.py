@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -30,6 +31,9 @@ GRACE_SECONDS: Final = 30
 """How long running streams may go on when the server is told to stop; uvicorn alone would wait for ever."""
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the pools of the usual clients keep an idle connection, so that they close it, not we."""
+_COLLECT_AFTER: Final = (10_000, 20, 20)
+"""New objects before a collection, and collections before an older generation is looked through: a request
+with thousands of messages makes tens of thousands of objects, and none of them in circles."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20
 """How long a worker may take to end: the streams, then the store."""
 
@@ -72,6 +76,7 @@ def server_config(settings: Settings, worker: Worker | None = None, **changes: A
         "access_log": False,
         # The upstream's own Date and Server come through.
         "server_header": False,
+        "proxy_headers": False,  # nobody here asks for the client's address
         "date_header": False,
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "timeout_graceful_shutdown": GRACE_SECONDS,
@@ -96,6 +101,7 @@ class _Server(uvicorn.Server):
             sys.exit(STARTUP_FAILURE)
         await super().startup(sockets)
         if self.started:
+            _spare_the_collector()
             self._serves()
 
 
@@ -106,6 +112,13 @@ class _WorkersServer(_Server):
         """Stop, unless it was Ctrl-C: the parent hears it too, and a second signal would cut streams off."""
         if sig != signal.SIGINT:
             super().handle_exit(sig, frame)
+
+
+def _spare_the_collector() -> None:
+    """Let the garbage collector pass over what stays for ever: looking through it holds up requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def _serve_alone(settings: Settings, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:

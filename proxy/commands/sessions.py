@@ -28,7 +28,7 @@ from proxy.store.store import Store
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="The session's id.")]
 
-app = typer.Typer(help="The stored sessions.", no_args_is_help=True)
+app = typer.Typer(help="The stored sessions.", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list")

@@ -39,6 +39,8 @@ _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 _SERVES: Final = b"serves"
 _STEADY_SECONDS: Final = 10.0
 """A worker that lived this long did not fail because of how it was started."""
+_LAST_SECONDS: Final = 60.0
+"""How long a worker without a parent may take to end in order."""
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 
@@ -118,10 +120,25 @@ class Workers:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             place.process.start()
+        except OSError:
+            place.process = None
+            place.heard.close()
+            place.heard = None
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        says.close()
+            says.close()
         place.started = time.monotonic()
+
+    def _replace(self, place: _Place) -> None:
+        """Start another worker in a place; later, where the machine has no room for a process just now."""
+        try:
+            self._start(place)
+        except OSError as why:
+            place.failures += 1
+            pause = max(pause_after(place.failures), _FIRST_PAUSE)
+            place.due = time.monotonic() + pause
+            _LOG.error("no worker could be started (%s): again in %g s", why.strerror or why, pause)
 
     def _news(self) -> list[int | socket.socket]:
         """Return what becomes readable when a worker has said something or has ended."""
@@ -149,7 +166,7 @@ class Workers:
                     return False
                 self._bury(place, place.process)
             if place.process is None and place.due <= time.monotonic():
-                self._start(place)
+                self._replace(place)
         if not self._serving and all(place.serves for place in self._places):
             self._serving = True
             ready()
@@ -189,7 +206,7 @@ class Workers:
     def _end(self, noted: list[int], bell: socket.socket) -> None:
         """End every worker: in order first, by force where one does not listen."""
         for listening in self._sockets:
-            listening.close()  # who connects from now on is refused, and does not wait for nobody
+            listening.close()  # once the workers have closed theirs, who connects is refused
         running = [place.process for place in self._places if place.process is not None]
         for process in running:
             process.terminate()
@@ -232,6 +249,8 @@ def _follow_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_LAST_SECONDS)
+        os._exit(1)  # it does not listen, and nobody else will see to it
 
 
 @contextmanager

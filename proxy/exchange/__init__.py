@@ -4,6 +4,7 @@
     turn         one exchange under way, and what the store is told of it
     identity     which session a request belongs to
     past         what the log knows, where the request belongs in it, and the messages to plan with
+    forms        stored messages in other words than those stored
     relay        the upstream's answer on its way to the client, read beside
     receipt      what is said of an exchange: response headers, the stored receipt, the log line
     background   work that outlives the request that began it

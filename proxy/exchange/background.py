@@ -15,8 +15,11 @@ import anyio.to_thread
 
 Result = TypeVar("Result")
 
-OFF_LOOP_BYTES: Final = 64 * 1024
-"""From this size on, reading a request would hold up all the others: it goes to a thread."""
+OFF_LOOP_BYTES: Final = 256 * 1024
+"""From this size on, reading a request would hold up all the others (some milliseconds): it goes to a thread.
+Below it, going there takes longer than reading."""
+COUNTING: Final = 16
+"""How many times longer than reading a text it takes to count its tokens."""
 
 _LOG: Final = logging.getLogger("palimpsest.background")
 
@@ -52,5 +55,5 @@ class Background:
 
 
 async def compute(size: int, work: Callable[[], Result]) -> Result:
-    """Return `work()`, pure and in proportion to `size` bytes; a thread does it where it would take long."""
+    """Return `work()`, as much as reading `size` bytes and pure; a thread does it where it takes long."""
     return work() if size < OFF_LOOP_BYTES else await anyio.to_thread.run_sync(work)

@@ -20,9 +20,9 @@ from hashlib import blake2b
 from typing import Final
 
 from proxy.errors import InvalidRequest, PalimpsestError
-from proxy.exchange.background import Background, compute
+from proxy.exchange.background import COUNTING, Background, compute
 from proxy.exchange.identity import header_of, session_of
-from proxy.exchange.past import Asking, Memory, Past
+from proxy.exchange.past import Asking, Memory, Past, size_of
 from proxy.exchange.receipt import Ticket, log_line
 from proxy.exchange.relay import Client, Outcome, StreamRelay, relay_json, relay_refusal
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
@@ -37,7 +37,6 @@ from proxy.trimming.plan import Known, Plan
 from proxy.trimming.policy import Policy
 from proxy.upstream.client import Answer, Destination, Upstream
 from proxy.wire import headers
-from proxy.wire.messages import OWN_FIELDS
 from proxy.wire.request import ChatRequest, compose, parse_chat_request
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
@@ -162,7 +161,8 @@ class ChatCompletions:
         self, request: ChatRequest, past: Past, name: str, policy: Policy | None, agent: str | None
     ) -> Plan:
         """Decide what of the branch is sent."""
-        fixed = await compute(len(request.tools or b""), lambda: self._fixed_tokens(request, past))
+        size = COUNTING * (len(request.tools or b"") + size_of(past.instructions))
+        fixed = await compute(size, lambda: self._fixed_tokens(request, past))
         known = Known(
             count=lambda message: self._counter.message(message, request.model),
             fixed_tokens=fixed,
@@ -265,7 +265,7 @@ class ChatCompletions:
         untouched = not past.arrival.composed and view == tuple(entry.message for entry in past.entries)
         return compose(
             turn.request,
-            instructions=None if untouched else tuple(m.without(*OWN_FIELDS) for m in past.instructions),
+            instructions=None if untouched else tuple(m.without_own_fields() for m in past.instructions),
             messages=None if untouched else view,
             add_usage=adds_usage,
             drop_fields=self._settings.sessions.body_fields,

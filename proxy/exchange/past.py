@@ -10,21 +10,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from proxy.errors import Conflict
-from proxy.exchange.background import compute
+from proxy.exchange.background import COUNTING, compute
+from proxy.exchange.forms import Forms
 from proxy.history.nodes import ROOT, body_id, body_of, chain, content_hash, version_of
 from proxy.history.reconcile import Arrival, Incoming, Kind, Manner, Mode
 from proxy.settings.model import ReasoningMode
-from proxy.store.recall import Question
-from proxy.store.records import Body, Mark, NodeRow, Source, StandingCut
+from proxy.store.recall import Question, Recollection
+from proxy.store.records import Body, Mark, NodeRow, Source, StandingCut, session_key
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.plan import Entry
 from proxy.wire.completion import without_unfinished_calls
-from proxy.wire.messages import OWN_FIELDS, JsonObject, Message
+from proxy.wire.messages import JsonObject, Message
 from proxy.wire.request import ChatRequest
 from proxy.wire.shapes import is_object
 
+_MARK_WORK: Final = 1024
+"""What it takes to make an entry of a message that the client sent again, in bytes that are read once."""
 REF_PREFIX: Final = "ref_"
 _REF_DIGITS: Final = 16
 
@@ -82,7 +84,7 @@ class Past:
     @property
     def size(self) -> int:
         """Bytes of all entries: what planning is in proportion to."""
-        return sum(len(entry.message.raw) for entry in self.entries)
+        return sum([len(entry.message.raw) for entry in self.entries])
 
 
 class Memory:
@@ -93,6 +95,7 @@ class Memory:
         self._store = store
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
+        self._forms = Forms()
 
     async def incoming(self, request: ChatRequest, asking: Asking) -> Incoming:
         """Return the request as far as its place depends on it."""
@@ -102,6 +105,7 @@ class Memory:
         """Find the request's place in the log of the session.
 
         Raises:
+            Conflict: the session was deleted meanwhile.
             StoreUnavailable: the log cannot be read.
         """
         found = await self._store.recall(
@@ -117,20 +121,25 @@ class Memory:
                 instructed=bool(request.instructions),
             )
         )
+        return await compute(
+            _work_of(request, found),
+            lambda: self._put_together(request, incoming, asking.tenant, session, found),
+        )
+
+    def _put_together(
+        self, request: ChatRequest, incoming: Incoming, tenant: str, session: str, found: Recollection
+    ) -> Past:
         arrival = found.arrival
-        new = request.messages[arrival.fresh :]
-        fresh = await compute(size_of(new), lambda: self._bodies(new, request.model))
+        fresh = self._bodies(request.messages[arrival.fresh :], request.model)
         forms: tuple[tuple[str, Message], ...] = ()
         if arrival.composed:
-            stored = size_of(row.message for row in found.rows)
-            past = await compute(stored, lambda: self.branch(found.rows, request.model))
-            nodes = tuple(row.node for row in found.rows)
-        elif len(found.marks) == arrival.fresh:
-            past = tuple(map(_entry_of_sent, request.messages, found.marks))
-            nodes = tuple(mark.node for mark in found.marks)
-            forms = _other_forms(request.messages, found.marks)
+            past = self.branch(found.rows, request.model)
+            nodes = tuple([row.node for row in found.rows])
         else:
-            raise Conflict("The session was deleted while this request was on its way. Send it again.")
+            past = tuple(map(_entry_of_sent, request.messages, found.marks))
+            nodes = tuple([mark.node for mark in found.marks])
+            key = session_key(tenant, session)
+            forms = tuple(self._forms.new(key, request.messages, found.marks))
         return Past(
             id=session,
             arrival=arrival,
@@ -163,7 +172,8 @@ class Memory:
 
     async def without_log(self, request: ChatRequest) -> Past:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
-        fresh = await compute(len(request.raw), lambda: self._bodies(request.messages, request.model))
+        size = COUNTING * len(request.raw)
+        fresh = await compute(size, lambda: self._bodies(request.messages, request.model))
         return Past(
             id=None,
             arrival=Arrival(Kind.FIRST, ROOT, 0),
@@ -186,14 +196,20 @@ class Memory:
         message = row.message
         if row.source is Source.UPSTREAM:
             message = request_form(message, self._reasoning, partial=row.partial)
-        message = message.without(*OWN_FIELDS)
+        message = message.without_own_fields()
         tokens = row.tokens if message is row.message else self._counter.message(message, model)
         return Entry(message, tokens, ref_of(row.body), row.arrival, position=row.depth - 1)
 
 
+def _work_of(request: ChatRequest, found: Recollection) -> int:
+    """Return how much work it is to put a past together, as `compute` measures it."""
+    work = COUNTING * size_of(request.messages[found.arrival.fresh :])
+    return work + _MARK_WORK * len(found.marks) + size_of(row.message for row in found.rows)
+
+
 def size_of(messages: Iterable[Message]) -> int:
     """Return the bytes of these messages."""
-    return sum(len(message.raw) for message in messages)
+    return sum([len(message.raw) for message in messages])
 
 
 def _incoming(request: ChatRequest, asking: Asking) -> Incoming:
@@ -253,7 +269,7 @@ def request_form(message: Message, reasoning: ReasoningMode, *, partial: bool) -
 
 def _entry_of_sent(message: Message, mark: Mark) -> Entry:
     """Return a stored message as the client sent it this time."""
-    sent = message.without(*OWN_FIELDS)
+    sent = message.without_own_fields()
     return Entry(sent, mark.tokens, ref_of(mark.body), mark.arrival, position=mark.depth - 1)
 
 
@@ -261,19 +277,10 @@ def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
     """Return new messages as entries of a log that has `start` messages before them."""
     return tuple(
         Entry(
-            body.message.without(*OWN_FIELDS),
+            body.message.without_own_fields(),
             body.tokens,
             ref_of(body_of(body.message)),
             position=start + number,
         )
         for number, body in enumerate(bodies)
-    )
-
-
-def _other_forms(messages: Sequence[Message], marks: Sequence[Mark]) -> tuple[tuple[str, Message], ...]:
-    """Return the stored messages that the client sent in other words than those stored."""
-    return tuple(
-        (mark.node, message)
-        for message, mark in zip(messages, marks, strict=False)
-        if body_of(message) != mark.body
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -9,7 +10,7 @@ import orjson
 from proxy.errors import InvalidRequest
 from proxy.exchange.background import compute
 from proxy.exchange.past import Memory
-from proxy.exchange.receipt import gap_lines, gaps_told, plan_lines
+from proxy.exchange.receipt import gap_messages, plan_lines
 from proxy.history.reconcile import Kind
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, select_policy
@@ -17,8 +18,8 @@ from proxy.store.records import SessionRow
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.engine import bypass, plan
-from proxy.trimming.plan import Known
-from proxy.wire.messages import OWN_FIELDS
+from proxy.trimming.plan import Known, Plan
+from proxy.wire.messages import Message
 
 _RECENT: Final = 20
 """Exchanges among which one that was answered is looked for."""
@@ -51,29 +52,43 @@ async def preview(
     rows = await store.path(session.key, session.head)
     instructions = await store.instructions(session.key)
     stored = instructions.messages if instructions is not None else ()
-    lead = tuple(message.without(*OWN_FIELDS) for message in stored)
+    lead = tuple(message.without_own_fields() for message in stored)
     fixed = sum(counter.message(message, model) for message in lead)
     fixed += counter.json(tools, model) if tools is not None else 0
     known = Known(count=lambda message: counter.message(message, model), fixed_tokens=fixed, agent=agent)
-    entries = memory.branch(rows, model)
     if policy == OFF:
-        planned = bypass(entries, known, composed=True)
+        name, chosen = OFF, None
     else:
         try:
             name, chosen = select_policy(settings.policies, session.tenant, model, policy)
         except InvalidRequest as why:  # here it is a parameter that names it, not the header
             raise InvalidRequest(why.message, param="policy", code=why.code) from why
-        nodes = tuple(row.node for row in rows)
-        standing = await store.cut(session.key, nodes, name, agent) if nodes else None
-        size = sum(len(row.message.raw) for row in rows)
+    nodes = tuple(row.node for row in rows)
+    standing = await store.cut(session.key, nodes, name, agent) if nodes and chosen is not None else None
+
+    def shown() -> dict[str, Any]:
+        entries = memory.branch(rows, model)
         cut = standing.cut if standing is not None else None
-        planned = await compute(size, lambda: plan(entries, chosen, name, known, cut, composed=True))
-    names, tokens = [row.node for row in rows], [entry.tokens for entry in entries]
+        if chosen is None:
+            planned = bypass(entries, known, composed=True)
+        else:
+            planned = plan(entries, chosen, name, known, cut, composed=True)
+        tokens = [entry.tokens for entry in entries]
+        return _shown(planned, model, lead, nodes, tokens)
+
+    return await compute(sum(len(row.message.raw) for row in rows), shown)
+
+
+def _shown(
+    planned: Plan, model: str, lead: Sequence[Message], nodes: Sequence[str], tokens: Sequence[int]
+) -> dict[str, Any]:
+    """Return a plan for a reader; `nodes` and `tokens` are those of the whole branch."""
+    node_at = nodes.__getitem__
     return {
         "policy": planned.policy,
         "model": model,
         "messages": [orjson.Fragment(message.raw) for message in (*lead, *planned.view)],
-        "plan": gap_lines(gaps_told(planned.earlier), names, tokens) + plan_lines(planned.changes, names),
+        "plan": gap_messages(planned.earlier, node_at, tokens) + plan_lines(planned.changes, node_at),
         "cut": None
         if planned.cut is None
         else {"position": planned.cut.position, "moved": planned.moved, "fired": planned.fired},

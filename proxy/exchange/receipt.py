@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,9 @@ from proxy.wire import headers
 from proxy.wire.messages import JsonObject
 
 Headers = list[tuple[bytes, bytes]]
+
+NodeAt = Callable[[int], str | None]
+"""Names the message at a position of the branch; None where it never became a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +126,21 @@ def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
     return runs
 
 
-def expanded(runs: Iterable[Mapping[str, Any]], nodes: Sequence[str]) -> list[JsonObject]:
+def expanded(runs: Iterable[Mapping[str, Any]], node_at: NodeAt) -> list[JsonObject]:
     """Return what `runs_of` put together as `plan_lines` shows it, one message at a time."""
     return [
-        _line(run, nodes, run["start"] + i, before, after)
+        _line(run, node_at, run["start"] + i, before, after)
         for run in runs
         for i, (before, after) in enumerate(zip(run["before"], run["after"], strict=True))
     ]
 
 
-def plan_lines(changes: Iterable[Change], nodes: Sequence[str]) -> list[JsonObject]:
-    """Return changes one by one for a reader: `{edit, node, position, action, reason, tokens…}`.
-
-    `nodes` are those of the branch, oldest first; a message that never became a node has none.
-    """
+def plan_lines(changes: Iterable[Change], node_at: NodeAt) -> list[JsonObject]:
+    """Return changes one by one for a reader: `{edit, node, position, action, reason, tokens…}`."""
     return [
         _line(
             {"edit": change.edit, "reason": change.reason, "action": _action(change)},
-            nodes,
+            node_at,
             change.position,
             change.tokens_before,
             change.tokens_after,
@@ -150,32 +150,49 @@ def plan_lines(changes: Iterable[Change], nodes: Sequence[str]) -> list[JsonObje
 
 
 def gap_lines(
-    gaps: Iterable[Mapping[str, Any]], nodes: Sequence[str], tokens: Sequence[int]
+    gaps: Iterable[Mapping[str, Any]], node_at: NodeAt, tokens: Callable[[int, int], int]
 ) -> list[JsonObject]:
-    """Return gaps (`{edit, reason, start, stop}`) as `plan_lines` shows changes, one message at a time.
+    """Return gaps of a receipt for a reader, one line each: what `plan_lines` shows, `stop` and `messages`.
 
-    `nodes` and their `tokens` are those of the branch, oldest first; what lies beyond them is left out.
+    Position and node are those of its first message, `tokens_before` are those of all. Receipts did not
+    always hold them: `tokens` counts those from one position to before another.
     """
+    lines: list[JsonObject] = []
+    for gap in gaps:
+        start, stop = gap["start"], gap["stop"]
+        before = gap["tokens"] if "tokens" in gap else tokens(start, stop)
+        line = _line({**gap, "action": "drop"}, node_at, start, before, 0)
+        lines.append({**line, "stop": stop, "messages": stop - start})
+    return lines
+
+
+def gap_messages(gaps: Iterable[Gap], node_at: NodeAt, tokens: Sequence[int]) -> list[JsonObject]:
+    """Return gaps as `plan_lines` shows changes, one message at a time; `tokens` are those of the branch."""
     return [
-        _line(gap | {"action": "drop"}, nodes, position, tokens[position], 0)
-        for gap in map(dict, gaps)
-        for position in range(gap["start"], min(gap["stop"], len(tokens)))
+        _line(
+            {"edit": gap.edit, "reason": gap.reason, "action": "drop"}, node_at, position, tokens[position], 0
+        )
+        for gap in gaps
+        for position in range(gap.start, gap.stop)
     ]
 
 
 def gaps_told(gaps: Iterable[Gap]) -> list[JsonObject]:
     """Return gaps as a receipt keeps them."""
-    return [{"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop} for gap in gaps]
+    return [
+        {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
+        for gap in gaps
+    ]
 
 
 def _action(change: Change) -> str:
     return "drop" if change.message is None else "replace"
 
 
-def _line(run: Mapping[str, Any], nodes: Sequence[str], position: int, before: int, after: int) -> JsonObject:
+def _line(run: Mapping[str, Any], node_at: NodeAt, position: int, before: int, after: int) -> JsonObject:
     return {
         "edit": run["edit"],
-        "node": nodes[position] if position < len(nodes) else None,
+        "node": node_at(position),
         "position": position,
         "action": run["action"],
         "reason": run["reason"],

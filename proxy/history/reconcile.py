@@ -4,15 +4,18 @@ Clients either resend the whole history at every request (all SDKs do) or send o
 The kinds, in the order in which they are recognised:
 
     first     the log is empty
-    append    no assistant message in it, the session is used by appending, and it is no `side` request
+    append    no assistant message in it, the session is used by appending, and it does not stand aside
     resend    a prefix of it is stored, and that prefix ends at the head
     rewind    a prefix of it is stored that ends elsewhere (edit, undo, regenerate): a branch
     windowed  the client left its oldest messages out: it begins with a run of a branch, and an assistant
               message is in that run
     foreign   nothing of it is stored, and it holds assistant messages: a history from elsewhere, a new root
-    side      nothing of it is stored, it holds no assistant message, and the session resends, or its
-              instructions are other and so are its tools (the model, where neither has tools): a question
+    side      nothing of it is stored, it holds no assistant message, and the session resends: a question
               beside the conversation, a new root, and the head stays where it is
+
+A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its
+instructions are other than the conversation's, and so are its tools (the model, where neither has tools). A
+title is asked for in this manner, often with the first question word for word, and while that is answered.
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry
 of another one if it says the same and either announces itself as a retry, or the other one is the
@@ -113,6 +116,8 @@ class Last:
     """Whether it is still being answered."""
     replies: Collection[str] = ()
     """The nodes of its replies."""
+    manner: Manner | None = None
+    """How it asked; None where that is not known."""
 
 
 class Stored(Protocol):
@@ -175,13 +180,15 @@ class Arrival:
 
 def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
+    if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
+        return Arrival(Kind.SIDE, ROOT, 0)
     if log.head == ROOT and not log.stored.depths(incoming.names[:1]):
         return Arrival(Kind.FIRST, ROOT, 0, at_head=_may_follow(incoming, log.last))
     appends = (
         log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
     )
     if appends:
-        return Arrival(Kind.SIDE, ROOT, 0) if _stands_aside(incoming, log) else _append(incoming, log)
+        return _append(incoming, log)
     stored = known_prefix(incoming.names, log.stored.depths, log.head)
     if stored:
         base = incoming.names[stored - 1]
@@ -226,13 +233,14 @@ def _may_follow(incoming: Incoming, last: Last | None) -> bool:
 def _stands_aside(incoming: Incoming, log: Log) -> bool:
     """Tell a question beside the conversation (a title for it, say) from one that goes on with it."""
     asked, usual = incoming.manner, log.manner
-    if asked is None or usual is None or incoming.mode is Mode.APPEND:
+    if usual is None and log.last is not None and log.last.pending:
+        usual = log.last.manner  # the conversation has just begun: nothing is answered yet
+    if asked is None or usual is None or incoming.speaks:
         return False
     if asked.instructions is None or asked.instructions == usual.instructions:
         return False
     tools_count = asked.tools is not None or usual.tools is not None
-    other = asked.tools != usual.tools if tools_count else asked.model != usual.model
-    return other and not log.stored.depths(incoming.names[:1])
+    return asked.tools != usual.tools if tools_count else asked.model != usual.model
 
 
 def _append(incoming: Incoming, log: Log) -> Arrival:

@@ -15,7 +15,7 @@
                 places in a list; texts that can be stored
     database    what the store needs of a database: units of work, read or written
     connection  what a unit sees of it: a connection, and rows
-    sqlite      one writer thread with group commit, and readers
+    sqlite      one writer with group commit, and readers
     statements  SQLAlchemy's statements on a connection of `sqlite3`
     postgres    a pool of connections
     address     what a URL says

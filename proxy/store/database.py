@@ -20,16 +20,22 @@ Unit: TypeAlias = Callable[[Connection], Result]
 class Database(Protocol):
     """One database, open."""
 
-    async def read(self, unit: Unit[Result]) -> Result:
-        """Run a unit that only reads.
+    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
+        """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread.
 
         Raises:
             StoreUnavailable: the database cannot be used.
         """
         ...
 
-    async def write(self, unit: Unit[Result]) -> Result:
+    async def write(
+        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
+    ) -> Result:
         """Run a unit in a transaction, and return what it returned once that is durable.
+
+        A `short` one takes a millisecond, and need not go to a thread. One that need not be `lasting` may
+        be lost with the power, not with the process, until a later lasting one is durable. One that may not
+        be run `again` is not, where a connection was lost that may have taken its COMMIT along.
 
         Once it is asked for it is done, even if the caller is cancelled. If it raises, nothing of it is kept.
 

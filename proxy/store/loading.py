@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import orjson
@@ -32,7 +32,8 @@ from proxy.trimming.gaps import standing
 from proxy.trimming.plan import Change, Cut, Gap
 from proxy.wire.messages import Message
 
-_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_LIMIT: Final = 2**31
+_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_LIMIT)]
 _Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=253_402_300_800_000)]
 """Milliseconds since 1970, up to the end of the year 9999: later ones cannot be shown."""
 
@@ -44,6 +45,8 @@ class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):
     head: str
     instructions: str | None = None
     arrival: str | None = None
+    model: str | None = None
+    tools: str | None = None
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -193,6 +196,8 @@ def load(connection: Connection, tenant: str, session: str, archive: Archive) ->
         "head": said.head,
         "instructions": said.instructions,
         "arrival": said.arrival,
+        "model": said.model,
+        "tools": said.tools,
         "messages": head.depth if head else 0,
         "rounds": head.round if head else 0,
         "tokens": head.tokens_total if head else 0,
@@ -295,7 +300,7 @@ def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
     for gap in gaps:
         if not last <= gap.start < gap.stop <= end:
             raise ValueError(f"a gap from {gap.start} to {gap.stop} is not in order from {last} to {end}")
-        if gap.tokens < 0 or not 0 <= gap.tool_calls <= gap.messages:
+        if not 0 <= gap.tokens < _LIMIT or not 0 <= gap.tool_calls <= gap.messages:
             raise ValueError(f"the gap at {gap.start} counts what {gap.messages} messages cannot have")
         last = gap.stop
     return gaps
@@ -319,6 +324,8 @@ def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
     for change in changes:
         if not 0 <= change.position < end:
             raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")
+        if not (0 <= change.tokens_before < _LIMIT and 0 <= change.tokens_after < _LIMIT):
+            raise ValueError(f"the change at position {change.position} counts what no message can have")
         if change.message is not None and not isinstance(orjson.loads(change.message.raw), dict):
             raise ValueError(f"the change at position {change.position} puts what is no message")
     return changes
@@ -327,7 +334,7 @@ def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
 def _check(archive: Archive) -> None:
     """Check that what the session names is there."""
     session = archive.session
-    require_plain(arrival=session.arrival)
+    require_plain(arrival=session.arrival, model=session.model, tools=session.tools)
     if session.format != FORMAT:
         raise ValueError(f"its format is {session.format}, and only {FORMAT} is known here")
     if session.head != ROOT and session.head not in archive.depths:

@@ -58,13 +58,20 @@ class PostgresDatabase:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def read(self, unit: Unit[Result]) -> Result:
+    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - none blocks
         """Run `unit`, each statement on the state that it finds."""
         return await self._finish(self._read(unit))
 
-    async def write(self, unit: Unit[Result]) -> Result:
+    async def write(
+        self,
+        unit: Unit[Result],
+        *,
+        short: bool = False,  # noqa: ARG002 - none blocks
+        lasting: bool = True,  # noqa: ARG002 - the server decides
+        again: bool = True,
+    ) -> Result:
         """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
-        return await self._finish(self._write(unit))
+        return await self._finish(self._write(unit, again=again))
 
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
@@ -101,15 +108,15 @@ class PostgresDatabase:
         async with self._reading.connect() as connection:
             return await connection.run_sync(_taking(unit))
 
-    async def _write(self, unit: Unit[Result]) -> Result:
+    async def _write(self, unit: Unit[Result], *, again: bool) -> Result:
         with translated():
             for _ in range(_TRIES - 1):
                 try:
                     return await self._transact(unit)
                 except DBAPIError as why:
-                    # A connection that was lost may have taken its COMMIT with it or not. What is stored is
+                    # A connection that was lost may have taken the COMMIT along: nearly all that is stored is
                     # stored once, however often it is asked for.
-                    if not (is_worth_another_try(why) or why.connection_invalidated):
+                    if not (is_worth_another_try(why) or (again and why.connection_invalidated)):
                         raise
             return await self._transact(unit)
 

@@ -1,8 +1,9 @@
-"""All that is known of a conversation when a request comes in, read on one state of the database.
+"""All that is known of a conversation when a request comes in, read in one unit.
 
-One unit, so that a request waits for one reading and no other request's writing comes in between. Where it
-belongs `history.reconcile` decides; what is read then is what its kind needs: the texts for an append, which
-has none itself, and for a client that resends only what was noted about its messages.
+So a request waits for one reading. Where it belongs `history.reconcile` decides; what is read then is what
+its kind needs: the texts for an append, which has none itself, and for a client that resends only what was
+noted about its messages. Nodes never change: what other requests write meanwhile, where a database lets a
+unit see it, changes nothing here, unless the session is deleted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import orjson
 from sqlalchemy import bindparam, select
 
+from proxy.errors import Conflict
 from proxy.history.nodes import ROOT, content_key
 from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
 from proxy.history.results import place_of_results
@@ -26,19 +28,33 @@ from proxy.store.texts import instructions_of
 from proxy.store.tree import depths_of, marks_to, parents_of, path_to, rows_of
 from proxy.wire.messages import Message
 
+_DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 _PLACES: Final = 16
 """Places at which a history without its beginning is looked for: "ok" may stand at a thousand."""
+
+_FAILED: Final = frozenset({Status.FAILED.value, Status.CANCELLED.value, Status.INTERRUPTED.value})
+"""How exchanges end without a reply."""
 
 _CUTS: Final = 3
 """Newest cuts that are tried before a branch is read whole: others may have been made on other branches."""
 
 _ASKED: Final = (
-    select(EXCHANGES.c.digest, EXCHANGES.c.kind, EXCHANGES.c.base, EXCHANGES.c.status, EXCHANGES.c.replies)
+    select(
+        EXCHANGES.c.digest,
+        EXCHANGES.c.kind,
+        EXCHANGES.c.base,
+        EXCHANGES.c.status,
+        EXCHANGES.c.replies,
+        EXCHANGES.c.instructions,
+        EXCHANGES.c.tools,
+        EXCHANGES.c.model,
+    )
     .where(EXCHANGES.c.session == bindparam("key"))
     .order_by(EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc())
     .limit(1)
 )
 _ASKED_THIS: Final = _ASKED.where(EXCHANGES.c.digest == bindparam("digest"))
+_ANSWERED_THERE: Final = _ASKED_THIS.where(EXCHANGES.c.base == bindparam("base"), EXCHANGES.c.replies != "[]")
 _ASKED_BY_KEY: Final = _ASKED_THIS.where(EXCHANGES.c.idempotency == bindparam("idempotency"))
 
 
@@ -81,8 +97,17 @@ class Recollection:
     """The newest stored instructions, for an append that brings none."""
 
 
-def recall(connection: Connection, question: Question) -> Recollection:
-    """Read what is known of the conversation that a request belongs to, and where it belongs."""
+class TooLong(Exception):
+    """More messages are to be read than were allowed."""
+
+
+def recall(connection: Connection, question: Question, *, most: int | None = None) -> Recollection:
+    """Read what is known of the conversation that a request belongs to, and where it belongs.
+
+    Raises:
+        Conflict: the session was deleted meanwhile, where the database shows that.
+        TooLong: more than `most` messages would have to be read for an append.
+    """
     key = session_key(question.tenant, question.session)
     session = session_of(connection, key)
     if session is None:
@@ -99,7 +124,7 @@ def recall(connection: Connection, question: Question) -> Recollection:
     arrival = reconcile(incoming, log)
     if not arrival.composed:
         return _of_resend(connection, key, question, arrival)
-    return _of_append(connection, key, question, arrival, session.messages)
+    return _of_append(connection, key, question, arrival, session.messages, most)
 
 
 def _repeated(connection: Connection, key: str, question: Question) -> tuple[Incoming, Last | None]:
@@ -117,7 +142,14 @@ def _repeated(connection: Connection, key: str, question: Question) -> tuple[Inc
         row = connection.execute(_ASKED_THIS, asked).one_or_none()
     if row is None:
         row = connection.execute(_ASKED, {"key": key}).one_or_none()
-    return incoming, None if row is None else _last(row)
+    if row is None:
+        return incoming, None
+    if row.digest == incoming.digest and row.status in _FAILED:
+        # It may itself have been the repetition of one that was answered: then so is this.
+        answered = connection.execute(_ANSWERED_THERE, asked | {"base": row.base}).one_or_none()
+        if answered is not None:
+            return replace(incoming, retried=True), _last(answered)
+    return incoming, _last(row)
 
 
 def _last(row: Row) -> Last:
@@ -129,6 +161,7 @@ def _last(row: Row) -> Last:
         complete=status is Status.COMPLETE,
         pending=status is Status.PENDING,
         replies=tuple(orjson.loads(row.replies)),
+        manner=Manner(row.instructions, row.tools, row.model),
     )
 
 
@@ -141,6 +174,8 @@ def _of_resend(connection: Connection, key: str, question: Question, arrival: Ar
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     start = depth - arrival.fresh
     marks = marks_to(connection, key, arrival.base, below=start)
+    if len(marks) != arrival.fresh:
+        raise Conflict(_DELETED)
     cut = None
     if question.policy is not None:
         nodes = [mark.node for mark in marks]
@@ -149,12 +184,12 @@ def _of_resend(connection: Connection, key: str, question: Question, arrival: Ar
 
 
 def _of_append(
-    connection: Connection, key: str, question: Question, arrival: Arrival, depth: int
+    connection: Connection, key: str, question: Question, arrival: Arrival, depth: int, most: int | None
 ) -> Recollection:
     """Read what an append goes on from; `depth` is that of the head."""
     if not arrival.at_head:
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
-    rows, cut = _standing(connection, key, question, arrival.base, depth)
+    rows, cut = _standing(connection, key, question, arrival.base, depth, most)
     if arrival.at_head:
         place = place_of_results([row.message for row in rows], question.messages)
         if place is not None:
@@ -162,7 +197,7 @@ def _of_append(
             arrival = replace(arrival, base=base.node, at_head=False)
             if place < len(rows):
                 depth = base.depth
-                rows, cut = _standing(connection, key, question, base.node, depth)
+                rows, cut = _standing(connection, key, question, base.node, depth, most)
     found = None if question.instructed else instructions_of(connection, key, None)
     return Recollection(
         arrival,
@@ -174,7 +209,7 @@ def _of_append(
 
 
 def _standing(
-    connection: Connection, key: str, question: Question, base: str, depth: int
+    connection: Connection, key: str, question: Question, base: str, depth: int, most: int | None
 ) -> tuple[Sequence[NodeRow], StandingCut | None]:
     """Return the stored messages that a view of the branch is made of, and its newest cut.
 
@@ -185,19 +220,38 @@ def _standing(
         return (), None
     policy, agent = question.policy, question.agent
     if policy is None:
-        return path_to(connection, key, base), None
+        _allow(depth, most)
+        return _whole(connection, key, base), None
     if not question.whole:
         for position, node in cut_places(connection, key, policy, agent, depth, _CUTS):
+            _allow(depth - position, most)
             after = path_to(connection, key, base, below=position) if position < depth else []
             if (after[0].parent if after else base) != node:
                 continue  # it was made on another branch
             cut = standing_at(connection, key, node, policy, agent)
             if cut is None or cut.kept is None:
                 break
+            _allow(len(after) + len(cut.kept), most)
             kept = rows_of(connection, key, cut.kept)
+            if len(kept) != len(cut.kept):
+                raise Conflict(_DELETED)
             return [*kept, *after], cut
-    rows = path_to(connection, key, base)
+    _allow(depth, most)
+    rows = _whole(connection, key, base)
     return rows, newest_cut(connection, key, [row.node for row in rows], policy, agent)
+
+
+def _whole(connection: Connection, key: str, base: str) -> Sequence[NodeRow]:
+    """Return the whole branch, which is not empty."""
+    rows = path_to(connection, key, base)
+    if not rows:
+        raise Conflict(_DELETED)
+    return rows
+
+
+def _allow(messages: int, most: int | None) -> None:
+    if most is not None and messages > most:
+        raise TooLong
 
 
 class _Tree:

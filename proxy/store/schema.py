@@ -164,7 +164,7 @@ EXCHANGES: Final = Table(
     Column("idempotency", NAME),  # hash of the client's key for this request
     Index(None, "id"),
     Index(None, "session", "created_at", "id"),
-    Index(None, "session", "digest"),
+    Index(None, "session", "digest", "created_at", "id"),
     Index(
         "ix_exchanges_pending",
         "session",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import bindparam, case, delete, select, tuple_
+from sqlalchemy import bindparam, delete, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.history.nodes import ROOT
@@ -55,7 +55,7 @@ def sessions_page(
 
 
 def open_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> None:
-    """Make the session where there is none, note that it was used, and lock it as `locked_session` does."""
+    """Make the session where there is none, and lock it as `locked_session` does."""
     connection.execute(_open(connection.dialect.name), _new(key, tenant, session, at))
 
 
@@ -79,9 +79,12 @@ def delete_session(connection: Connection, key: str) -> bool:
 @cache
 def _open(dialect: str) -> postgresql.Insert | sqlite.Insert:
     insert = insert_into(dialect, SESSIONS)
-    used = insert.excluded.updated_at
-    later = case((used > SESSIONS.c.updated_at, used), else_=SESSIONS.c.updated_at)
-    return insert.on_conflict_do_update(index_elements=[SESSIONS.c.session], set_={"updated_at": later})
+    if dialect == "postgresql":
+        # A row is locked by what writes to it, even if that is what was there. No index sees a change.
+        return insert.on_conflict_do_update(
+            index_elements=[SESSIONS.c.session], set_={"arrival": SESSIONS.c.arrival}
+        )
+    return insert.on_conflict_do_nothing()  # the one writer holds all
 
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
@@ -107,21 +110,5 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
 
 
 def _session(row: Row) -> SessionRow:
-    return SessionRow(
-        key=row.session,
-        tenant=row.tenant,
-        id=row.id,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        head=row.head,
-        instructions=row.instructions,
-        arrival=row.arrival,
-        messages=row.messages,
-        rounds=row.rounds,
-        tokens=row.tokens,
-        requests=row.requests,
-        tokens_sent=row.tokens_sent,
-        tokens_saved=row.tokens_saved,
-        model=row.model,
-        tools=row.tools,
-    )
+    # By place, as the table has them: each request reads two of them.
+    return SessionRow(*row)

@@ -11,6 +11,9 @@ Nothing comes between open calls and their results, though:
 - tool results go under the block whose call they answer, where that is found near the head;
 - anything else, planned before the head went to a reply with calls, becomes a branch where it was
   planned, and the head stays with the calls.
+
+The same request twice at once has one place, that of the one that is answered first: neither may have known
+of the other when it was planned, and nobody wants the question twice in the log. The replies are siblings.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from itertools import zip_longest
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, or_, select, update
 
-from proxy.history.nodes import ROOT
+from proxy.history.nodes import ROOT, node_id
 from proxy.history.results import place_of_results
 from proxy.store.connection import Connection, Row
 from proxy.store.cuts import keep_cut
@@ -31,7 +34,7 @@ from proxy.store.records import Kept, NodeRow, SessionRow, Settled, Settlement, 
 from proxy.store.schema import EXCHANGES, SESSIONS
 from proxy.store.sessions import locked_session
 from proxy.store.texts import add_bodies, named_bodies
-from proxy.store.tree import Place, Sprout, UnknownBase, grow, path_to
+from proxy.store.tree import Place, Sprout, UnknownBase, depths_of, grow, path_to
 from proxy.wire.completion import without_unfinished_calls
 from proxy.wire.messages import Message
 
@@ -40,10 +43,16 @@ _NEAR: Final = 64
 _GONE: Final = "the session was deleted meanwhile: the messages before this request are not there any more"
 
 _SIDE: Final = "side"
+_APPENDING: Final = frozenset({"first", "append"})
+_LATELY: Final = 60_000
+"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts'
+clocks differ, and a reply has its time before it is stored."""
 _OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
 
 _STATE: Final = select(
     EXCHANGES.c.status,
+    EXCHANGES.c.created_at,
+    EXCHANGES.c.digest,
     EXCHANGES.c.nodes,
     EXCHANGES.c.replies,
     EXCHANGES.c.messages,
@@ -51,6 +60,23 @@ _STATE: Final = select(
     EXCHANGES.c.model,
     EXCHANGES.c.tools,
 ).where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
+
+_TWINS: Final = (
+    select(
+        EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id
+    ).where(
+        EXCHANGES.c.session == bindparam("key"),
+        EXCHANGES.c.digest == bindparam("digest"),
+        or_(
+            EXCHANGES.c.settled_at > bindparam("since", type_=EXCHANGES.c.settled_at.type),
+            EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
+        ),
+        EXCHANGES.c.agent.is_not_distinct_from(bindparam("agent", type_=EXCHANGES.c.agent.type)),
+        EXCHANGES.c.kind.in_(sorted(_APPENDING)),
+        EXCHANGES.c.replies != "[]",
+    )
+    # In no order: for the sake of one, SQLite would rather read every exchange of the session.
+)
 
 _MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
 _CLOSE: Final = update(EXCHANGES).where(
@@ -91,7 +117,12 @@ def _settle_with_reply(
     connection: Connection, session: SessionRow, state: Row, settlement: Settlement
 ) -> Settled:
     base, moves_head = settlement.base, settlement.moves_head
-    if settlement.at_head:
+    # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
+    twins = _twins(connection, session, state, settlement) if session.head != base else []
+    if twins:
+        base = twins[0].base
+        moves_head = moves_head and _takes_over(session.head, twins, state, settlement)
+    elif settlement.at_head or _is_alone(connection, session, settlement):
         base, beside = _place(connection, session, settlement)
         moves_head = moves_head and not beside
     line, replies = grow(
@@ -134,6 +165,61 @@ def _settle_with_reply(
 def _kept(kept: Kept | None, line: Sequence[Place]) -> list[str] | None:
     """Return the nodes that a cut kept, by position; `line` is where the new messages stand."""
     return None if kept is None else [*kept.nodes, *(line[number].node for number in kept.messages)]
+
+
+def _twins(connection: Connection, session: SessionRow, state: Row, settlement: Settlement) -> list[Row]:
+    """Return the appends that said the same and were answered before this one knew of them, of one place.
+
+    It knew of those whose replies come before the place for which it was planned: "continue" may come eight
+    times. Of several places, the one nearest to that counts.
+    """
+    if settlement.kind not in _APPENDING:
+        return []
+    asked = {
+        "key": session.key,
+        "digest": state.digest,
+        "since": state.created_at - _LATELY,
+        # One that was told where to go repeats what was answered there, however long ago.
+        "there": None if settlement.at_head else settlement.base,
+        "agent": settlement.agent,
+    }
+    found = connection.execute(_TWINS, asked).all()
+    bases = {row.base for row in found}
+    if settlement.base in bases or not bases:
+        nearest = settlement.base
+    else:
+        depths = depths_of(connection, session.key, [settlement.base, *bases])
+        planned = depths.get(settlement.base, 0)
+        unknown = [base for base in bases if depths.get(base, 0) > planned]
+        nearest = min(unknown, key=lambda base: depths[base], default=settlement.base)
+    return [row for row in found if row.base == nearest]
+
+
+def _is_alone(connection: Connection, session: SessionRow, settlement: Settlement) -> bool:
+    """Tell whether an append that was to go where another one is finds nothing of that there, and goes alone.
+
+    Then it is no repetition of what was answered: its twin is still pending or failed, or other results of
+    the same calls came before these.
+    """
+    if settlement.kind != "append" or not settlement.messages or session.head == settlement.base:
+        return False
+    mine = node_id(settlement.base, settlement.messages[0].message)
+    there = depths_of(connection, session.key, [settlement.base, mine])
+    return mine not in there and (settlement.base == ROOT or settlement.base in there)
+
+
+def _takes_over(head: str, twins: Sequence[Row], state: Row, settlement: Settlement) -> bool:
+    """Tell whether the head goes from a twin's reply to this one's.
+
+    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to
+    what was sent last before the others: whoever sends again waits for that.
+    """
+    mine = (settlement.status is Status.COMPLETE, state.created_at, settlement.exchange)
+    return any(
+        mine > (row.status == Status.COMPLETE.value, row.created_at, row.id)
+        for row in twins
+        if head in orjson.loads(row.replies)
+    )
 
 
 def _place(connection: Connection, session: SessionRow, settlement: Settlement) -> tuple[str, bool]:

@@ -1,10 +1,21 @@
-"""SQLite: one thread writes for all, a few threads read.
+"""SQLite: one connection writes for all, short work where it is asked for, the disk's waits in a thread.
 
-SQLite takes one writer at a time. Units that wait are put into one transaction (group commit), so
-that many share the wait for the disk; a savepoint keeps a failing one from the others. A caller hears
-of its unit only after the COMMIT. Other processes may use the same file: a write begins with BEGIN
-IMMEDIATE, since a transaction that begins as a read and turns into a write fails at once
-("database is locked"), whatever the time-out.
+SQLite takes one writer at a time, and Python's `sqlite3` gives up the interpreter's lock (GIL) at every
+step of a statement. A thread that runs twenty statements must win it back twenty times from a busy event
+loop, which takes up to 5 ms each time. So short units run on the event loop itself, a few milliseconds in
+a row at most. What waits for something, and what is long, is a thread's:
+
+- the COMMIT of what must outlive a loss of power. Units that come meanwhile wait, and are the next
+  transaction together (group commit);
+- another process's lock. The file may be shared: a write begins with BEGIN IMMEDIATE, since a transaction
+  that begins as a read and turns into a write fails at once ("database is locked"), whatever the time-out;
+- units that nobody called short, and for a second every unit, after one was slow (a cold disk);
+- a transaction of several units of which one failed: each is run again, in a savepoint of its own.
+
+A transaction whose units may all be lost with the power, and only so, is not waited for: its COMMIT reaches
+the operating system, and the next one that waits for the disk brings both there.
+
+A caller hears of its unit only after the COMMIT. Units are run in the order in which they were asked for.
 
 It knows no table.
 """
@@ -15,12 +26,14 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
@@ -40,15 +53,34 @@ _STATEMENTS: Final = 256
 """Prepared statements that a connection keeps; there are about a hundred."""
 _BATCH: Final = 256
 """Units of one transaction at most, so that the first of them is not kept waiting without bound."""
+_SLICE: Final = 32
+"""Units of one transaction on an event loop at most."""
+_SLICE_SECONDS: Final = 0.005
+"""How long units are run on an event loop in a row; one that has begun is finished."""
+_SLOW_SECONDS: Final = 0.05
+"""A unit that held an event loop so long shows that short ones are not short just now."""
+_SPARED_SECONDS: Final = 1.0
+"""How long the event loops are spared then."""
+
+_LASTING: Final = f"PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}"
+"""A COMMIT waits for the disk: it may outlive a loss of power."""
+_PASSING: Final = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=0"
+"""A COMMIT waits for nothing, not even for the copying of the write-ahead log into the file."""
+_IMPATIENT: Final = "PRAGMA busy_timeout=0"
+"""Another process's lock is an error at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A unit that waits for a thread."""
+    """A unit that waits."""
 
     unit: Unit[Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    short: bool = False
+    """Whether it may run on an event loop."""
+    lasting: bool = True
+    """Whether its caller may hear of it only once the power may fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +103,31 @@ class SqliteDatabase:
         Raises:
             StoreUnavailable: it cannot be opened.
         """
-        self._writes: SimpleQueue[_Job | None] = SimpleQueue()
-        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
-        self._closing = threading.Lock()
-        self._closed = False
         self._path = path
+        self._closed = False
+        self._turn = threading.Condition(threading.Lock())
+        """Guards what follows up to the next blank line; told whenever a transaction has ended."""
+        self._waiting: deque[_Job] = deque()
+        self._busy = False
+        """Whether someone has the writing connection. Nobody else may touch it then."""
+
+        self._lasting = True
+        """How the writing connection commits (`_LASTING`, `_PASSING`)."""
+        self._spared_until = 0.0
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """What the writer's thread has to do."""
+        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
+        self._near: sqlite3.Connection | None = None
+        """Reads on event loops, by whoever holds the next."""
+        self._reading = threading.Lock()
         with translated():
             self._writing = _connect(path)
+            self._writing.executescript(_IMPATIENT)
+            self._on_writing = SqliteConnection(self._writing)
         # Daemons: a process that ends without close() must not hang; nobody was told of what is lost.
         # No executor: its futures cost more than the shorter reads do.
         self._threads = [
-            threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True),
+            threading.Thread(target=self._serve, name="palimpsest-write", daemon=True),
             *(
                 threading.Thread(target=self._read_all, name=f"palimpsest-read-{number}", daemon=True)
                 for number in range(_READERS)
@@ -90,37 +136,81 @@ class SqliteDatabase:
         for thread in self._threads:
             thread.start()
 
-    async def read(self, unit: Unit[Result]) -> Result:
-        """Run `unit` on one state of the database, in a reader's thread."""
-        return await self._ask(self._reads, unit)
+    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
+        """Run `unit` on one state of the database: a short one here, any other in a reader's thread."""
+        if short and not self._is_slow() and self._reading.acquire(blocking=False):
+            try:
+                return self._read_here(unit)
+            except sqlite3.OperationalError as why:
+                if not _is_locked(why):
+                    raise _raised(why) from why
+            finally:
+                self._reading.release()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        with self._turn:
+            if self._closed:
+                raise _closed()
+            self._reads.put(_Job(unit, future, loop))
+        return await future
 
-    async def write(self, unit: Unit[Result]) -> Result:
-        """Run `unit` in the writer's next transaction; returns after its COMMIT."""
-        return await self._ask(self._writes, unit)
+    async def write(
+        self,
+        unit: Unit[Result],
+        *,
+        short: bool = False,
+        lasting: bool = True,
+        again: bool = True,  # noqa: ARG002 - there is no connection to lose
+    ) -> Result:
+        """Run `unit` in the next transaction; returns after its COMMIT."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        with self._turn:
+            if self._closed:
+                raise _closed()
+            self._waiting.append(_Job(unit, future, loop, short, lasting))
+        self._go_on()
+        return await future
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
-        with self._closing:
+        with self._turn:
             if not self._closed:
                 self._closed = True
-                self._writes.put(None)
                 for _ in range(_READERS):
                     self._reads.put(None)
         await asyncio.to_thread(self._end)
 
-    async def _ask(self, queue: SimpleQueue[_Job | None], unit: Unit[Result]) -> Result:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        with self._closing:
-            if self._closed:
-                raise _closed()
-            queue.put(_Job(unit, future, loop))
-        return await future
-
     def _end(self) -> None:
+        with self._turn:
+            while self._busy or self._waiting:
+                if not self._busy:  # an event loop that should have gone on has ended
+                    self._hand_over(self._take(_BATCH))
+                self._turn.wait()
+        self._tasks.put(None)
         for thread in self._threads:
             thread.join()
         self._writing.close()
+        with self._reading:
+            if self._near is not None:
+                self._near.close()
+                self._near = None
+
+    # ----------------------------------------------------------------------------------- reading
+
+    def _read_here(self, unit: Unit[Result]) -> Result:
+        """Run a short unit; raises SQLITE_BUSY rather than wait."""
+        if self._closed:
+            raise _closed()
+        if self._near is None:
+            with translated():
+                self._near = _connect(self._path)
+                self._near.executescript(_IMPATIENT)
+        started = time.monotonic()
+        with _transaction(self._near, "BEGIN"):
+            result = unit(SqliteConnection(self._near))
+        self._note(time.monotonic() - started)
+        return result
 
     def _read_all(self) -> None:
         """Take one unit after the other, until None comes. The connection is made when one comes."""
@@ -134,28 +224,90 @@ class SqliteDatabase:
                 with _transaction(raw, "BEGIN"):
                     result = job.unit(SqliteConnection(raw))
             except Exception as why:  # noqa: BLE001 - it belongs to the caller, who waits in another thread
-                result = _failed(why)
+                result = _Failed(_raised(why))
             _tell([(job, result)])
         if raw is not None:
             raw.close()
 
-    def _write_all(self) -> None:
-        """Take what waits, again and again, until None comes: that is the last there is."""
-        going = True
-        while going:
-            batch: list[_Job] = []
-            item = self._writes.get()
-            while item is not None:
-                batch.append(item)
-                if len(batch) == _BATCH:
+    # ----------------------------------------------------------------------------------- writing
+
+    def _go_on(self) -> None:
+        """Run what waits, on the event loop that calls this, or hand it to the thread.
+
+        Does nothing while a transaction is under way: whoever ends it sees to it that this is called again.
+        """
+        with self._turn:
+            if self._busy or not self._waiting:
+                return
+            if not self._waiting[0].short or self._is_slow():
+                self._hand_over(self._take(_BATCH))
+                return
+            self._busy = True
+            batch = self._take(_SLICE, short=True)
+        self._run_here(batch)
+
+    def _take(self, most: int, *, short: bool = False) -> list[_Job]:
+        """Take the first that wait; with `short`, only up to the first that is not."""
+        batch: list[_Job] = []
+        while self._waiting and len(batch) < most and (self._waiting[0].short or not short):
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _hand_over(self, batch: list[_Job]) -> None:
+        """Let the thread have the writing connection, and run a batch on it."""
+        self._busy = True
+        self._tasks.put(partial(self._run_there, batch))
+
+    def _run_here(self, batch: list[_Job]) -> None:
+        """Run a batch on this event loop, as far as it gets in time."""
+        raw = self._writing
+        lasting = any(job.lasting for job in batch)
+        outcomes: list[_Outcome] = []
+        started = now = time.monotonic()
+        try:
+            self._commit_so(lasting=lasting)
+            raw.execute("BEGIN IMMEDIATE")
+            for job in batch:
+                outcomes.append((job, job.unit(self._on_writing)))
+                began, now = now, time.monotonic()
+                self._note(now - began)
+                if now - started > _SLICE_SECONDS:
                     break
-                try:
-                    item = self._writes.get_nowait()
-                except Empty:
-                    break
-            going = item is not None
-            if batch:
-                _tell(self._write(batch))
+            if not lasting:
+                raw.execute("COMMIT")
+        except Exception:  # noqa: BLE001 - the thread runs them again, and finds out whose it is
+            _roll_back(raw)
+            self._hand_over(batch)
+            return
+        except BaseException:
+            _roll_back(raw)
+            self._let_go([])
+            raise
+        late = batch[len(outcomes) :]
+        if lasting:
+            with self._turn:
+                self._waiting.extendleft(reversed(late))
+            self._tasks.put(partial(self._commit, outcomes))
+        else:
+            self._let_go(late)
+            _tell(outcomes, asyncio.get_running_loop())
+
+    def _let_go(self, late: list[_Job]) -> None:
+        """Let go of the writing connection, on an event loop; for `late` ones it had no time."""
+        with self._turn:
+            self._waiting.extendleft(reversed(late))
+            self._busy = False
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._go_on)
+            self._turn.notify_all()
+
+    def _run_there(self, batch: list[_Job]) -> None:
+        """Run a batch in the thread, which may wait for another process's lock."""
+        self._commit_so(lasting=any(job.lasting for job in batch))
+        self._writing.executescript(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
+        outcomes = self._write(batch)
+        self._writing.executescript(_IMPATIENT)
+        self._finish(outcomes)
 
     def _write(self, batch: list[_Job]) -> list[_Outcome]:
         """Run a batch in one transaction."""
@@ -164,7 +316,47 @@ class SqliteDatabase:
                 return [(job, _run(self._writing, job, alone=len(batch) == 1)) for job in batch]
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             # The transaction as a whole failed (locked, full, or the one unit in it): nobody's unit is kept.
-            return [(job, _failed(why)) for job in batch]
+            return [(job, _Failed(_raised(why))) for job in batch]
+
+    def _commit(self, outcomes: list[_Outcome]) -> None:
+        """Commit what an event loop has run, in the thread."""
+        try:
+            self._writing.execute("COMMIT")
+        except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
+            _roll_back(self._writing)
+            outcomes = [(job, _Failed(_raised(why))) for job, _ in outcomes]
+        self._finish(outcomes)
+
+    def _finish(self, outcomes: list[_Outcome]) -> None:
+        """Let go of the writing connection, in the thread, and let the next transaction begin."""
+        _tell(outcomes)
+        with self._turn:
+            self._busy = False
+            if self._waiting and not (
+                self._waiting[0].short and not self._is_slow() and _soon(self._waiting[0].loop, self._go_on)
+            ):
+                self._hand_over(self._take(_BATCH))
+            self._turn.notify_all()
+
+    def _commit_so(self, *, lasting: bool) -> None:
+        """Say whether the next COMMIT waits for the disk."""
+        if lasting is not self._lasting:
+            self._lasting = lasting
+            # A script, since a statement that is kept prepared may have had its effect when it was prepared.
+            self._writing.executescript(_LASTING if lasting else _PASSING)
+
+    def _serve(self) -> None:
+        """Do one task after the other, until None comes."""
+        while task := self._tasks.get():
+            task()
+
+    def _is_slow(self) -> bool:
+        return time.monotonic() < self._spared_until
+
+    def _note(self, seconds: float) -> None:
+        """Take note of how long an event loop was held."""
+        if seconds > _SLOW_SECONDS:
+            self._spared_until = time.monotonic() + _SPARED_SECONDS
 
 
 def create_file(path: Path) -> None:
@@ -223,9 +415,14 @@ def _transaction(raw: sqlite3.Connection, begin: str) -> Generator[None]:
         yield
         raw.execute("COMMIT")
     except BaseException:
-        if raw.in_transaction:  # SQLite itself takes everything back where the disk is full or fails
-            raw.execute("ROLLBACK")
+        _roll_back(raw)
         raise
+
+
+def _roll_back(raw: sqlite3.Connection) -> None:
+    if raw.in_transaction:  # SQLite itself takes everything back where the disk is full or fails
+        with suppress(sqlite3.Error):  # what went wrong before is what counts
+            raw.execute("ROLLBACK")
 
 
 def _run(raw: sqlite3.Connection, job: _Job, *, alone: bool) -> Any:
@@ -241,35 +438,45 @@ def _run(raw: sqlite3.Connection, job: _Job, *, alone: bool) -> Any:
             raise  # SQLite has taken back everything (the disk is full or fails)
         raw.execute("ROLLBACK TO unit")
         raw.execute("RELEASE unit")
-        return _failed(why)
+        return _Failed(_raised(why))
     raw.execute("RELEASE unit")
     return result
 
 
-def _failed(why: Exception) -> _Failed:
+def _raised(why: Exception) -> Exception:
+    """Return what the caller hears of it."""
     failure = unavailable(why)
     if failure is None:
-        return _Failed(why)
+        return why
     failure.__cause__ = why
-    return _Failed(failure)
+    return failure
 
 
-def _tell(outcomes: list[_Outcome]) -> None:
-    """Let the callers go on, each in its own event loop."""
+def _is_locked(why: sqlite3.Error) -> bool:
+    return why.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _tell(outcomes: list[_Outcome], here: asyncio.AbstractEventLoop | None = None) -> None:
+    """Let the callers go on, each in its own event loop; `here` is the one that this runs on."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].loop, []).append(outcome)
     for loop, theirs in by_loop.items():
-        _soon(loop, partial(_resolve, theirs))
+        if loop is here:
+            _resolve(theirs)
+        else:
+            _soon(loop, partial(_resolve, theirs))
 
 
-def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> bool:
+    """Have a loop call this; return whether it is there: else nobody waits in it any more."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
         if not loop.is_closed():
             raise
-        # The loop has ended: nobody waits any more, and what was written stays written.
+        return False
+    return True
 
 
 def _resolve(outcomes: list[_Outcome]) -> None:

@@ -16,7 +16,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Boolean, Executable, UpdateBase
@@ -84,11 +84,12 @@ class SqliteConnection:
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
         """Execute a statement, once or once for each of several parameters, which all have the same names."""
-        if isinstance(parameters, Sequence):
+        # Nearly always it is a dictionary; to ask one whether it is a sequence takes longer than all this.
+        if type(parameters) is not dict and isinstance(parameters, Sequence):
             if len(parameters) != 1:
                 return self._execute_many(statement, parameters)
             parameters = parameters[0]
-        asked: _Values = parameters or {}
+        asked = cast("_Values", parameters or {})
         compiled = _compiled(statement, asked)
         cursor = self._raw.execute(*compiled.bound(asked))
         if cursor.description is None:

@@ -7,9 +7,10 @@ work to the functions beside it. It knows nothing of HTTP, policies or tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from proxy.errors import StoreUnavailable
 from proxy.store import cuts, exchanges, sessions, texts, tree
@@ -17,12 +18,13 @@ from proxy.store.address import SqliteFile, address_of
 from proxy.store.archive import export_session
 from proxy.store.cursor import Cursor
 from proxy.store.database import Database
+from proxy.store.lineage import Lineage, lineage_of
 from proxy.store.loading import load, read_records
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.opening import begin
 from proxy.store.plain import is_plain
 from proxy.store.postgres import PostgresDatabase
-from proxy.store.recall import Question, Recollection, recall
+from proxy.store.recall import Question, Recollection, TooLong, recall
 from proxy.store.records import (
     Branch,
     ExchangeRow,
@@ -40,6 +42,11 @@ from proxy.store.settling import settle
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.trimming.plan import Cut
 from proxy.wire.messages import JsonObject, Message
+
+_FEW: Final = 64
+"""Messages that are read or written within a millisecond."""
+_SMALL: Final = 256 * 1024
+"""Bytes of texts of which the same is true."""
 
 
 class Store:
@@ -141,12 +148,16 @@ class Store:
             InvalidRequest: a record is wrong; the message names its line.
         """
         archive = await asyncio.to_thread(read_records, records)
-        return await self._database.write(partial(load, tenant=tenant, session=session, archive=archive))
+        unit = partial(load, tenant=tenant, session=session, archive=archive)
+        return await self._database.write(unit, again=False)  # it would find the session there
 
     # -------------------------------------------------------------------------------------- logs
 
     async def recall(self, question: Question) -> Recollection:
         """Return what is known of the conversation that a request belongs to; see `recall`."""
+        if len(question.messages) <= _FEW:
+            with suppress(TooLong):
+                return await self._database.read(partial(recall, question=question, most=_FEW), short=True)
         return await self._database.read(partial(recall, question=question))
 
     async def recorded(self, tenant: str, node: str) -> list[str]:
@@ -156,13 +167,18 @@ class Store:
         """
         if not is_plain(tenant):
             return []
-        return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node))
+        return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node), short=True)
 
     async def path(self, key: str, node: str) -> list[NodeRow]:
         """Return the branch from its root to `node`, oldest first; empty where it is not there."""
         if not node or not is_plain(node):
             return []
         return await self._database.read(partial(tree.path_to, key=key, node=node))
+
+    async def lineage(self, key: str, ends: Collection[str]) -> Lineage:
+        """Return the branches that end at these nodes, without their texts; see `lineage`."""
+        asked = list(filter(is_plain, ends))
+        return await self._database.read(partial(lineage_of, key=key, ends=asked)) if asked else Lineage()
 
     async def branches(self, key: str) -> list[Branch]:
         """Return the leaves of the tree, newest first."""
@@ -211,7 +227,9 @@ class Store:
         Raises:
             InvalidRequest: a name in it holds what cannot be stored.
         """
-        await self._database.write(partial(begin, opening=opening))
+        texts = [body.message for body in opening.messages] + [form for _, form in opening.forms]
+        # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
+        await self._database.write(partial(begin, opening=opening), short=_are_few(texts), lasting=False)
 
     async def settle(self, settlement: Settlement) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -219,7 +237,9 @@ class Store:
         Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there
         again without the messages before this exchange, the exchange is settled as failed.
         """
-        return await self._database.write(partial(settle, settlement=settlement))
+        texts = [body.message for body in settlement.messages]
+        texts += [reply.body.message for reply in settlement.replies]
+        return await self._database.write(partial(settle, settlement=settlement), short=_are_few(texts))
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
@@ -247,6 +267,11 @@ class Store:
         return await self._database.read(
             partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor)
         )
+
+
+def _are_few(texts: Sequence[Message]) -> bool:
+    """Tell whether these can be stored without holding up an event loop."""
+    return len(texts) <= _FEW and sum([len(text.raw) for text in texts]) <= _SMALL
 
 
 def _are_plain(*names: str | None) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import Select, bindparam, exists, func, literal_column, select, true
 
-from proxy.history.nodes import ROOT, body_of, content_hash, content_key, node_id
+from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under
 from proxy.store.connection import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes
 from proxy.store.plain import made_plain
@@ -194,12 +194,10 @@ def grow(
     Raises:
         UnknownBase: `base` is not stored; nothing was written.
     """
-    names: list[str] = []
-    parent = base
-    for sprout in messages:
-        parent = node_id(parent, sprout.body.message)
-        names.append(parent)
-    siblings = [node_id(parent, sprout.body.message) for sprout in replies]
+    contents = [content_hash(sprout.body.message) for sprout in (*messages, *replies)]
+    names = names_under(base, contents[: len(messages)])
+    under = names[-1] if names else base
+    siblings = [child(under, content) for content in contents[len(messages) :]]
     stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)} | _places(connection, key, [base, *names, *siblings])
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
@@ -208,9 +206,10 @@ def grow(
         key,
         [
             *zip([base, *names], names, messages, strict=False),
-            *((parent, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
+            *((under, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
         ],
         stored,
+        dict(zip((*names, *siblings), contents, strict=True)),
     )
     return places[: len(names)], places[len(names) :]
 
@@ -220,18 +219,21 @@ def plant(
     key: str,
     sprouts: Sequence[tuple[str, str, Sprout]],
     stored: dict[str, Place] | None = None,
+    contents: Mapping[str, bytes] | None = None,
 ) -> list[Place]:
     """Make nodes of (parent, node, sprout), parents before children; those in `stored` are there already.
 
-    `stored` gets to know the new ones.
+    `stored` gets to know the new ones. `contents` has the hash of what each node says, where that is known.
     """
     places = stored if stored is not None else {ROOT: Place(ROOT, 0, 0, 0)}
+    hashes: Mapping[str, bytes] = contents or {}
     rows: list[dict[str, Any]] = []
     for parent, node, sprout in sprouts:
         if node not in places:
             under = places[parent]
             places[node] = _below(under, node, sprout)
-            rows.append(_row(key, under, places[node], sprout))
+            content = hashes.get(node) or content_hash(sprout.body.message)
+            rows.append(_row(key, under, places[node], sprout, content))
     insert_new(connection, NODES, rows)
     return [places[node] for _, node, _ in sprouts]
 
@@ -256,7 +258,7 @@ def _below(under: Place, name: str, sprout: Sprout) -> Place:
     )
 
 
-def _row(key: str, under: Place, place: Place, sprout: Sprout) -> dict[str, Any]:
+def _row(key: str, under: Place, place: Place, sprout: Sprout, content: bytes) -> dict[str, Any]:
     arrival = sprout.arrival
     return {
         "session": key,
@@ -277,7 +279,7 @@ def _row(key: str, under: Place, place: Place, sprout: Sprout) -> dict[str, Any]
         if arrival is None
         else encode_changes(replace(change, position=0) for change in arrival),
         "created_at": sprout.created_at,
-        "content": content_key(content_hash(sprout.body.message)),
+        "content": content_key(content),
         "recorded": place.recorded,
     }
 

@@ -9,8 +9,8 @@ what they change without meaning anything by it is left out here, and nothing el
     content           one part of text is that text
     calls             arguments count as JSON, not as text; `index` and thought signatures do not count
     tool results      `name` does not count
-    replies           reasoning and the like, and what SDKs add to them, do not count where content or calls
-                      remain
+    replies           reasoning and the like, and what clients add to them (`name`, what SDKs have parsed), do
+                      not count where content or calls remain
 
 It must not know where a message stands or what follows from two being the same.
 """
@@ -82,7 +82,8 @@ def canonical(data: Mapping[str, Any]) -> bytes:
             continue
         kept = _field(key, value)
         if not _is_empty(kept):
-            (reply if key in REPLY_FIELDS else form)[key] = kept
+            comes_and_goes = key in REPLY_FIELDS or (key == "name" and role == "assistant")
+            (reply if comes_and_goes else form)[key] = kept
     if reply and not any(key in form for key in _SUBSTANCE):
         form |= reply
     return write(form, sort_keys=True)

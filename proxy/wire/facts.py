@@ -24,7 +24,7 @@ class Facts:
     What is None was not needed yet. Whoever fills it in computes it from the text alone.
     """
 
-    __slots__ = ("body", "content", "has_own_fields", "raw", "role", "step")
+    __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step")
 
     raw: Final[bytes]
     """The text."""
@@ -32,6 +32,8 @@ class Facts:
     """The message's role."""
     has_own_fields: Final[bool]
     """Whether it has fields that are ours, and never go upstream."""
+    has_calls: Final[bool]
+    """Whether there is anything under `tool_calls`."""
     content: bytes | None
     """The hash of what it says."""
     body: str | None
@@ -39,10 +41,11 @@ class Facts:
     step: tuple[str, str] | None
     """Where it stood last: the name of its parent, and its own name there."""
 
-    def __init__(self, raw: bytes, role: str, *, has_own_fields: bool) -> None:
+    def __init__(self, raw: bytes, role: str, *, has_own_fields: bool, has_calls: bool) -> None:
         self.raw = raw
         self.role = role
         self.has_own_fields = has_own_fields
+        self.has_calls = has_calls
         self.content = None
         self.body = None
         self.step = None

@@ -102,7 +102,7 @@ class Message:
     @property
     def calls(self) -> tuple[Call, ...]:
         """The tool calls of an assistant message in order; empty for every other message."""
-        if self.role != "assistant":
+        if self.role != "assistant" or (self.facts is not None and not self.facts.has_calls):
             return ()
         calls = self.data.get("tool_calls")
         if not is_array(calls):
@@ -123,6 +123,11 @@ class Message:
         if self.facts is not None and not self.facts.has_own_fields:
             return ()
         return tuple(name for name in OWN_FIELDS if name in self.data)
+
+    def without_own_fields(self) -> Message:
+        """Return the message as it may go upstream; the very same message where it has no field of ours."""
+        names = self.own_fields
+        return self.without(*names) if names else self
 
     def without(self, *names: str) -> Message:
         """Return the message without these fields; the very same message where it has none of them."""

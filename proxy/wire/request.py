@@ -108,7 +108,7 @@ def compose(
         *(request.instructions if instructions is None else instructions),
         *(request.messages if messages is None else messages),
     )
-    sent = tuple(message.without(*names) if (names := message.own_fields) else message for message in asked)
+    sent = tuple(message.without_own_fields() for message in asked)
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     if sent != own:
         changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
@@ -206,7 +206,9 @@ def _message(param: str, raw: bytes) -> Message:
     if isinstance(content, (bool, int, float)):
         raise refusals.wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    return Message(raw, data, Facts(raw, data["role"], has_own_fields=own))
+    return Message(
+        raw, data, Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls")))
+    )
 
 
 def _model(values: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -100,3 +101,94 @@ async def test_headers_are_found_by_lower_case_name() -> None:
     connection = _Server().connect((b"a", b"1"), (b"a", b"2"))
     assert connection.header(b"a") == b"1"
     assert connection.header(b"b") is None
+
+
+class _Work:
+    """Work that waits for ever, and notes how it ended."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.cancelled = False
+
+    async def __call__(self) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+class _Leaving:
+    """A client whose request is here, and that leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.leaves = asyncio.Event()
+        self._sent = False
+
+    async def __call__(self) -> dict[str, Any]:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": b"{}"}
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+
+async def _connected(client: _Leaving) -> Connection:
+    async def send(_: Any) -> None:
+        pass
+
+    connection = Connection({"headers": [], "method": "POST", "query_string": b""}, client, send)
+    await connection.body(100)
+    return connection
+
+
+async def test_work_is_stopped_when_the_client_leaves() -> None:
+    client, work = _Leaving(), _Work()
+    connection = await _connected(client)
+    client.leaves.set()
+    await connection.serve(work())  # it comes back: nobody else need hear of it
+    assert work.cancelled
+    assert connection.gone
+    current = asyncio.current_task()
+    assert current is not None
+    assert not current.cancelling()
+
+
+async def test_work_that_is_to_be_finished_goes_on_without_the_client() -> None:
+    client = _Leaving()
+    connection = await _connected(client)
+
+    async def work() -> None:
+        client.leaves.set()
+        while not connection.gone:  # noqa: ASYNC110 - nobody is told of it
+            await asyncio.sleep(0)
+
+    await connection.serve(work(), stops=False)
+    assert connection.gone
+
+
+async def test_a_server_that_stops_cancels_the_work_and_hears_of_it() -> None:
+    work = _Work()
+    connection = await _connected(_Leaving())
+
+    async def serve() -> None:
+        await connection.serve(work())
+
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(serve())
+        await work.began.wait()
+        serving.cancel()
+    assert serving.cancelled()
+    assert work.cancelled
+    assert not connection.gone
+
+
+async def test_what_goes_wrong_with_the_work_is_told() -> None:
+    connection = await _connected(_Leaving())
+
+    async def work() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await connection.serve(work())

@@ -84,8 +84,19 @@ def test_a_moved_cut_and_a_standing_one_tell_the_same(proxy: Proxy, session: str
     nodes = [row["node"] for row in proxy.get(f"/sessions/{session}/messages", meta=True)["data"]]
     assert nodes[moved["cut"]["position"] - 1] == moved["cut"]["node"]
     dropped = lines(moved, "keep_tool_calls")
-    assert dropped
-    assert lines(standing, "keep_tool_calls") == dropped
+    assert len(dropped) > 1
+    # What one exchange decided message by message is a gap for those after it.
+    gaps = lines(standing, "keep_tool_calls")
+    keys = set(dropped[0])
+    assert [{name: gap[name] for name in keys - {"tokens_before"}} for gap in gaps] == [
+        {name: line[name] for name in keys - {"tokens_before"}}
+        for line in dropped
+        if line["position"] - 1 not in {other["position"] for other in dropped}
+    ]
+    inside = [position for gap in gaps for position in range(gap["position"], gap["stop"])]
+    assert inside == [line["position"] for line in dropped]
+    assert all(gap["messages"] == gap["stop"] - gap["position"] for gap in gaps)
+    assert sum(gap["tokens_before"] for gap in gaps) == sum(line["tokens_before"] for line in dropped)
     for line in dropped:
         assert (nodes[line["position"]], line["action"], line["tokens_after"]) == (line["node"], "drop", 0)
         assert line["tokens_before"] > 0
@@ -95,6 +106,7 @@ def test_a_moved_cut_and_a_standing_one_tell_the_same(proxy: Proxy, session: str
         saved = row["tokens_before"] - row["tokens_sent"]
         assert saved == sum(line["tokens_before"] - line["tokens_after"] for line in row["plan"])
         assert row["messages_before"] - row["messages_sent"] == len(dropped)
+    assert [proxy.get(f"/exchanges/{row['id']}") for row in everything] == everything
 
 
 def test_what_arrival_changed_is_told_each_time(proxy: Proxy, session: str) -> None:
@@ -173,3 +185,50 @@ def test_one_under_way_has_a_receipt_too(proxy: Proxy, upstream: Upstream, sessi
         upstream.gate.set()
         assert b"[DONE]" in b"".join(pieces)
     assert proxy.exchanges(session)[0]["status"] == "complete"
+
+
+def test_a_receipt_is_as_long_as_what_is_sent(serve: Serve, session: str) -> None:
+    tight = {"trigger": {"messages": 10}, "target": {"tokens": 60}, "edits": [{"type": "drop_oldest"}]}
+    proxy = serve(policies={"tight": tight})
+    past = [
+        {"role": role, "content": f"{role} {number} says this and that"}
+        for number in range(300)
+        for role in ("user", "assistant")
+    ]
+    proxy.chat(session, [*past, {"role": "user", "content": "and now?"}])
+    for number in range(20):
+        proxy.chat(session, f"more {number}, as ever", headers={"x-session-mode": "append"})
+    first, *later = proxy.exchanges(session)
+    assert first["cut"]["moved"]
+    assert len(first["plan"]) > 500
+    assert sum(row["cut"]["moved"] for row in later) > 1
+    nodes = [row["node"] for row in proxy.get(f"/sessions/{session}/messages", meta=True)["data"]]
+    for row in later:
+        gap, *own = row["plan"]
+        assert (gap["position"], gap["node"], gap["action"]) == (0, nodes[0], "drop")
+        assert gap["messages"] == gap["stop"] > 500
+        assert not any("messages" in line for line in own)
+        assert len(own) < 20
+        assert all(nodes[line["position"]] == line["node"] for line in own)
+        missing = gap["messages"] + sum(line["action"] == "drop" for line in own)
+        assert row["messages_before"] - row["messages_sent"] == missing
+        saved = sum(line["tokens_before"] - line["tokens_after"] for line in row["plan"])
+        assert row["tokens_before"] - row["tokens_sent"] == saved
+    shown = proxy.get(f"/sessions/{session}/context")
+    assert len(shown["plan"]) + len(shown["messages"]) == len(nodes)
+
+
+def test_receipts_of_several_branches_name_the_messages_of_their_own(proxy: Proxy, session: str) -> None:
+    for number in range(4):
+        call(proxy, session, f"result {number}")
+    past = proxy.messages(session)
+    for text in ("b", "c"):
+        asked = [*past, {"role": "user", "content": text}]
+        proxy.chat(session, asked)
+        proxy.chat(session, [*asked, *proxy.messages(session)[-1:], {"role": "user", "content": "on"}])
+    rows = [row for row in proxy.exchanges(session) if row["kind"] in {"resend", "rewind"}]
+    assert [row["kind"] for row in rows] == ["resend", "resend", "rewind", "resend"]
+    for row in rows:
+        path = proxy.get(f"/sessions/{session}/messages", meta=True, branch=row["replies"][0])["data"]
+        assert row["plan"]
+        assert all(path[line["position"]]["node"] == line["node"] for line in row["plan"])

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 JsonObject = dict[str, Any]
 _NUMBERS = count(1)
@@ -182,13 +183,14 @@ def unnamed(proxy: Proxy, messages: list[JsonObject], **given: Any) -> tuple[str
 
 def test_a_conversation_without_an_id_is_one_session(proxy: Proxy) -> None:
     said: list[JsonObject] = []
-    found: set[str] = set()
+    found: list[str] = []
     for number in range(4):
         said.append(user(f"nameless {number}"))
-        session, answer = unnamed(proxy, [SYSTEM, *said])
+        name, answer = unnamed(proxy, [SYSTEM, *said])
         said.append(answer)
-        found.add(session)
-    assert len(found) == 1
+        found.append(name)
+    session = found[0]
+    assert found == [session] * 4
     assert kinds(proxy, session) == ["first", "resend", "resend", "resend"]
     assert texts(proxy.messages(session)) == texts(said)
     # An edit is found as well, since a reply that was recorded comes before it.
@@ -270,3 +272,74 @@ def test_a_first_message_that_changes_every_turn_costs_no_copy_of_the_rest(
     lines = proxy.client.get(f"/sessions/{session}/export").text.splitlines()
     bodies = [line for line in lines if '"record":"body"' in line.replace(": ", ":")]
     assert len(bodies) == len(said) + 4
+
+
+@pytest.mark.parametrize("style", ["count", "key", "silent"])
+def test_a_retry_after_one_that_failed_is_stored_once(proxy: Proxy, session: str, style: str) -> None:
+    """The first reply is lost on its way, the second try meets a fault, the third one is answered."""
+
+    def headers(number: int) -> dict[str, str]:
+        if style == "key":
+            return {"idempotency-key": "k-again"}
+        return {"x-stainless-retry-count": str(number)} if style == "count" or number == 1 else {}
+
+    reply(proxy, session, [user("hello")])
+    reply(proxy, session, [user("again")], headers=headers(0))
+    failed = proxy.chat(session, "again", model="fault:500", headers=headers(1))
+    assert failed.status_code == 500
+    reply(proxy, session, [user("again")], headers=headers(2))
+    assert [m["content"] for m in proxy.messages(session) if m["role"] == "user"] == ["hello", "again"]
+
+
+def test_the_retry_of_what_failed_after_equal_words_is_a_turn_of_its_own(proxy: Proxy, session: str) -> None:
+    reply(proxy, session, [user("continue")])
+    assert proxy.chat(session, "continue", model="fault:500").status_code == 500
+    reply(proxy, session, [user("continue")], headers={"x-stainless-retry-count": "1"})
+    assert [m["content"] for m in proxy.messages(session) if m["role"] == "user"] == ["continue", "continue"]
+
+
+def test_a_title_asked_for_while_the_first_question_is_answered_stands_aside(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    question = [SYSTEM, user("one")]
+    body = {"model": "long:3+gate", "messages": question, "tools": TOOLS, "stream": True}
+    before = len(upstream.log)
+    with proxy.client.stream(
+        "POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}
+    ) as answer:
+        until(lambda: len(upstream.log) > before, "the question arrives")
+        reply(proxy, session, [TITLE, user("one")])
+        upstream.gate.set()
+        assert b"[DONE]" in answer.read()
+    reply(proxy, session, [user("two")], tools=TOOLS)
+    assert sorted(kinds(proxy, session)) == ["append", "first", "side"]
+    assert [m["content"] for m in upstream.log[-1].json["messages"] if m["role"] != "assistant"] == [
+        SYSTEM["content"],
+        "one",
+        "two",
+    ]
+
+
+@pytest.mark.parametrize("resends", [True, False])
+def test_a_title_for_the_very_words_of_the_first_question_stands_aside(
+    proxy: Proxy, upstream: Upstream, session: str, resends: bool
+) -> None:
+    said = [user("one")]
+    said.append(reply(proxy, session, [SYSTEM, *said], tools=TOOLS))
+    said.append(user("two"))
+    said.append(reply(proxy, session, [SYSTEM, *said] if resends else said[-1:], tools=TOOLS))
+    reply(proxy, session, [TITLE, user("one")])
+    assert kinds(proxy, session)[-1] == "side"
+    said.append(user("three"))
+    reply(proxy, session, [SYSTEM, *said] if resends else said[-1:], tools=TOOLS)
+    assert kinds(proxy, session)[-1] == ("resend" if resends else "append")
+    assert texts(upstream.log[-1].json["messages"]) == [SYSTEM["content"], *texts(said)]
+
+
+def test_replies_that_get_a_name_are_the_same_replies(proxy: Proxy, session: str) -> None:
+    said: list[JsonObject] = []
+    for number in range(3):
+        said.append(user(f"question {number}"))
+        said.append({**reply(proxy, session, said), "name": "planner"})
+    assert kinds(proxy, session) == ["first", "resend", "resend"]
+    assert len(branches(proxy, session)) == 1

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +15,9 @@ import httpx
 import pytest
 
 from tests.support.command import run_command
+from tests.support.served import SECONDS, Served
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
-
-ROOT = Path(__file__).parents[2]
-SECONDS = 20
-"""How long a process may take to start or to end."""
 
 BROKEN = {
     "an unknown section": ("server:\n  port: 1\nsever: {}\n", 3, "server"),
@@ -86,38 +79,15 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
     return command
 
 
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PALIMPSEST_")}  # noqa: TID251 - a child's environment
-    return kept | {"PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
-
-
-def start(config: Path, port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())  # noqa: S603 - our own
-
-
 @contextmanager
-def serving(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+def serving(config: Path) -> Iterator[tuple[Served, httpx.Client]]:
     """Serve in a process of its own, which is dead afterwards, one way or another."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-    process = start(config, port)
-
-    def serves() -> bool:
-        assert process.poll() is None, process.communicate()[1].decode()
-        try:
-            return client.get("/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=SECONDS) as client:
-        try:
-            until(serves, "it serves", SECONDS)
-            yield process, client
-        finally:
-            process.kill()
-            process.communicate()
+    with (
+        Served(config, "--port", "0").wait() as served,
+        httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client,
+    ):
+        assert client.get("/readyz").status_code == 200
+        yield served, client
 
 
 def ask(client: httpx.Client, session: str, text: str, model: str = "echo", **given: Any) -> httpx.Response:
@@ -184,7 +154,7 @@ def test_used_wrongly(run: Any, config: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_sessions_from_the_command_line(run: Any, config: Path, tmp_path: Path, upstream: Upstream) -> None:
-    with serving(config) as (process, client):
+    with serving(config) as (served, client):
         ask(client, "two", "hello")
         ask(client, "two", "again", "tool:weather")
         expected = client.get("/sessions/two/messages").json()["data"]
@@ -192,10 +162,8 @@ def test_sessions_from_the_command_line(run: Any, config: Path, tmp_path: Path, 
         code, out, _ = run("sessions", "list", "--config", config, "--json")
         assert code == 0
         assert {row["id"]: row["messages"] for row in json.loads(out)}["two"] == 4
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, log.decode()
-        assert b"Traceback" not in log
+        assert served.stop() == 0, served.log
+        assert "Traceback" not in served.log
     code, out, _ = run("sessions", "list", "--config", config)
     assert (code, "two" in out) == (0, True)
     code, out, _ = run("sessions", "show", "two", "--config", config, "--json")
@@ -232,24 +200,22 @@ def test_a_port_that_is_taken(config: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        process = start(config, holder.getsockname()[1])
-        _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert b"Traceback" not in errors
-    assert b"address already in use" in errors
+        with Served(config, "--port", str(holder.getsockname()[1])) as served:
+            assert served.process.wait(SECONDS) == 1
+    assert "Traceback" not in served.log
+    assert "address already in use" in served.log
 
 
 def test_a_folder_that_is_not_there(config: Path) -> None:
     config.write_text("store: {url: 'sqlite:////no/such/folder/sessions.db'}\n")
-    process = start(config, 0)
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert b"Traceback" not in errors
-    assert b"/no/such/folder" in errors
+    with Served(config, "--port", "0") as served:
+        assert served.process.wait(SECONDS) == 1
+    assert "Traceback" not in served.log
+    assert "/no/such/folder" in served.log
 
 
 def test_what_was_under_way_when_the_process_was_killed(config: Path, upstream: Upstream) -> None:
-    with serving(config) as (process, client):
+    with serving(config) as (served, client):
         ask(client, "s", "first")
 
         def cut_off() -> None:
@@ -260,7 +226,7 @@ def test_what_was_under_way_when_the_process_was_killed(config: Path, upstream: 
         thread.start()
         until(lambda: len(upstream.log) == 2, "the provider is asked")
         until(lambda: _statuses(client) == ["complete", "pending"], "it is stored")
-        process.kill()
+        served.kill()
         thread.join()
     with serving(config) as (_, client):
         assert _statuses(client) == ["complete", "interrupted"]

@@ -289,11 +289,12 @@ def running(
 ) -> Iterator[Running]:
     folder, outside = tmp_path_factory.mktemp("etc"), tmp_path_factory.mktemp("outside")
     folder.chmod(0o555)
-    with socket.socket() as holder:
+    variables = SECRETS | {"PALIMPSEST_UPSTREAM__BASE_URL": provider.base_url}
+    with postgres.database(postgres_server) as store, socket.socket() as holder:
+        # It never listens, so that the program can; as long as it is bound, nobody else is given the port.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
-    variables = SECRETS | {"PALIMPSEST_UPSTREAM__BASE_URL": provider.base_url}
-    with postgres.database(postgres_server) as store:
         given = pairs("ENV") | environment(PROXY, variables)
         # What is not as in the container: where the program and the database are, and the port.
         given |= {

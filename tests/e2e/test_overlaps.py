@@ -106,22 +106,30 @@ def test_results_that_come_one_by_one_stay_with_their_calls(
     assert [message["role"] for message in upstream.last.messages[-3:]] == ["assistant", "tool", "tool"]
 
 
+def test_results_that_come_at_once_stay_with_their_calls(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    calls = ask(proxy, session, "both", model="tools:find,look").json()["choices"][0]["message"]["tool_calls"]
+    before = len(upstream.log)
+    with ThreadPoolExecutor(2) as threads:
+        asked = []
+        for call in calls:
+            result = {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["name"]}
+            asked.append(threads.submit(proxy.chat, session, [result], "lenient+long:3+gate", stream=True))
+        until(lambda: len(upstream.log) == before + 2, "both have arrived", 20)
+        upstream.gate.set()
+        assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
+    assert sorted(said(proxy, session)) == ["both", "find", "look"]
+    assert [m["role"] for m in proxy.messages(session)] == ["user", "assistant", "tool", "tool", "assistant"]
+
+
 def test_first_messages_at_once_make_one_conversation(proxy: Proxy, upstream: Upstream, session: str) -> None:
     with slow(proxy, upstream, session, "slow"):
         ask(proxy, session, "quick")
     assert said(proxy, session) == ["quick", "slow"]
 
 
-TWIN = "the twin that was sent first follows the head wherever it is, and that is behind the other by then"
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        "resend",
-        *(pytest.param(use, marks=pytest.mark.xfail(reason=TWIN)) for use in ("first", "append", "retry")),
-    ],
-)
+@pytest.mark.parametrize("use", ["resend", "first", "append", "retry"])
 def test_the_same_request_twice_has_one_place(
     proxy: Proxy, upstream: Upstream, session: str, use: str
 ) -> None:
@@ -150,7 +158,7 @@ def test_the_same_request_twice_has_one_place(
 
 
 @pytest.mark.parametrize("use", ["append", "resend"])
-def test_the_same_request_twice_at_the_same_moment_loses_nothing(
+def test_the_same_request_twice_at_the_same_moment_has_one_place(
     proxy: Proxy, upstream: Upstream, session: str, use: str
 ) -> None:
     ask(proxy, session, "a")
@@ -165,10 +173,7 @@ def test_the_same_request_twice_at_the_same_moment_loses_nothing(
         assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
     assert [row["status"] for row in proxy.exchanges(session)] == ["complete"] * 3
     turn = [*new, {"role": "assistant", "content": "word0 word1 word2"}]
-    if use == "resend":
-        assert proxy.messages(session) == past + turn
-    else:  # neither may have known of the other: then they are two questions, one after the other
-        assert proxy.messages(session) in (past + turn, past + turn + turn)
+    assert proxy.messages(session) == past + turn
     ask(proxy, session, "c", headers={"x-session-mode": "append"})
     assert proxy.messages(session)[-2]["content"] == "c"
 

@@ -6,6 +6,7 @@ from proxy.exchange.receipt import (
     Ticket,
     expanded,
     gap_lines,
+    gap_messages,
     gaps_told,
     log_line,
     plan_lines,
@@ -20,6 +21,10 @@ STUB = Message(b'{"role":"tool","tool_call_id":"c","content":"short"}')
 
 NODES = ["n0", "n1", "n2", "n3"]
 GAP = Gap(0, 1, "keep_tool_calls", "not among the newest 3 tool calls", 9, 1)
+
+
+def node_at(position: int) -> str | None:
+    return NODES[position] if position < len(NODES) else None
 
 
 def _drop(position: int, tokens: int = 10, reason: str = "old") -> Change:
@@ -57,11 +62,11 @@ def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
         (4, [10]),
         (5, [90, 90]),
     ]
-    assert expanded(runs, NODES) == plan_lines(changes, NODES)
+    assert expanded(runs, node_at) == plan_lines(changes, node_at)
 
 
 def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
-    lines = plan_lines((_drop(3), _shorten(4)), NODES)
+    lines = plan_lines((_drop(3), _shorten(4)), node_at)
     assert [(line["node"], line["action"], line["tokens_after"]) for line in lines] == [
         ("n3", "drop", 0),
         (None, "replace", 9),
@@ -90,14 +95,29 @@ def test_a_later_one_tells_where_the_cut_is_and_what_it_changed_itself() -> None
     assert [(gap["start"], gap["stop"]) for gap in receipt["gaps"]] == [(0, 1), (2, 4)]
 
 
+GAPS = [GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)]
+
+
+def test_gaps_are_one_line_each_in_a_receipt() -> None:
+    told = gaps_told(GAPS)
+    lines = gap_lines(told, node_at, lambda _start, _stop: 0)
+    (first,) = plan_lines([Change(0, GAP.edit, GAP.reason, None, 9, 0)], node_at)
+    (second,) = plan_lines([_drop(2, 30)], node_at)
+    assert lines == [first | {"stop": 1, "messages": 1}, second | {"stop": 4, "messages": 2}]
+
+
+def test_the_tokens_of_a_gap_are_counted_where_the_receipt_has_none() -> None:
+    old = [{name: value for name, value in gap.items() if name != "tokens"} for gap in gaps_told(GAPS)]
+    lines = gap_lines(old, node_at, lambda start, stop: 100 * start + stop)
+    assert [line["tokens_before"] for line in lines] == [1, 204]
+    empty = gaps_told([Gap(0, 1, "drop_oldest", "old", 0, 0)])
+    assert gap_lines(empty, node_at, lambda _start, _stop: 7)[0]["tokens_before"] == 0
+
+
 def test_gaps_are_shown_message_by_message() -> None:
-    gaps = gaps_told([GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)])
-    lines = gap_lines(gaps, NODES, [9, 8, 10, 20])
-    assert lines == plan_lines(
-        [Change(0, GAP.edit, GAP.reason, None, 9, 0), _drop(2), _drop(3, 20)],
-        NODES,
+    assert gap_messages(GAPS, node_at, [9, 8, 10, 20]) == plan_lines(
+        [Change(0, GAP.edit, GAP.reason, None, 9, 0), _drop(2), _drop(3, 20)], node_at
     )
-    assert gap_lines(gaps, NODES[:3], [9, 8, 10]) == lines[:2]
 
 
 def test_headers_tell_what_was_done() -> None:

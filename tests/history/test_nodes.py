@@ -87,7 +87,7 @@ def test_a_version_of_instructions_is_named_by_their_texts_as_an_array() -> None
 
 
 def _known(message: Message) -> Message:
-    return Message(message.raw, None, Facts(message.raw, message.role, has_own_fields=False))
+    return Message(message.raw, None, Facts(message.raw, message.role, has_own_fields=False, has_calls=True))
 
 
 @given(texts, texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -231,6 +232,7 @@ def test_of_several_places_the_longest_run_counts() -> None:
 # ------------------------------------------------------------------- beside the conversation
 
 _USUAL = Manner("v1", "t1", "big")
+_TITLE = Manner("title", None, "small")
 
 
 @pytest.mark.parametrize(
@@ -270,11 +272,30 @@ def test_another_model_alone_is_no_question_beside() -> None:
     assert reconcile(Incoming(["x"], manner=Manner("v2", None, "big")), log).kind is Kind.APPEND
 
 
-def test_what_is_stored_already_or_called_an_append_is_not_beside() -> None:
-    asked = Manner("title", None, "small")
+@pytest.mark.parametrize("arrival", ["append", "resend"])
+def test_a_question_beside_may_say_what_the_conversation_began_with(arrival: str) -> None:
+    log = _log("u1", "a1", arrival=arrival, manner=_USUAL)
+    assert reconcile(Incoming(["u1"], manner=_TITLE), log) == Arrival(Kind.SIDE, ROOT, 0)
+
+
+def test_the_client_can_say_that_it_asks_nothing_beside() -> None:
     log = _log("u1", "a1", arrival="append", manner=_USUAL)
-    assert reconcile(Incoming(["u1"], manner=asked), log).kind is Kind.APPEND
-    assert reconcile(Incoming(["x"], mode=Mode.APPEND, manner=asked), log).kind is Kind.APPEND
+    assert reconcile(Incoming(["x"], mode=Mode.APPEND, manner=_TITLE), log).kind is Kind.APPEND
+    assert reconcile(Incoming(["u1"], mode=Mode.FULL, manner=_TITLE), log).kind is Kind.REWIND
+
+
+def test_who_speaks_for_the_model_asks_nothing_beside() -> None:
+    log = _log("u1", "a1", arrival="append", manner=_USUAL)
+    assert reconcile(Incoming(["u1", "a1", "u2"], replies=(1,), manner=_TITLE), log).kind is Kind.RESEND
+
+
+def test_a_question_beside_may_come_while_the_first_one_is_answered() -> None:
+    last = Last("u1", "first", ROOT, complete=False, pending=True, manner=_USUAL)
+    log = Log(_Tree(()), last=last)
+    assert reconcile(Incoming(["t1"], manner=_TITLE), log) == Arrival(Kind.SIDE, ROOT, 0)
+    assert reconcile(Incoming(["x1"], manner=_USUAL), log).kind is Kind.FIRST
+    failed = Log(_Tree(()), last=replace(last, pending=False))
+    assert reconcile(Incoming(["t1"], manner=_TITLE), failed).kind is Kind.FIRST
 
 
 def test_nothing_is_beside_a_conversation_whose_manner_is_not_known() -> None:

@@ -13,12 +13,14 @@ from typing import TypeVar
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, create_engine, inspect, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, create_engine, inspect, make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from proxy.errors import ConfigurationError, StoreUnavailable
+from proxy.history.nodes import ROOT, body_of, content_hash, content_key, names_under
 from proxy.store.migrate import config, current, downgrade, expected, upgrade
 from proxy.store.schema import METADATA
+from proxy.wire.messages import Message
 
 Answer = TypeVar("Answer")
 
@@ -122,3 +124,50 @@ def test_a_folder_with_a_percent_sign_is_found(tmp_path: Path, monkeypatch: pyte
     folder.mkdir()
     monkeypatch.setattr("proxy.store.migrate._INSTALLED", folder)
     assert config().get_main_option("script_location") == str(folder)
+
+
+async def test_conversations_of_the_first_tables_are_found_as_new_ones_are(url: str) -> None:
+    """Revision 2: messages by what they say, replies by whose they are."""
+    await upgrade(url, "0001")
+    said = [("user", "hi", "client"), ("assistant", "Hello!", "upstream"), ("assistant", "made up", "client")]
+    messages = [Message.of({"role": role, "content": text}) for role, text, _ in said]
+    names = names_under(ROOT, map(content_hash, messages))
+
+    def fill(connection: Connection) -> None:
+        connection.execute(
+            text(
+                "INSERT INTO sessions VALUES ('s', 'team', 'i', 1, 1, :head, NULL, 'first', 3, 1, 9, 1, 9, 0)"
+            ),
+            {"head": names[-1]},
+        )
+        for depth, (name, message, (_, _, source)) in enumerate(zip(names, messages, said, strict=True), 1):
+            connection.execute(
+                text("INSERT INTO bodies VALUES ('s', :body, 3, :text)"),
+                {"body": body_of(message), "text": message.raw.decode()},
+            )
+            connection.execute(
+                text(
+                    "INSERT INTO nodes VALUES ('s', :node, :parent, :depth, 1, 3, :body, 3, :source, "
+                    "false, 'e', NULL, NULL, NULL, 1)"
+                ),
+                {
+                    "node": name,
+                    "parent": ([ROOT, *names])[depth - 1],
+                    "depth": depth,
+                    "body": body_of(message),
+                    "source": source,
+                },
+            )
+        connection.commit()
+
+    ask(url, fill)
+    await upgrade(url)
+    rows = ask(url, lambda c: c.execute(text("SELECT content, recorded FROM nodes ORDER BY depth")).all())
+    assert [tuple(row) for row in rows] == [
+        (content_key(content_hash(message)), recorded)
+        for message, recorded in zip(messages, ("team", "team", None), strict=True)
+    ]
+    with pytest.raises(DBAPIError, match="append-only"):
+        ask(url, lambda c: c.execute(text("UPDATE nodes SET content = 'x'")))
+    await downgrade(url, "0001")
+    assert ask(url, current) == "0001"

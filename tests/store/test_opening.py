@@ -73,17 +73,20 @@ async def test_a_second_time_changes_nothing(store: Store) -> None:
     assert await store.exchange(exchange) == settled
 
 
-async def test_using_a_session_moves_it_on_and_never_back(store: Store) -> None:
+async def test_a_session_changes_when_an_exchange_ends_and_never_back(store: Store) -> None:
     talk = Talk(store)
     await talk.begin(created_at=5_000)
-    await talk.begin(created_at=4_000)
+    later = await talk.begin(created_at=6_000)
+    earlier = await talk.begin(created_at=4_000)
     row = await store.session("tenant", "session")
     assert row is not None
     assert (row.created_at, row.updated_at) == (5_000, 5_000)
-    await talk.begin(created_at=6_000)
-    row = await store.session("tenant", "session")
-    assert row is not None
-    assert (row.created_at, row.updated_at) == (5_000, 6_000)
+    for exchange in (later, earlier):
+        at = 7_000 if exchange == later else 6_500
+        await talk.settle(exchange, body("user", exchange), replies=(body("assistant", "hi"),), settled_at=at)
+        row = await store.session("tenant", "session")
+        assert row is not None
+        assert (row.created_at, row.updated_at) == (5_000, 7_000)
 
 
 async def test_another_form_of_a_stored_message_is_kept_with_the_exchange_that_brought_it(

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from proxy.errors import Conflict
 from proxy.history.nodes import ROOT, content_hash, names_under
 from proxy.history.reconcile import Incoming, Kind, Manner
-from proxy.store.recall import Question, Recollection
+from proxy.store import store as module
+from proxy.store.recall import Question, Recollection, TooLong, recall
 from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
 from proxy.trimming.plan import Cut, Gap
@@ -255,7 +257,7 @@ async def test_a_cut_of_another_branch_is_passed_over(store: Store) -> None:
     asked = body("user", "edited")
     exchange = await talk.begin(asked)
     await talk.settle(
-        exchange, asked, replies=(body("assistant", "b"),), base=nodes[3], at_head=False, kind="append"
+        exchange, asked, replies=(body("assistant", "b"),), base=nodes[3], at_head=False, kind="first"
     )
     found = await ask(talk, message("user", "new"), policy="lean")
     assert texts(found) == ["q0", "a0", "q1", "a1", "edited", "b"]
@@ -331,6 +333,84 @@ async def test_a_reply_behind_one_that_the_client_brought_leads_nowhere(store: S
 
 
 async def test_of_conversations_that_begin_alike_two_are_told(store: Store) -> None:
-    for name in ("a", "b", "c"):
-        head = await _say(Talk(store, session=name), body("user", "hi"), answer="Hello!")
-    assert len(await store.recorded("tenant", head)) == 2
+    heads = [
+        await _say(Talk(store, session=name), body("user", "hi"), answer="Hello!") for name in ("a", "b", "c")
+    ]
+    assert len(set(heads)) == 1
+    assert len(await store.recorded("tenant", heads[0])) == 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("policy", [None, "lean"])
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 5])
+async def test_a_long_reading_is_begun_here_and_done_elsewhere(
+    store: Store, monkeypatch: pytest.MonkeyPatch, most: int, policy: str | None, cut: bool
+) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    asked = body("user", "two")
+    await talk.settle(
+        await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=_cut(2) if cut else None
+    )
+    await talk.say("three", "3")
+    whole = await ask(talk, message("user", "more"), policy=policy)
+    asked_for = list[bool]()
+    read = store._database.read
+
+    async def noting(unit: Any, *, short: bool = False) -> Any:
+        asked_for.append(short)
+        return await read(unit, short=short)
+
+    monkeypatch.setattr(store._database, "read", noting)
+    monkeypatch.setattr(module, "_FEW", most)
+    assert await ask(talk, message("user", "more"), policy=policy) == whole
+    if most == 0:
+        assert asked_for == [False]  # the request itself has more
+    else:
+        assert asked_for == ([True] if len(whole.rows) <= most else [True, False])
+
+
+async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    more = message("user", "more")
+    question = Question("tenant", "session", incoming([more]), [more], policy=None, agent=None)
+    with pytest.raises(TooLong):
+        await store._database.read(lambda connection: recall(connection, question, most=1))
+    found = await store._database.read(lambda connection: recall(connection, question, most=2))
+    assert texts(found) == ["one", "1"]
+
+
+# ------------------------------------------------------------------------------------- what is gone
+
+
+async def test_a_cut_whose_messages_are_not_there_is_told(store: Store) -> None:
+    """As where a session is deleted while a request that belongs to it is read."""
+    talk = Talk(store)
+    asked = body("user", "one")
+    await talk.settle(
+        await talk.begin(asked),
+        asked,
+        replies=(body("assistant", "1"),),
+        cut=_cut(1),
+        kept=Kept(("ab" * 20,), ()),
+    )
+    with pytest.raises(Conflict, match="deleted"):
+        await ask(talk, message("user", "two"), policy="lean")
+
+
+async def test_an_append_to_a_base_that_the_cut_dropped_knows_how_deep_it_is(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "one")
+    settled = await talk.settle(
+        await talk.begin(asked),
+        asked,
+        replies=(body("assistant", "1"),),
+        cut=_cut(1, Gap(0, 1, "drop_oldest", "old", 5, 0)),
+        kept=Kept((), ()),
+    )
+    found = await ask(talk, message("user", "one"), policy="lean", retried=True)
+    assert found.arrival.base in {ROOT, settled.head}
+    found = await ask(talk, message("user", "two"), policy="lean")
+    assert texts(found) == ["1"]
+    assert found.depth == 2

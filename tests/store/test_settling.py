@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id
 from proxy.store import settling
-from proxy.store.records import Body, Settled, Source, Status
+from proxy.store.records import Body, SessionRow, Settled, Source, Status
 from proxy.store.store import Store
 from proxy.trimming.plan import Change, Cut
 from proxy.wire.messages import JsonObject
@@ -513,3 +514,260 @@ async def test_the_exchange_says_where_its_messages_went(store: Store) -> None:
     await talk.settle(failing, asked, base=base)
     rows = [await store.exchange(exchange), await store.exchange(failing)]
     assert [row.base for row in rows if row is not None] == [moved, base]
+
+
+async def now(store: Store) -> SessionRow:
+    session = await store.session("tenant", "session")
+    assert session is not None
+    return session
+
+
+async def append(talk: Talk, *asked: Body, **changes: Any) -> str:
+    """Open an append, with a digest of what it says."""
+    return await talk.begin(
+        *asked, **{"digest": names_under(ROOT, [content_hash(b.message) for b in asked])[-1]} | changes
+    )
+
+
+async def base_of(store: Store, exchange: str) -> str:
+    row = await store.exchange(exchange)
+    assert row is not None
+    return row.base
+
+
+@pytest.mark.parametrize("answered_first", ["one", "other"])
+@pytest.mark.parametrize("knows", [False, True])
+async def test_the_same_append_twice_at_once_has_one_place(
+    store: Store, answered_first: str, knows: bool
+) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    one = await append(talk, asked, base=base, created_at=1_500)
+    other = await append(talk, asked, base=base, created_at=1_501)
+    answers = {one: (body("assistant", "1"),), other: (body("assistant", "2"),)}
+    order = [one, other] if answered_first == "one" else [other, one]
+    made = [
+        # Where the second one was planned while the first was pending, it has its place already.
+        await talk.settle(
+            twin,
+            asked,
+            base=base,
+            replies=answers[twin],
+            at_head=not (knows and twin == other),
+            kind="append",
+            cut=cut(3),
+        )
+        for twin in order
+    ]
+    assert made[0].nodes == made[1].nodes
+    assert await base_of(store, one) == await base_of(store, other) == base
+    assert {branch.head for branch in await store.branches(talk.key)} == {
+        reply for each in made for reply in each.replies
+    }
+    # Whoever sent it again waits for the answer to that.
+    session = await now(store)
+    assert await talk.texts(session.head) == ["start", "ok", "b", "2"]
+    assert (session.messages, session.requests) == (4, 3)
+    assert await store.cut_at(talk.key, made[0].nodes[0], "default", None) == cut(3)
+
+
+async def test_first_messages_sent_twice_at_once_have_one_place(store: Store) -> None:
+    talk = Talk(store)
+    asked, answer = body("user", "b"), (body("assistant", "1"),)
+    twins = [await append(talk, asked, kind="first") for _ in range(10)]
+    settled = await asyncio.gather(
+        *(talk.settle(one, asked, replies=answer, kind="first") for one in twins[::-1])
+    )
+    assert len(set(settled)) == 1
+    assert await talk.texts(settled[0].head) == ["b", "1"]
+
+
+async def test_a_twin_goes_where_the_other_one_came_to_stand(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
+    between = (await talk.say("between", "yes")).head
+    first = await talk.settle(early, asked, base=base, replies=(body("assistant", "1"),))
+    second = await talk.settle(
+        late, asked, base=base, replies=(body("assistant", "2"),), at_head=False, kind="append"
+    )
+    assert (first.nodes, await base_of(store, late)) == (second.nodes, between)
+    assert await talk.texts(second.head) == ["start", "ok", "between", "yes", "b", "2"]
+
+
+async def test_the_head_stays_where_something_came_after_the_first_of_twins(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
+    await talk.settle(early, asked, base=base, replies=(body("assistant", "1"),))
+    after = await talk.say("after", "yes")
+    beside = await talk.settle(late, asked, base=base, replies=(body("assistant", "2"),))
+    assert (beside.head, (await now(store)).head) == (after.head, after.head)
+    assert await talk.texts(after.head) == ["start", "ok", "b", "1", "after", "yes"]
+    assert await talk.texts(beside.replies[0]) == ["start", "ok", "b", "2"]
+
+
+@pytest.mark.parametrize("whole", ["early", "late"])
+async def test_of_twins_a_whole_reply_goes_before_one_that_broke_off(store: Store, whole: str) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
+    for twin, name in (
+        ((late, "late"), (early, "early"))
+        if whole == "early"
+        else (
+            (early, "early"),
+            (late, "late"),
+        )
+    ):
+        status = Status.COMPLETE if name == whole else Status.PARTIAL
+        await talk.settle(twin, asked, base=base, replies=(body("assistant", name),), status=status)
+    assert await talk.texts((await now(store)).head) == ["start", "ok", "b", whole]
+
+
+async def test_what_is_said_again_later_is_no_twin(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "go on")
+    first = await talk.settle(await append(talk, asked), asked, replies=(body("assistant", "1"),))
+    exchange = await append(talk, asked, base=first.head)
+    await talk.say("between", "yes")
+    settled = await talk.settle(exchange, asked, base=first.head, replies=(body("assistant", "2"),))
+    assert await talk.texts(settled.head) == ["go on", "1", "between", "yes", "go on", "2"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"agent": "writer"}, {"created_at": 100_000}, {"kind": "resend"}, {"digest": "other"}],
+    ids=["another agent", "long after", "no append", "other words"],
+)
+async def test_what_is_no_twin_follows_the_head(store: Store, other: dict[str, Any]) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    one = await append(talk, asked, base=base)
+    two = await append(talk, asked, **{"base": base, **other})
+    await talk.settle(one, asked, base=base, replies=(body("assistant", "1"),))
+    settled = await talk.settle(
+        two,
+        asked,
+        base=base,
+        replies=(body("assistant", "2"),),
+        agent=other.get("agent"),
+        kind=other.get("kind", "append"),
+    )
+    assert await talk.texts(settled.head) == ["start", "ok", "b", "1", "b", "2"]
+
+
+async def test_one_that_was_not_answered_leaves_its_twin_alone(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    one, two = await append(talk, asked, base=base), await append(talk, asked, base=base)
+    await talk.settle(one, asked, base=base, status=Status.FAILED)
+    await talk.say("between", "yes")
+    settled = await talk.settle(two, asked, base=base, replies=(body("assistant", "2"),))
+    assert await talk.texts(settled.head) == ["start", "ok", "between", "yes", "b", "2"]
+
+
+async def test_the_results_of_one_call_sent_twice_have_one_place(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "tool")
+    exchange = await append(talk, asked)
+    called = await talk.settle(exchange, asked, replies=(calling("c1"),))
+    result = body("tool", "42", tool_call_id="c1")
+    twins = [await append(talk, result, base=called.head) for _ in range(2)]
+    for twin, answer in zip(twins, ("1", "2"), strict=True):
+        settled = await talk.settle(twin, result, base=called.head, replies=(body("assistant", answer),))
+        assert await talk.texts(settled.head) == ["tool", "", "42", answer]
+    assert len(await store.branches(talk.key)) == 2
+
+
+async def test_a_twin_stays_with_the_other_one_where_the_same_was_said_once_more(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "go on")
+    slow, quick = await append(talk, asked, base=base), await append(talk, asked, base=base)
+    first = await talk.settle(quick, asked, base=base, replies=(body("assistant", "1"),))
+    more = await append(talk, asked, base=first.head)
+    last = await talk.settle(more, asked, base=first.head, replies=(body("assistant", "2"),))
+    settled = await talk.settle(slow, asked, base=base, replies=(body("assistant", "3"),))
+    assert settled.head == last.head
+    assert await talk.texts(last.head) == ["start", "ok", "go on", "1", "go on", "2"]
+    assert await talk.texts(settled.replies[0]) == ["start", "ok", "go on", "3"]
+
+
+async def test_a_twin_of_what_is_not_answered_yet_takes_no_turn_from_the_branch(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    pending, twin = await append(talk, asked, base=base), await append(talk, asked, base=base)
+    between = (await talk.say("between", "yes")).head
+    first = await talk.settle(
+        twin, asked, base=base, at_head=False, kind="append", replies=(body("assistant", "1"),)
+    )
+    assert await base_of(store, twin) == between
+    second = await talk.settle(pending, asked, base=base, replies=(body("assistant", "2"),))
+    assert (second.nodes, second.head) == (first.nodes, first.head)
+    assert await talk.texts(first.head) == ["start", "ok", "between", "yes", "b", "1"]
+
+
+async def test_results_of_one_block_that_come_at_once_all_stay_there(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "tool")
+    exchange = await append(talk, asked)
+    called = await talk.settle(exchange, asked, replies=(calling("c1", "c2", "c3"),))
+    results = [body("tool", f"result {name}", tool_call_id=name) for name in ("c1", "c2", "c3")]
+    exchanges = [await append(talk, result, base=called.head) for result in results]
+    ok = (body("assistant", "ok"),)
+    for exchange, result in zip(exchanges, results, strict=True):
+        # Each was planned at the calls, behind no other result.
+        await talk.settle(exchange, result, base=called.head, at_head=False, kind="append", replies=ok)
+    said = ["tool", "", "result c1", "result c2", "result c3", "ok"]
+    assert await talk.texts((await now(store)).head) == said
+
+
+async def test_a_repetition_of_what_was_answered_long_ago_stays_there(store: Store) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    first = await talk.say("b", "1", base=base)
+    after = await talk.say("after", "yes")
+    asked = body("user", "b")
+    again = await append(talk, asked, base=base, created_at=900_000)
+    settled = await talk.settle(
+        again,
+        asked,
+        base=base,
+        replies=(body("assistant", "2"),),
+        at_head=False,
+        kind="append",
+        moves_head=False,
+    )
+    assert (settled.nodes, settled.head) == (first.nodes, after.head)
+    assert await talk.texts(settled.replies[0]) == ["start", "ok", "b", "2"]
+
+
+@pytest.mark.parametrize("at", [30_000, 700_000])
+async def test_a_retry_that_comes_late_leaves_the_head_with_what_came_after(store: Store, at: int) -> None:
+    talk = Talk(store)
+    base = (await talk.say("start", "ok")).head
+    asked = body("user", "b")
+    first = await talk.settle(
+        await talk.begin(asked, base=base, digest="d"), asked, base=base, replies=(body("assistant", "1"),)
+    )
+    again = await talk.begin(asked, base=base, digest="d", created_at=at)  # it was told where to go
+    other = body("user", "x")
+    exchange = await talk.begin(other, base=first.head, created_at=at + 1)
+    after = await talk.settle(
+        exchange, other, base=first.head, replies=(body("assistant", "yes"),), settled_at=at + 2
+    )
+    late = await talk.settle(
+        again, asked, base=base, at_head=False, replies=(body("assistant", "2"),), settled_at=at + 3
+    )
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert session.head == after.head
+    assert late.nodes == first.nodes

@@ -80,10 +80,32 @@ def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
 async def test_what_was_committed_outlives_a_loss_of_power_and_what_was_deleted_is_gone(path: Path) -> None:
     database = SqliteDatabase(path)
     for run in (database.write, database.read):
-        assert await run(partial(setting, name="journal_mode")) == "wal"
-        assert await run(partial(setting, name="synchronous")) == 2
-        assert await run(partial(setting, name="secure_delete")) == 1
-        assert await run(partial(setting, name="busy_timeout")) == 15_000
+        for short in (False, True):
+            assert await run(partial(setting, name="journal_mode"), short=short) == "wal"
+            assert await run(partial(setting, name="synchronous"), short=short) == 2
+            assert await run(partial(setting, name="secure_delete"), short=short) == 1
+            # An event loop waits for no lock.
+            assert await run(partial(setting, name="busy_timeout"), short=short) == (0 if short else 15_000)
+    await database.close()
+
+
+@pytest.mark.parametrize("short", [False, True])
+async def test_what_may_be_lost_with_the_power_waits_for_no_disk_and_what_may_not_does(
+    path: Path, short: bool
+) -> None:
+    database = SqliteDatabase(path)
+    found: list[tuple[object, object]] = []
+
+    def note(connection: Connection) -> None:
+        found.append((setting(connection, "synchronous"), setting(connection, "wal_autocheckpoint")))
+
+    for lasting in (True, False, False, True):
+        await database.write(note, short=short, lasting=lasting)
+    async with Held(database), asyncio.TaskGroup() as tasks:  # two in one transaction: both last
+        tasks.create_task(database.write(note, short=short, lasting=False))
+        tasks.create_task(database.write(note, short=short, lasting=True))
+        await asyncio.sleep(0)
+    assert found == [(2, 4_000), (1, 0), (1, 0), (2, 4_000), (2, 4_000), (2, 4_000)]
     await database.close()
 
 
@@ -123,23 +145,25 @@ async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: p
     await database.close()
 
 
+@pytest.mark.parametrize("short", [False, True])
 async def test_a_lock_that_is_held_too_long_is_told_and_harms_no_later_write(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, short: bool
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     database = SqliteDatabase(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="Another process holds its lock"):
-            await database.write(partial(put, name="a"))
+            await database.write(partial(put, name="a"), short=short)
         assert await database.read(names) == []  # readers do not wait for a writer
         other.execute("COMMIT")
-    await database.write(partial(put, name="b"))
+    await database.write(partial(put, name="b"), short=short)
     assert await database.read(names) == ["b"]
     await database.close()
 
 
-async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: Path) -> None:
+@pytest.mark.parametrize("short", [False, True])
+async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: Path, short: bool) -> None:
     database = SqliteDatabase(path)
 
     def fill(connection: Connection) -> None:
@@ -149,7 +173,10 @@ async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: 
             put(connection, f"{number:0500}")
 
     async with Held(database), asyncio.TaskGroup() as tasks:
-        others = [tasks.create_task(_outcome(database, unit)) for unit in (partial(put, name="other"), fill)]
+        others = [
+            tasks.create_task(_outcome(database, unit, short=short))
+            for unit in (partial(put, name="other"), fill)
+        ]
         await asyncio.sleep(0)
     assert [type(task.result()) for task in others] == [StoreUnavailable, StoreUnavailable]
     assert await database.read(names) == ["held"]
@@ -158,12 +185,207 @@ async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: 
     await database.close()
 
 
-async def _outcome(database: SqliteDatabase, unit: Unit[None]) -> BaseException | None:
+async def _outcome(database: SqliteDatabase, unit: Unit[None], *, short: bool) -> BaseException | None:
     try:
-        await database.write(unit)
+        await database.write(unit, short=short)
     except StoreUnavailable as why:
         return why
     return None
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+async def test_a_transaction_that_cannot_be_committed_is_told_and_harms_no_later_write(
+    path: Path, lasting: bool
+) -> None:
+    database = SqliteDatabase(path)
+    database._writing.executescript(
+        "PRAGMA foreign_keys=ON; CREATE TABLE a (id INTEGER PRIMARY KEY);"
+        "CREATE TABLE b (id INTEGER REFERENCES a (id) DEFERRABLE INITIALLY DEFERRED)"
+    )
+
+    def orphan(connection: Connection) -> None:
+        put(connection, "orphan")
+        connection.execute(text("INSERT INTO b VALUES (1)"))  # it is the COMMIT that finds fault with it
+
+    with pytest.raises(sqlite3.IntegrityError):
+        await database.write(orphan, short=True, lasting=lasting)
+    await database.write(partial(put, name="next"), short=True, lasting=lasting)
+    assert await database.read(names) == ["next"]
+    await database.close()
+
+
+class Where:
+    """Writes, and notes in which thread."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, str] = {}
+
+    def unit(self, name: str) -> Unit[None]:
+        def write(connection: Connection) -> None:
+            self.threads[name] = threading.current_thread().name
+            put(connection, name)
+
+        return write
+
+
+async def test_short_units_run_where_they_are_asked_for_and_others_in_threads(path: Path) -> None:
+    database, where, here = SqliteDatabase(path), Where(), threading.current_thread().name
+    for name, short, lasting in (("a", True, True), ("b", True, False), ("c", False, True)):
+        await database.write(where.unit(name), short=short, lasting=lasting)
+        with closing(sqlite3.connect(path)) as other:  # whoever hears of it can rely on it
+            assert (name,) in other.execute("SELECT name FROM names").fetchall()
+    assert where.threads == {"a": here, "b": here, "c": "palimpsest-write"}
+    seen = [
+        await database.read(lambda _: threading.current_thread().name, short=short) for short in (True, False)
+    ]
+    assert seen[0] == here
+    assert seen[1].startswith("palimpsest-read-")
+    await database.close()
+
+
+async def test_short_units_that_wait_share_transactions_of_bounded_length_in_their_order(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = SqliteDatabase(path)
+    batches: list[int] = []
+    order: list[int] = []
+
+    def note(_: Connection, number: int) -> None:
+        order.append(number)
+
+    run = SqliteDatabase._run_here
+
+    def counting(self: SqliteDatabase, batch: list[sqlite._Job]) -> None:
+        batches.append(len(batch))
+        run(self, batch)
+
+    monkeypatch.setattr(SqliteDatabase, "_run_here", counting)
+    monkeypatch.setattr(sqlite, "_SLICE_SECONDS", 60)
+    async with Held(database), asyncio.TaskGroup() as tasks:
+        for number in range(70):
+            tasks.create_task(database.write(partial(note, number=number), short=True))
+        await asyncio.sleep(0)
+    assert batches == [32, 32, 6]
+    assert order == list(range(70))
+    await database.close()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+async def test_an_event_loop_is_not_held_for_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    monkeypatch.setattr(sqlite, "_SLICE_SECONDS", -1)  # each unit takes longer
+    database, seen = SqliteDatabase(path), list[tuple[str, int]]()
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while len(seen) < 5:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def note(_: Connection, name: str) -> None:
+        seen.append((name, turns))
+
+    async with Held(database), asyncio.TaskGroup() as tasks:
+        for name in "abcde":
+            tasks.create_task(database.write(partial(note, name=name), short=True, lasting=lasting))
+        tasks.create_task(take_turns())
+        await asyncio.sleep(0)
+    assert [name for name, _ in seen] == list("abcde")
+    assert len({turn for _, turn in seen}) == 5  # between any two of them others had theirs
+    await database.close()
+
+
+async def test_after_a_slow_unit_the_event_loops_are_spared_for_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, where, here = SqliteDatabase(path), Where(), threading.current_thread().name
+    monkeypatch.setattr(sqlite, "_SLOW_SECONDS", -1)  # each is slow
+    monkeypatch.setattr(sqlite, "_SPARED_SECONDS", 600)
+    await database.write(where.unit("a"), short=True)
+    await database.write(where.unit("b"), short=True)
+    read = await database.read(lambda _: threading.current_thread().name, short=True)
+    assert read.startswith("palimpsest-read-")
+    database._spared_until = 0  # the while is over
+    await database.write(where.unit("c"), short=True)
+    assert where.threads == {"a": here, "b": "palimpsest-write", "c": here}
+    await database.close()
+
+
+async def test_a_short_unit_that_fails_takes_back_its_own_work_only(path: Path) -> None:
+    database = SqliteDatabase(path)
+
+    def fail(connection: Connection) -> None:
+        put(connection, "failed")
+        raise KeyError("mine")
+
+    async with Held(database), asyncio.TaskGroup() as tasks:
+        tasks.create_task(database.write(partial(put, name="before"), short=True))
+        failing = tasks.create_task(_failure(database, fail))
+        tasks.create_task(database.write(partial(put, name="after"), short=True))
+        await asyncio.sleep(0)
+    assert failing.result() == "'mine'"
+    assert await _failure(database, fail) == "'mine'"  # alone in its transaction
+    assert await database.read(names) == ["after", "before", "held"]
+    await database.close()
+
+
+async def _failure(database: SqliteDatabase, unit: Unit[None]) -> str:
+    with pytest.raises(KeyError) as caught:
+        await database.write(unit, short=True)
+    return str(caught.value)
+
+
+async def test_what_stops_the_program_leaves_no_transaction_open(path: Path) -> None:
+    database = SqliteDatabase(path)
+
+    def stop(connection: Connection) -> None:
+        put(connection, "stopped")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await database.write(stop, short=True)
+    await database.write(partial(put, name="next"), short=True)
+    assert await database.read(names) == ["next"]
+    await database.close()
+
+
+async def test_a_lock_of_another_process_holds_up_no_event_loop(path: Path) -> None:
+    database, where = SqliteDatabase(path), Where()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        # This can be called only if the event loop goes on.
+        asyncio.get_running_loop().call_later(0.05, other.execute, "ROLLBACK")
+        await database.write(where.unit("a"), short=True)
+    assert where.threads == {"a": "palimpsest-write"}
+    assert await database.read(names, short=True) == ["a"]
+    await database.close()
+
+
+async def test_a_short_read_waits_for_nothing_here(path: Path) -> None:
+    database, runs = SqliteDatabase(path), list[str]()
+
+    def busy_at_first(_: Connection) -> str:
+        runs.append(threading.current_thread().name)
+        if len(runs) == 1:
+            with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as another:
+                    another.execute("BEGIN IMMEDIATE")
+        return "read"
+
+    assert await database.read(busy_at_first, short=True) == "read"
+    with database._reading:  # another event loop reads
+        assert await database.read(busy_at_first, short=True) == "read"
+    assert runs[0] == threading.current_thread().name
+    assert all(name.startswith("palimpsest-read-") for name in runs[1:])
+    assert len(runs) == 3
+    with pytest.raises(StoreUnavailable, match="run `palimpsest upgrade`"):
+        await database.read(lambda connection: connection.execute(text("SELECT 1 FROM none")), short=True)
+    await database.close()
+    with pytest.raises(StoreUnavailable, match="It is closed"):
+        await database.read(names, short=True)
 
 
 @contextmanager
@@ -234,6 +456,39 @@ async def test_two_processes_worth_of_writers_share_a_file(path: Path) -> None:
     assert await first.read(names) == await second.read(names)
     await first.close()
     await second.close()
+
+
+@pytest.mark.parametrize("then", ["write", "close"])
+def test_what_an_event_loop_that_ended_had_asked_for_is_done(path: Path, then: str) -> None:
+    database = SqliteDatabase(path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Connection) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    async def leave() -> None:
+        tasks = [
+            asyncio.get_running_loop().create_task(write)
+            for write in (database.write(hold), database.write(partial(put, name="a"), short=True))
+        ]
+        await asyncio.to_thread(begun.wait)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(leave())
+    go_on.set()
+
+    async def stay() -> None:
+        if then == "write":
+            await database.write(partial(put, name="b"), short=True)
+        await database.close()
+
+    asyncio.run(stay())
+    with closing(sqlite3.connect(path)) as other:
+        found = [name for (name,) in other.execute("SELECT name FROM names ORDER BY name")]
+    assert found == (["a", "b"] if then == "write" else ["a"])
 
 
 def test_a_loop_that_ended_leaves_the_writer_working(path: Path) -> None:

@@ -29,7 +29,8 @@ async def test_a_beginning_that_two_names_share_names_neither(
 ) -> None:
     shared = "abcdefabcdef"
     names = {b'{"a":1}': shared + "0" * 28, b'{"b":1}': shared + "f" * 28}
-    monkeypatch.setattr("proxy.store.texts.body_id", names.__getitem__)
+    for module in ("texts", "opening"):
+        monkeypatch.setattr(f"proxy.store.{module}.body_of", lambda text: names[text.raw])
     talk = Talk(store)
     await talk.begin(*(Body(Message(raw), 1) for raw in names))
     assert await store.body(talk.key, shared) is None

@@ -77,21 +77,34 @@ class Talk:
     tenant: str = "tenant"
     session: str = "session"
     exchanges: list[str] = field(default_factory=list)
+    bases: dict[str, str] = field(default_factory=dict)
+    """By exchange, where it was planned."""
 
     @property
     def key(self) -> str:
         return session_key(self.tenant, self.session)
 
     async def begin(self, *messages: Body, **changes: Any) -> str:
-        """Open an exchange; return its id."""
+        """Open an exchange, planned at the head unless `base` says otherwise; return its id."""
         exchange = f"exc_{next(_IDS):08d}"
-        mine = {"tenant": self.tenant, "session": self.session}
+        mine: dict[str, Any] = {"tenant": self.tenant, "session": self.session}
+        mine["digest"] = exchange  # no other says the same, unless a test says so
+        base: str | None = changes.get("base")
+        if base is None:
+            session = await self.store.session(self.tenant, self.session)
+            base = session.head if session is not None else ROOT
+        self.bases[exchange] = mine["base"] = base
         await self.store.begin(opening(exchange, *messages, **(mine | changes)))
         self.exchanges.append(exchange)
         return exchange
 
     async def settle(self, exchange: str, *messages: Body, **changes: Any) -> Settled:
-        mine = {"tenant": self.tenant, "session": self.session}
+        """Settle an exchange where it was planned; what does not follow the head says where it goes."""
+        mine: dict[str, Any] = {"tenant": self.tenant, "session": self.session}
+        if changes.get("at_head", True):
+            mine["base"] = self.bases.get(exchange, ROOT)
+        else:
+            mine["kind"] = "first"  # a session that appends stays one, and only an append can be a repetition
         return await self.store.settle(settlement(exchange, *messages, **(mine | changes)))
 
     async def say(self, text: str, answer: str, **changes: Any) -> Settled:

@@ -174,11 +174,25 @@ def test_which_fields_are_ours(data: dict[str, Any], own: tuple[str, ...]) -> No
     raw = orjson.dumps(data)
 
     assert Message(raw).own_fields == own
-    assert Message(raw, None, Facts(raw, "user", has_own_fields=bool(own))).own_fields == own
+    assert Message(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
 
 
 def test_a_message_whose_text_is_known_is_not_parsed_for_its_role() -> None:
     raw = b"not even JSON"
-    message = Message(raw, None, Facts(raw, "user", has_own_fields=False))
+    message = Message(raw, None, Facts(raw, "user", has_own_fields=False, has_calls=True))
 
     assert (message.role, message.calls, message.answers, message.own_fields) == ("user", (), None, ())
+
+
+def test_a_reply_that_is_known_to_call_nothing_is_not_parsed_for_its_calls() -> None:
+    raw = b"not even JSON"
+    message = Message(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=False))
+
+    assert message.calls == ()
+    assert message.without_own_fields() is message
+
+
+def test_what_may_go_upstream_has_no_field_of_ours() -> None:
+    message = Message(b'{"role":"user","agent":"a","content":"x"}')
+
+    assert message.without_own_fields().raw == b'{"role":"user","content":"x"}'
