@@ -118,7 +118,7 @@ def test_a_store_that_fails_is_a_503(proxy: Proxy, monkeypatch: pytest.MonkeyPat
         raise StoreUnavailable("The store cannot be used.")
 
     monkeypatch.setattr(Store, "sessions", fail)
-    monkeypatch.setattr(Store, "session", fail)
+    monkeypatch.setattr(Store, "recall", fail)
     for answer in (proxy.client.get("/sessions"), proxy.chat(session, "a")):
         assert (answer.status_code, error_of(answer)["code"]) == (503, "store_unavailable")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
 from proxy.wire import headers
-from proxy.wire.headers import decode_value, encode_value, to_client, to_upstream
+from proxy.wire.headers import decode_value, encode_value, first_values, to_client, to_upstream
 
 HOP_BY_HOP = [
     b"Connection",
@@ -174,3 +174,8 @@ def test_what_is_no_utf8_is_refused(raw: bytes) -> None:
 
     assert caught.value.param == "X-Agent-Name"
     assert caught.value.status == 400
+
+
+def test_the_first_value_of_a_header_counts_whatever_the_case_of_its_name() -> None:
+    sent = [(b"X-Session-ID", b" a\t"), (b"x-session-id", b"b"), (b"Accept", b"")]
+    assert first_values(sent) == {b"x-session-id": b"a", b"accept": b""}
