@@ -215,14 +215,16 @@ def size_of(messages: Iterable[Message]) -> int:
 def _incoming(request: ChatRequest, asking: Asking) -> Incoming:
     messages = request.messages
     replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    answers = bool(messages) and messages[0].answers is not None
     # What answers calls, or names its agent, belongs to the conversation, however it asks.
-    asks_freely = asking.agent is None and not replies and bool(messages) and messages[0].answers is None
+    asks_freely = asking.agent is None and not replies and not answers
     return Incoming(
         names=chain(ROOT, messages),
         contents=[content_hash(message) for message in messages],
         replies=replies,
         retried=asking.retried,
         mode=asking.mode,
+        answers=answers,
         manner=_manner(request) if asks_freely else None,
     )
 

@@ -4,7 +4,8 @@ Clients either resend the whole history at every request (all SDKs do) or send o
 The kinds, in the order in which they are recognised:
 
     first     the log is empty
-    append    no assistant message in it, the session is used by appending, and it does not stand aside
+    append    no assistant message in it, the session is used by appending, and it does not stand aside;
+              in any session, results without their calls
     resend    a prefix of it is stored, and that prefix ends at the head
     rewind    a prefix of it is stored that ends elsewhere (edit, undo, regenerate): a branch
     windowed  the client left its oldest messages out: it begins with a run of a branch, and an assistant
@@ -86,6 +87,8 @@ class Incoming:
     retried: bool = False
     """Whether the client announces that it sends this request again."""
     mode: Mode = Mode.AUTO
+    answers: bool = False
+    """Whether it begins with the result of a call."""
     manner: Manner | None = None
     """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names
     its agent)."""
@@ -194,7 +197,8 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         base = incoming.names[stored - 1]
         return Arrival(Kind.RESEND if base == log.head else Kind.REWIND, base, stored)
     if not incoming.speaks:
-        return Arrival(Kind.SIDE, ROOT, 0)
+        # Results without their calls go on with something, however the session is used.
+        return _append(incoming, log) if incoming.answers else Arrival(Kind.SIDE, ROOT, 0)
     return _windowed(incoming, log) or Arrival(Kind.FOREIGN, ROOT, 0)
 
 

@@ -5,6 +5,7 @@
     opening     how an exchange begins
     settling    how it ends: one transaction
     recall      what is known when a request comes in: one reading
+    branches    what is remembered of branches that are resent
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
     archive     a session as records, to take away

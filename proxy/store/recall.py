@@ -19,9 +19,10 @@ from proxy.errors import Conflict
 from proxy.history.nodes import ROOT, content_key
 from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
 from proxy.history.results import place_of_results
+from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Row
 from proxy.store.cuts import cut_places, newest_cut, standing_at
-from proxy.store.records import Mark, NodeRow, StandingCut, Status, session_key
+from proxy.store.records import Mark, NodeRow, SessionRow, StandingCut, Status, session_key
 from proxy.store.schema import EXCHANGES
 from proxy.store.sessions import session_of
 from proxy.store.texts import instructions_of
@@ -101,12 +102,16 @@ class TooLong(Exception):
     """More messages are to be read than were allowed."""
 
 
-def recall(connection: Connection, question: Question, *, most: int | None = None) -> Recollection:
+def recall(
+    connection: Connection, question: Question, branches: Branches, *, most: int | None = None
+) -> Recollection:
     """Read what is known of the conversation that a request belongs to, and where it belongs.
+
+    What `branches` knows is not read again; it gets to know what was read.
 
     Raises:
         Conflict: the session was deleted meanwhile, where the database shows that.
-        TooLong: more than `most` messages would have to be read for an append.
+        TooLong: more than `most` messages would have to be read.
     """
     key = session_key(question.tenant, question.session)
     session = session_of(connection, key)
@@ -114,7 +119,7 @@ def recall(connection: Connection, question: Question, *, most: int | None = Non
         return Recollection(reconcile(question.incoming, Log(_Nothing())))
     incoming, last = _repeated(connection, key, question)
     log = Log(
-        stored=_Tree(connection, key),
+        stored=_Tree(connection, key, len(question.messages), most),
         head=session.head,
         depth=session.messages,
         arrival=session.arrival,
@@ -123,7 +128,7 @@ def recall(connection: Connection, question: Question, *, most: int | None = Non
     )
     arrival = reconcile(incoming, log)
     if not arrival.composed:
-        return _of_resend(connection, key, question, arrival)
+        return _of_resend(connection, session, question, arrival, branches, most)
     return _of_append(connection, key, question, arrival, session.messages, most)
 
 
@@ -165,15 +170,31 @@ def _last(row: Row) -> Last:
     )
 
 
-def _of_resend(connection: Connection, key: str, question: Question, arrival: Arrival) -> Recollection:
+def _of_resend(
+    connection: Connection,
+    session: SessionRow,
+    question: Question,
+    arrival: Arrival,
+    branches: Branches,
+    most: int | None,
+) -> Recollection:
     """Read what was noted about the messages that the client sends again."""
     if not arrival.fresh:
         return Recollection(arrival)
-    depth = arrival.fresh
+    key, depth = session.key, arrival.fresh
     if arrival.kind is Kind.WINDOWED:
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     start = depth - arrival.fresh
-    marks = marks_to(connection, key, arrival.base, below=start)
+    if start:
+        _allow(arrival.fresh, most)
+        marks = tuple(marks_to(connection, key, arrival.base, below=start))
+    else:
+        names = question.incoming.names[: arrival.fresh]
+        marks = branches.beginning(key, session.created_at, names)
+        if len(marks) < arrival.fresh:
+            _allow(arrival.fresh - len(marks), most)
+            marks += tuple(marks_to(connection, key, arrival.base, below=len(marks)))
+            branches.keep(key, session.created_at, marks)
     if len(marks) != arrival.fresh:
         raise Conflict(_DELETED)
     cut = None
@@ -257,9 +278,11 @@ def _allow(messages: int, most: int | None) -> None:
 class _Tree:
     """The tree of a session, for `reconcile` to ask."""
 
-    def __init__(self, connection: Connection, key: str) -> None:
+    def __init__(self, connection: Connection, key: str, length: int, most: int | None) -> None:
         self._connection = connection
         self._key = key
+        self._length = length
+        self._most = most
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the depth of each of these nodes that is stored."""
@@ -267,6 +290,7 @@ class _Tree:
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of some stored messages with this content."""
+        _allow(self._length, self._most)  # at each place the request has other names, which must be made
         return parents_of(self._connection, self._key, content_key(content), depth, _PLACES)
 
 

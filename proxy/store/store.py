@@ -16,6 +16,7 @@ from proxy.errors import StoreUnavailable
 from proxy.store import cuts, exchanges, sessions, texts, tree
 from proxy.store.address import SqliteFile, address_of
 from proxy.store.archive import export_session
+from proxy.store.branches import Branches
 from proxy.store.cursor import Cursor
 from proxy.store.database import Database
 from proxy.store.lineage import Lineage, lineage_of
@@ -60,6 +61,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         """Work on an open database; `open` is the usual way."""
         self._database = database
+        self._branches = Branches()
 
     @classmethod
     async def open(cls, url: str, *, migrate: bool = True) -> Store:
@@ -155,10 +157,10 @@ class Store:
 
     async def recall(self, question: Question) -> Recollection:
         """Return what is known of the conversation that a request belongs to; see `recall`."""
-        if len(question.messages) <= _FEW:
-            with suppress(TooLong):
-                return await self._database.read(partial(recall, question=question, most=_FEW), short=True)
-        return await self._database.read(partial(recall, question=question))
+        unit = partial(recall, question=question, branches=self._branches)
+        with suppress(TooLong):
+            return await self._database.read(partial(unit, most=_FEW), short=True)
+        return await self._database.read(unit)
 
     async def recorded(self, tenant: str, node: str) -> list[str]:
         """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream.

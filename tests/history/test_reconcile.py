@@ -152,6 +152,11 @@ def test_a_strange_question_in_a_session_that_resends_stands_aside() -> None:
     assert not placed.moves_head
 
 
+def test_results_alone_go_on_with_their_calls_in_a_session_that_resends_too() -> None:
+    log = _log("u1", "a1", arrival="resend")
+    assert reconcile(Incoming(["r1"], answers=True), log) == Arrival(Kind.APPEND, "a1", 0, at_head=True)
+
+
 def test_the_client_can_say_that_it_appends() -> None:
     log = _log("u1", "a1", arrival="resend")
     assert reconcile(Incoming(["x"], replies=(1,), mode=Mode.APPEND), log).kind is Kind.APPEND

@@ -11,6 +11,7 @@ from proxy.errors import Conflict
 from proxy.history.nodes import ROOT, content_hash, names_under
 from proxy.history.reconcile import Incoming, Kind, Manner
 from proxy.store import store as module
+from proxy.store.branches import Branches
 from proxy.store.recall import Question, Recollection, TooLong, recall
 from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
@@ -364,10 +365,7 @@ async def test_a_long_reading_is_begun_here_and_done_elsewhere(
     monkeypatch.setattr(store._database, "read", noting)
     monkeypatch.setattr(module, "_FEW", most)
     assert await ask(talk, message("user", "more"), policy=policy) == whole
-    if most == 0:
-        assert asked_for == [False]  # the request itself has more
-    else:
-        assert asked_for == ([True] if len(whole.rows) <= most else [True, False])
+    assert asked_for == ([True] if len(whole.rows) <= most else [True, False])
 
 
 async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
@@ -376,9 +374,59 @@ async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
     more = message("user", "more")
     question = Question("tenant", "session", incoming([more]), [more], policy=None, agent=None)
     with pytest.raises(TooLong):
-        await store._database.read(lambda connection: recall(connection, question, most=1))
-    found = await store._database.read(lambda connection: recall(connection, question, most=2))
+        await store._database.read(lambda connection: recall(connection, question, Branches(), most=1))
+    found = await store._database.read(lambda connection: recall(connection, question, Branches(), most=2))
     assert texts(found) == ["one", "1"]
+
+
+async def test_a_resend_reads_what_is_new_since_the_last_one(store: Store) -> None:
+    talk = Talk(store)
+    said: list[Message] = []
+    for number in range(4):
+        said += [message("user", f"q{number}"), message("assistant", f"a{number}")]
+        await talk.say(f"q{number}", f"a{number}", kind="resend")
+    branches = Branches()
+
+    def asked(most: int, *more: Message) -> Any:
+        messages = [*said, *more]
+        question = Question("tenant", "session", incoming(messages), messages, policy=None, agent=None)
+        return store._database.read(lambda connection: recall(connection, question, branches, most=most))
+
+    with pytest.raises(TooLong):
+        await asked(7, message("user", "more"))
+    first = await asked(8, message("user", "more"))
+    assert await asked(0, message("user", "more")) == first
+    await talk.say("q4", "a4", kind="resend")
+    said += [message("user", "q4"), message("assistant", "a4")]
+    with pytest.raises(TooLong):
+        await asked(1, message("user", "more"))
+    found = await asked(2, message("user", "more"))
+    assert found.marks[:8] == first.marks
+    assert [mark.depth for mark in found.marks] == list(range(1, 11))
+
+
+async def test_a_session_that_was_made_again_is_not_taken_for_the_old_one(store: Store) -> None:
+    talk = Talk(store)
+    said = [message("user", "q"), message("assistant", "a")]
+    for at, tokens in ((1_000, 5), (2_000, 7)):
+        asked = body("user", "q", tokens)
+        exchange = await talk.begin(asked, created_at=at)
+        await talk.settle(exchange, asked, replies=(body("assistant", "a", tokens),), kind="resend")
+        found = await ask(talk, *said, message("user", "more"))
+        assert [mark.tokens for mark in found.marks] == [tokens, tokens]
+        await store.delete(talk.key)
+
+
+async def test_a_long_window_is_looked_for_elsewhere(store: Store) -> None:
+    talk = Talk(store)
+    for number in range(5):
+        await talk.say(f"q{number}", f"a{number}", kind="resend")
+    seen = [message("assistant", "a2"), message("user", "q3"), message("assistant", "a3")]
+    question = Question("tenant", "session", incoming(seen), seen, policy=None, agent=None)
+    with pytest.raises(TooLong):
+        await store._database.read(lambda connection: recall(connection, question, Branches(), most=2))
+    found = await store._database.read(lambda connection: recall(connection, question, Branches(), most=3))
+    assert found.arrival.kind is Kind.WINDOWED
 
 
 # ------------------------------------------------------------------------------------- what is gone

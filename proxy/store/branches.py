@@ -1,0 +1,60 @@
+"""What was noted about the messages of branches that clients resend, so that each turn reads what is new.
+
+A node's name stands for all that precedes it, and nodes never change: where the name at some place of a
+branch is the same, so is everything noted up to there. A session that was deleted and made again is told
+by the time of its making.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from proxy.store.records import Mark
+
+MARKS: Final = 100_000
+"""How many messages are remembered in one process at most: some 30 MB."""
+
+_Key: TypeAlias = tuple[str, int]
+
+
+class Branches:
+    """The branch of each session that was resent last; those not used for the longest go first.
+
+    Several threads may use it: each step is one step of a table, and what is forgotten is read again.
+    """
+
+    def __init__(self, most: int = MARKS) -> None:
+        """Remember `most` messages at most, of all sessions together."""
+        self._most: Final = most
+        self._branches: OrderedDict[_Key, tuple[Mark, ...]] = OrderedDict()
+        self._held = 0
+
+    def beginning(self, session: str, created_at: int, names: Sequence[str]) -> tuple[Mark, ...]:
+        """Return what is known of the nodes `names`, a branch from its root on, as far as it is known."""
+        known = self._branches.get((session, created_at), ())
+        low, high = 0, min(len(known), len(names))
+        if high and known[high - 1].node == names[high - 1]:
+            return known[:high]
+        while low < high:
+            middle = (low + high) // 2
+            if known[middle].node == names[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return known[:low]
+
+    def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
+        """Remember a branch from its root on, in the place of the session's last one."""
+        if len(marks) > self._most:
+            return
+        key = (session, created_at)
+        self._held += len(marks) - len(self._branches.pop(key, ()))
+        self._branches[key] = marks
+        while self._held > self._most and self._branches:
+            try:
+                _, oldest = self._branches.popitem(last=False)
+            except KeyError:  # another thread was faster
+                break
+            self._held -= len(oldest)
