@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -12,6 +13,7 @@ from proxy.trimming.plan import Change, Cut
 from proxy.wire.messages import Message
 
 
+@lru_cache(maxsize=4096)  # it is asked for several times in each request
 def session_key(tenant: str, session: str) -> str:
     """Return the internal name of a session, 32 hexadecimal digits, from its owner and its id.
 

@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Final, Protocol
 
 import aiohttp
-import anyio
 import httpx
 
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
@@ -107,8 +106,7 @@ class Answer:
             return
         slots, self._slots = self._slots, None
         try:
-            with anyio.CancelScope(shield=True):
-                await self._response.stream.aclose()  # type: ignore[union-attr] # `chunks` checks it
+            await self._response.stream.aclose()  # type: ignore[union-attr] # `chunks` checks it
         except (httpx.TransportError, aiohttp.ClientError, OSError):
             pass  # it is being thrown away: how it ended is of no interest
         finally:
