@@ -1,9 +1,9 @@
 """Where the time of a small request goes, by floor of the package and by library.
 
-With py-spy on the path the served process is sampled from outside. Without it the command runs under
-cProfile, which counts the CPU time of the event loop's thread alone, makes small functions look
-dearer than they are, and cannot see into the event loop itself: what it does not see is said as such.
-Other threads are given by their CPU time.
+With py-spy on the path the served process is sampled from outside, where it holds the interpreter's lock.
+Without it the command runs under cProfile, which counts the CPU time of the event loop's thread alone,
+makes small functions look dearer than they are, and cannot see into the event loop itself: what it does
+not see is said as such. Other threads are given by their CPU time.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _from_outside(
     stacks = folder / "stacks.txt"
     with subjects.palimpsest(upstream, folder, name="profiled") as subject:
         _load(programs, subject, folder, 1.0)
-        command = [spy, "record", "--pid", str(subject.pid), "--duration", str(max(int(seconds), 1))]
+        # Only what holds the interpreter's lock: threads that wait in C look busy from outside.
+        command = [spy, "record", "--gil", "--pid", str(subject.pid), "--duration", str(max(int(seconds), 1))]
         with subprocess.Popen(
             [*command, "--rate", "500", "--format", "raw", "--full-filenames", "--output", str(stacks)],
             stdout=subprocess.DEVNULL,

@@ -19,9 +19,10 @@ from proxy.api import jsonl
 from proxy.api.gate import DEFAULT_TENANT
 from proxy.api.sessions import summary_of, timestamp
 from proxy.commands.options import AsJson, Config, Tenant
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.exchange.identity import valid_id
 from proxy.settings.load import load
+from proxy.store.address import SqliteFile, address_of
 from proxy.store.records import SessionRow
 from proxy.store.store import Store
 
@@ -116,7 +117,7 @@ def import_session(
     async def work(store: Store) -> SessionRow:
         return await store.load(tenant, valid_id(name or jsonl.session_named(records), "--as"), records)
 
-    row = _with_store(config, work)
+    row = _with_store(config, work, makes=True)
     typer.echo(f"{row.id} ({row.tenant}): {row.messages} messages")
 
 
@@ -141,11 +142,23 @@ def _opened(file: Path) -> BinaryIO:
         raise InvalidRequest(f"{file} cannot be written: {why.strerror}. Name another file.") from why
 
 
-def _with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]]) -> Result:
-    """Open the configured store, do the work, close it."""
+def _with_store(
+    config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False
+) -> Result:
+    """Open the configured store, do the work, close it.
+
+    Raises:
+        StoreUnavailable: there is no store, and the work does not make one (`makes`).
+    """
 
     async def run() -> Result:
         settings = load(config)
+        address = address_of(settings.store.url)
+        if isinstance(address, SqliteFile) and not makes and not address.path.exists():
+            raise StoreUnavailable(
+                f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
+                "go to the folder of its configuration, or name that with --config."
+            )
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)
         try:
             return await work(store)

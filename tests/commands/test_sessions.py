@@ -175,3 +175,13 @@ def test_the_figures_are_the_sessions(run: Run) -> None:
     assert {row["rounds"] for row in rows} == {1}
     assert {row["tokens_sent"] for row in rows} == {60}
     assert {row["tokens_saved"] for row in rows} == {40}
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "x"], ["export", "x"], ["delete", "x"]])
+def test_where_there_is_no_store_none_is_made(run: Run, config: Path, words: list[str]) -> None:
+    elsewhere = config.with_name("elsewhere.yaml")
+    elsewhere.write_text(f"store: {{url: 'sqlite:///{config.with_name('none.db')}'}}\n")
+    code, out, errors = run("sessions", *words, "--config", elsewhere)
+    assert (code, out) == (1, "")
+    assert "There is no file" in errors
+    assert not config.with_name("none.db").exists()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,25 @@ def test_who_follows_is_told_whom_and_a_signal_ends_it(listening: socket.socket,
 def test_a_second_signal_does_not_wait(listening: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     assert Workers(1, _deaf, (), [listening], 10 * PATIENCE).run(lambda: None)
     assert "had to be killed" in caplog.text
+
+
+def test_where_there_is_no_room_for_a_process_the_others_go_on(
+    listening: socket.socket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start = SpawnProcess.start
+    started: list[SpawnProcess] = []
+
+    def no_room_for_the_second(process: SpawnProcess) -> None:
+        started.append(process)
+        if len(started) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", no_room_for_the_second)
+    assert Workers(1, _ends_once, (tmp_path,), [listening], PATIENCE).run(lambda: None)
+    assert len(started) == 3
+    assert "no worker could be started (Resource temporarily unavailable)" in caplog.text
+    assert tmp_path.joinpath("second").exists()

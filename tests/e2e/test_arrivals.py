@@ -343,3 +343,16 @@ def test_replies_that_get_a_name_are_the_same_replies(proxy: Proxy, session: str
         said.append({**reply(proxy, session, said), "name": "planner"})
     assert kinds(proxy, session) == ["first", "resend", "resend"]
     assert len(branches(proxy, session)) == 1
+
+
+def test_results_alone_follow_their_calls_in_a_session_that_resends(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    said = converse(proxy, session, 2)
+    said.append(user("look"))
+    said.append(reply(proxy, session, said, model="tool:look", tools=TOOLS))
+    result = {"role": "tool", "tool_call_id": said[-1]["tool_calls"][0]["id"], "content": "seen"}
+    reply(proxy, session, [result], tools=TOOLS)
+    assert kinds(proxy, session)[-1] == "append"
+    assert texts(upstream.log[-1].json["messages"])[-2:] == [said[-1]["content"], "seen"]
+    assert len(proxy.messages(session)) == 8
