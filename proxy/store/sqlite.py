@@ -341,9 +341,9 @@ class SqliteDatabase:
     def _commit_so(self, *, lasting: bool) -> None:
         """Say whether the next COMMIT waits for the disk."""
         if lasting is not self._lasting:
-            self._lasting = lasting
             # A script, since a statement that is kept prepared may have had its effect when it was prepared.
             self._writing.executescript(_LASTING if lasting else _PASSING)
+            self._lasting = lasting
 
     def _serve(self) -> None:
         """Do one task after the other, until None comes."""
