@@ -7,6 +7,7 @@ by the time of its making.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -22,7 +23,7 @@ _Key: TypeAlias = tuple[str, int]
 class Branches:
     """The branch of each session that was resent last; those not used for the longest go first.
 
-    Several threads may use it: each step is one step of a table, and what is forgotten is read again.
+    Several threads may use it.
     """
 
     def __init__(self, most: int = MARKS) -> None:
@@ -30,6 +31,7 @@ class Branches:
         self._most: Final = most
         self._branches: OrderedDict[_Key, tuple[Mark, ...]] = OrderedDict()
         self._held = 0
+        self._lock = threading.Lock()
 
     def beginning(self, session: str, created_at: int, names: Sequence[str]) -> tuple[Mark, ...]:
         """Return what is known of the nodes `names`, a branch from its root on, as far as it is known."""
@@ -50,11 +52,8 @@ class Branches:
         if len(marks) > self._most:
             return
         key = (session, created_at)
-        self._held += len(marks) - len(self._branches.pop(key, ()))
-        self._branches[key] = marks
-        while self._held > self._most and self._branches:
-            try:
-                _, oldest = self._branches.popitem(last=False)
-            except KeyError:  # another thread was faster
-                break
-            self._held -= len(oldest)
+        with self._lock:
+            self._held += len(marks) - len(self._branches.pop(key, ()))
+            self._branches[key] = marks
+            while self._held > self._most:
+                self._held -= len(self._branches.popitem(last=False)[1])

@@ -7,7 +7,7 @@ database. It may be run again from its beginning, so it must do nothing but read
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 from proxy.store.connection import Connection
 
@@ -19,6 +19,9 @@ Unit: TypeAlias = Callable[[Connection], Result]
 
 class Database(Protocol):
     """One database, open."""
+
+    blocks: ClassVar[bool]
+    """Whether a `short` unit holds up the event loop that asks for it, and so must be short indeed."""
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import sqlalchemy
 from sqlalchemy import event
@@ -37,6 +37,8 @@ _RETURNED: Final = "palimpsest_returned"
 
 class PostgresDatabase:
     """An open PostgreSQL database."""
+
+    blocks: ClassVar[bool] = False
 
     def __init__(self, server: PostgresServer) -> None:
         """Prepare to connect; nothing is sent yet."""

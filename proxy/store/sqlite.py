@@ -2,8 +2,8 @@
 
 SQLite takes one writer at a time, and Python's `sqlite3` gives up the interpreter's lock (GIL) at every
 step of a statement. A thread that runs twenty statements must win it back twenty times from a busy event
-loop, which takes up to 5 ms each time. So short units run on the event loop itself, a few milliseconds in
-a row at most. What waits for something, and what is long, is a thread's:
+loop, which need not give it up for 5 ms each time. So short units run on the event loop itself, a few
+milliseconds in a row at most. What waits for something, and what is long, is a thread's:
 
 - the COMMIT of what must outlive a loss of power. Units that come meanwhile wait, and are the next
   transaction together (group commit);
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 
@@ -96,6 +96,8 @@ _Outcome: TypeAlias = tuple[_Job, Any]
 
 class SqliteDatabase:
     """An open SQLite file."""
+
+    blocks: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
         """Open `path`, which must exist (`create_file`); blocks for a moment.

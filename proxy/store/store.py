@@ -158,8 +158,9 @@ class Store:
     async def recall(self, question: Question) -> Recollection:
         """Return what is known of the conversation that a request belongs to; see `recall`."""
         unit = partial(recall, question=question, branches=self._branches)
-        with suppress(TooLong):
-            return await self._database.read(partial(unit, most=_FEW), short=True)
+        if self._database.blocks:
+            with suppress(TooLong):
+                return await self._database.read(partial(unit, most=_FEW), short=True)
         return await self._database.read(unit)
 
     async def recorded(self, tenant: str, node: str) -> list[str]:

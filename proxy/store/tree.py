@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Select, bindparam, exists, func, literal_column, select, true
+from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, exists, func, literal_column, select, true
 
 from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under
 from proxy.store.connection import Connection, Row
@@ -54,13 +54,15 @@ _RECORDED: Final = (
     )
     .limit(2)
 )
-_TEXT: Final = (
-    select(BODIES.c.text)
-    .where(BODIES.c.session == bindparam("key"), BODIES.c.body == NODES.c.body)
-    .correlate(NODES)
-    .scalar_subquery()
-)
-_ROWS: Final = select(*(NODES.c[name] for name in _COLUMNS), _TEXT).where(_OF_SESSION, _AMONG)
+
+
+def _text_of(table: FromClause) -> ScalarSelect[str]:
+    """Return what looks up the text of a row's message."""
+    found = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == table.c.body)
+    return found.correlate(table).scalar_subquery()
+
+
+_ROWS: Final = select(*(NODES.c[name] for name in _COLUMNS), _text_of(NODES)).where(_OF_SESSION, _AMONG)
 
 
 @cache
@@ -76,8 +78,7 @@ def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     up = up.union_all(step)
     if not texts:
         return select(*(up.c[name] for name in _MARKED)).order_by(up.c.depth)
-    text = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == up.c.body)
-    return select(*(up.c[name] for name in _COLUMNS), text.scalar_subquery()).order_by(up.c.depth)
+    return select(*(up.c[name] for name in _COLUMNS), _text_of(up)).order_by(up.c.depth)
 
 
 _CHILD: Final = NODES.alias("child")
