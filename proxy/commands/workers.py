@@ -158,13 +158,17 @@ class Workers:
     def _look(self, ready: Callable[[], None]) -> bool:
         """Deal with all that happened; tell whether it can go on."""
         for place in self._places:
+            # Asked first: who has ended by then has said all that it had to say.
+            ended = (
+                place.process if place.process is not None and place.process.exitcode is not None else None
+            )
             if place.heard is not None and wait([place.heard], 0):
                 self._hear(place)
-            if place.process is not None and place.process.exitcode is not None:
+            if ended is not None:
                 if not self._serving and not place.serves:
-                    _LOG.error("a worker (process %s) did not start: nothing is served", place.process.pid)
+                    _LOG.error("a worker (process %s) did not start: nothing is served", ended.pid)
                     return False
-                self._bury(place, place.process)
+                self._bury(place, ended)
             if place.process is None and place.due <= time.monotonic():
                 self._replace(place)
         if not self._serving and all(place.serves for place in self._places):
@@ -222,6 +226,10 @@ class Workers:
             process.kill()
         for process in running:
             process.join()
+        for place in self._places:
+            if place.heard is not None:  # it ended, or was ended, before what it said was read
+                place.heard.close()
+                place.heard = None
 
 
 def pause_after(failures: int) -> float:
