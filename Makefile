@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format bench record-sdks pins
+.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format bench record-sdks strategies pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -85,7 +85,7 @@ check-rest: $(READY)
 	$(BIN)/palimpsest check --config config.example.yaml
 	$(BIN)/hadolint --failure-threshold style Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
-	$(BIN)/yamllint --strict --config-data '$(YAML_RULES)' docker-compose.yml config.example.yaml
+	$(BIN)/yamllint --strict --config-data '$(YAML_RULES)' docker-compose.yml config.example.yaml examples/policies
 	$(BIN)/python -m pytest --quiet tests/test_docs.py
 
 bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "--only NAME", "--profile"). Linux, with a C compiler.
@@ -93,6 +93,9 @@ bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "
 
 record-sdks: $(READY) ## Record anew what eight SDKs send (600 MB of environments; needs npm; ARGS="openai agno" for some).
 	$(BIN)/python -m tests.sdks.record $(ARGS)
+
+strategies: $(READY) ## Write docs/strategies.md anew, from what the edits do.
+	$(BIN)/python -m tests.support.strategies
 
 format: $(READY) ## Put the code in form.
 	$(BIN)/ruff check --fix .

@@ -30,9 +30,15 @@ from proxy.api.passthrough import Passthrough
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.exchange.background import Background
 from proxy.exchange.exchange import ChatCompletions
+from proxy.exchange.knowledge import Knowledge
 from proxy.exchange.past import Memory
+from proxy.models.catalogue import Catalogue
+from proxy.settings.load import Loaded
 from proxy.settings.model import Settings
+from proxy.settings.policies import Policies
+from proxy.settings.reload import Reload, Takes
 from proxy.store.store import Store
+from proxy.telemetry.log import set_level
 from proxy.tokens.counter import TokenCounter
 from proxy.upstream.client import Upstream
 
@@ -42,6 +48,7 @@ _OPENAI: Final = b"/v1/"
 _FAULT: Final = "a request failed by a fault of the proxy's own"
 _MISTAKE: Final = "The proxy made a mistake. Its log says more; please report it."
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
+_CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +64,16 @@ class Worker:
 class Application:
     """The ASGI application of one process."""
 
-    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+    def __init__(
+        self, settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None
+    ) -> None:
         """Open nothing yet: that is done at ASGI's `lifespan.startup`.
 
         Without `worker` it serves alone, and whatever it finds pending was left by a process that ended.
+        `loaded` is what the settings came from, to be followed while it serves; without it they stay.
         """
         self._settings = settings
+        self._loaded = loaded
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
         self._api = _api(self._opened)
@@ -113,12 +124,46 @@ class Application:
             if self._ended != ():
                 await give_up_pending(store, self._ended)
             memory = Memory(store, counter, settings.upstream.reasoning)
-            chat = ChatCompletions(settings, store, upstream, counter, background, memory, mark=self._mark)
-            api.state.services = Services(settings, store, upstream, counter, background, gate, memory)
+            catalogue = Catalogue(settings.models)
+            await anyio.to_thread.run_sync(catalogue.warm)
+            calibration = counter.calibration if settings.tokens.calibrate else None
+            knowledge = Knowledge(counter, catalogue, upstream, calibration)
+            chat = ChatCompletions(
+                settings,
+                store,
+                upstream,
+                background,
+                memory,
+                knowledge,
+                mark=self._mark,
+                cache_secret=await store.secret(_CACHE_SECRET),
+            )
+            api.state.services = Services(
+                settings, store, upstream, counter, background, gate, memory, chat.policies, knowledge
+            )
             self._gate = gate
             self._chat = ChatEndpoint(settings, gate, chat)
             self._passthrough = Passthrough(settings, gate, upstream)
+            if self._loaded is not None:
+                await stack.enter_async_context(
+                    Reload(self._loaded, _takes(chat.policies, knowledge)).running()
+                )
             yield
+
+
+def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
+    """Return what can change while serving; a request under way is not touched by it."""
+
+    def take_policies(settings: Settings) -> None:
+        policies.current = settings.policies
+
+    def take_models(settings: Settings) -> None:
+        knowledge.catalogue = Catalogue(settings.models)
+
+    def take_level(settings: Settings) -> None:
+        set_level(settings.telemetry.log_level)
+
+    return {"policies": take_policies, "models": take_models, "telemetry.log_level": take_level}
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:

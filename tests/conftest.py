@@ -22,6 +22,7 @@ LONG = (
     "tests/e2e/test_workers.py",
     "tests/e2e/test_store_faults.py",
     "tests/e2e/test_command_line.py",
+    "tests/e2e/test_reload.py",
     "tests/e2e/test_replay.py",
     "tests/e2e/test_node_sdk.py",
     "tests/e2e/test_recorded_sdks.py",

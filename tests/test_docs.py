@@ -16,8 +16,12 @@ from typer.main import get_command
 
 from proxy.__main__ import app as command_line
 from proxy.app import Application
-from proxy.settings.model import AuthKey, Route, Settings
-from proxy.trimming.edits import Edit
+from proxy.exchange.receipt import Ticket, log_line
+from proxy.settings.model import AuthKey, ModelCache, ModelPrices, ModelRule, PriceStep, Route, Settings
+from proxy.settings.policies import BUILT_IN
+from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit
+from proxy.trimming.engine import bypass
+from proxy.trimming.plan import Known
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.trigger import Target, Trigger
 from proxy.wire import headers
@@ -35,7 +39,14 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield name, field.annotation
     yield from (("upstream.routes", Route), ("auth.keys", AuthKey), ("policies", Policy), ("match", Match))
+    yield from (("models", ModelRule), ("models.prices", ModelPrices), ("models.cache", ModelCache))
+    yield "models.prices.steps", PriceStep
     yield from (("trigger and when", Trigger), ("target", Target), ("keep", Keep), ("pin", Pin))
+    yield from edits()
+
+
+def edits() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield type and model of every edit."""
     union, _ = get_args(Edit)
     for edit in get_args(union):
         yield edit.model_fields["type"].default, edit
@@ -74,6 +85,18 @@ def test_no_setting_is_documented_that_is_none() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", CONFIGURATION, re.MULTILINE)) <= known
 
 
+def test_the_list_of_edits_has_all_and_tells_which_act_on_arrival() -> None:
+    part = CONFIGURATION.partition("\n## Edits\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| \[(\w+)\]\(#\1\) \| .+ \| (yes)? ?\|$", part, re.MULTILINE)
+    assert listed == [(name, "yes" if name in TOOL_OUTPUT_TYPES else "") for name, _ in edits()]
+
+
+def test_the_built_in_policy_is_the_one_that_is_documented() -> None:
+    part = CONFIGURATION.partition("\n### The built-in policy\n")[2]
+    shown = yaml.safe_load(part.partition("```yaml\n")[2].partition("```")[0])
+    assert Policy.model_validate(shown) == BUILT_IN
+
+
 def routes() -> list[str]:
     schema = Application(Settings())._api.openapi()
     return [f"{method.upper()} {path}" for path, methods in schema["paths"].items() for method in methods]
@@ -97,6 +120,15 @@ OWN_HEADERS = [
 @pytest.mark.parametrize("name", OWN_HEADERS)
 def test_every_header_is_documented(name: str) -> None:
     assert f"`{name}`" in API.lower()
+
+
+def test_every_field_of_the_log_line_is_documented() -> None:
+    nothing = Ticket("s", "e", bypass((), Known(count=lambda _: 0)), instructions=0, messages=0)
+    part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
+    documented = {
+        name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")
+    }
+    assert documented == {f"`{name}`" for name in log_line(nothing, "first", "complete", 1.0)}
 
 
 def test_every_command_is_in_the_readme() -> None:

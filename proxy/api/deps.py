@@ -13,8 +13,10 @@ from fastapi import Depends, Query, Request, Response
 from proxy.api.gate import Caller, Gate
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.exchange.background import Background
+from proxy.exchange.knowledge import Knowledge
 from proxy.exchange.past import Memory
 from proxy.settings.model import Settings
+from proxy.settings.policies import Policies
 from proxy.store.records import SessionRow
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
@@ -32,6 +34,8 @@ class Services:
     background: Background
     gate: Gate
     memory: Memory
+    policies: Policies
+    knowledge: Knowledge
 
 
 def services_of(request: Request) -> Services:

@@ -25,11 +25,14 @@ _UNSETTLED: Final[dict[str, Any]] = {
     "messages_sent": None,
     "edits": [],
     "warnings": [],
+    "calibration": None,
+    "summary": None,
     "usage": None,
     "finish_reasons": [],
     "upstream_model": None,
     "upstream_status": None,
     "error": None,
+    "cost": None,
     "timings": {},
 }
 """What a receipt holds that nobody settled."""
@@ -83,18 +86,33 @@ async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
     lines = 0
     for row in rows:
         cut = row.receipt.get("cut")
-        if cut is not None and not cut["moved"]:  # an earlier exchange moved it: its changes are kept with it
-            place = (cut["node"], row.policy, row.agent)
+        node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
+        if cut is not None and node is not None:
+            place = (node, row.policy, row.agent)
             if place not in cuts:
                 found = await store.cut_at(row.session_key, *place)
                 cuts[place] = found.changes if found is not None else ()
-            standing[row.id] = cuts[place]
+            standing[row.id] = _of_earlier_moves(cuts[place], row.receipt) if cut["moved"] else cuts[place]
         told = len(row.receipt.get("gaps", ())) + len(standing.get(row.id, ()))
         told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
         if told and row.base != ROOT:
             ends.add(row.base)
         lines += told
     return _Past(standing, await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines)
+
+
+def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Return those changes of a cut that were there before the exchange that moved it."""
+    told = {
+        (place, run["edit"], before, after)
+        for run in receipt.get("plan", ())
+        for place, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"])
+    }
+    return tuple(
+        change
+        for change in changes
+        if (change.position, change.edit, change.tokens_before, change.tokens_after) not in told
+    )
 
 
 def receipt(row: ExchangeRow, past: _Past) -> dict[str, Any]:
@@ -140,6 +158,5 @@ def receipt(row: ExchangeRow, past: _Past) -> dict[str, Any]:
         "plan": lines,
         "tokens_before": row.tokens_before,
         "tokens_sent": row.tokens_sent,
-        "cost": None,
         **stored,
     }

@@ -19,8 +19,9 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.exchange.background import compute
 from proxy.exchange.identity import valid_id
 from proxy.exchange.past import REF_PREFIX
-from proxy.exchange.preview import preview
+from proxy.exchange.preview import last_answered, preview
 from proxy.store.records import NodeRow, SessionRow
+from proxy.trimming.plan import Summary
 
 router = APIRouter(tags=["sessions"])
 
@@ -44,6 +45,8 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     """Return one session with its newest instructions and its branches."""
     instructions = await services.store.instructions(found.key)
     branches = await services.store.branches(found.key)
+    last = await last_answered(found, services.store)
+    made = await services.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
     return json_response(
         summary_of(found)
         | {
@@ -57,7 +60,7 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
                 }
                 for branch in branches
             ],
-            "summaries": [],
+            "summaries": [summary_told(summary, at) for summary, at in made],
         }
     )
 
@@ -91,7 +94,9 @@ async def show_context(
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    shown = await preview(found, policy, services.settings, services.store, services.counter, services.memory)
+    shown = await preview(
+        found, policy, services.policies, services.store, services.knowledge, services.memory
+    )
     return json_response(shown)
 
 
@@ -186,6 +191,24 @@ def summary_of(row: SessionRow) -> dict[str, Any]:
         "cost_saved": None,
         "head": row.head or None,
         "finished": False,
+    }
+
+
+def summary_told(summary: Summary, made_at: int) -> dict[str, Any]:
+    """Return a summary for a reader; `made_at` is in milliseconds since 1970."""
+    original = summary.covered_tokens
+    return {
+        "summary": summary.text,
+        "summarized_until": summary.until,
+        "summary_tokens": summary.tokens,
+        "created_at": timestamp(made_at),
+        "message_count": summary.covered_messages,
+        "original_tokens": original,
+        # The part of them that is left.
+        "compression_rate": round(summary.tokens / original, 3) if original else None,
+        "kind": summary.kind,
+        "model": None,  # no model makes one yet
+        "generation": summary.generation,
     }
 
 

@@ -6,22 +6,34 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Response
 
-from proxy.api.deps import Asking, OpenServices, json_response
+from proxy.api.deps import Asking, OpenServices, Services, json_response
+from proxy.api.gate import Caller
 from proxy.errors import Forbidden
 
 router = APIRouter(tags=["tokens"])
 
 
 @router.get("/tokens/cache")
-async def show_cache(services: OpenServices, _: Asking) -> Response:
-    """Return how many messages this process has counted and remembers, and the sum of their tokens."""
-    return json_response(asdict(services.counter.cached))
+async def show_cache(services: OpenServices, caller: Asking) -> Response:
+    """Return how many messages this process has counted and remembers, and the sum of their tokens.
+
+    Whoever may see all tenants also gets `calibration`: by model, how many tokens the upstream counts for
+    one of ours. To others it would tell which models their neighbours use.
+    """
+    counts = asdict(services.counter.cached)
+    if _sees_everything(caller, services):
+        counts["calibration"] = services.counter.calibration.snapshot()
+    return json_response(counts)
 
 
 @router.delete("/tokens/cache")
 async def clear_cache(services: OpenServices, caller: Asking) -> Response:
     """Forget them: they are counted again when they come. For the administrator."""
-    if not caller.admin and services.settings.auth.mode != "none":
+    if not _sees_everything(caller, services):
         raise Forbidden("Only the admin key may clear the cache, which all tenants share.")
     services.counter.clear()
     return json_response(asdict(services.counter.cached))
+
+
+def _sees_everything(caller: Caller, services: Services) -> bool:
+    return caller.admin or services.settings.auth.mode == "none"

@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import Any, Final, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from proxy.commands.many import ManyValues
 
 _PLACES: Final[dict[str, tuple[str, str]]] = {
     "serve": ("serving", "serve"),
@@ -21,12 +23,17 @@ _PLACES: Final[dict[str, tuple[str, str]]] = {
     "upgrade": ("database", "upgrade"),
     "downgrade": ("database", "downgrade"),
     "sessions": ("sessions", "app"),
+    "backtest": ("backtest", "backtest"),
 }
 """Module and name of each command, or group of commands, in the order of the help."""
 
 _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "downgrade": {"ignore_unknown_options": True},  # a revision may be -1, which is no option
 }
+
+
+_KINDS: Final[dict[str, type[TyperCommand]]] = {"backtest": ManyValues}
+"""Commands whose arguments are read in a way of their own."""
 
 
 class Catalogue(TyperGroup):
@@ -64,5 +71,5 @@ def _made(name: str) -> Any:
         group.name = name
         return group
     alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings=_SETTINGS.get(name))(found)
+    alone.command(name, cls=_KINDS.get(name), context_settings=_SETTINGS.get(name))(found)
     return get_command(alone)

@@ -22,7 +22,7 @@ from proxy import __version__
 from proxy.app import Application, Worker, give_up_pending
 from proxy.commands.options import Config
 from proxy.commands.workers import Told, Workers
-from proxy.settings.load import load
+from proxy.settings.load import Loaded, Source
 from proxy.settings.model import Settings
 from proxy.store.store import Store
 from proxy.telemetry.log import set_up_logging
@@ -48,8 +48,11 @@ def serve(
 ) -> None:
     """Run the proxy. The store is migrated first, unless `store.migrate` is false."""
     given = {"host": host, "port": port, "workers": workers}
-    settings = load(config, {"server": {name: value for name, value in given.items() if value is not None}})
+    loaded = Source(config, {"server": given}).read()
+    settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
+    for line in loaded.doubts:
+        _LOG.warning("%s", line)
     several = settings.server.workers > 1
     # The port comes first: a second proxy that is started by mistake must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)
@@ -57,7 +60,7 @@ def serve(
         asyncio.run(_prepare(settings, gives_up=several))
         greet = partial(typer.echo, _greeting(settings, sockets[0].getsockname()[1]), err=True)
         serve_it = _serve_together if several else _serve_alone
-        fine = serve_it(settings, sockets, greet)
+        fine = serve_it(loaded, sockets, greet)
     finally:
         for listening in sockets:
             listening.close()
@@ -65,8 +68,10 @@ def serve(
         raise typer.Exit(1)
 
 
-def server_config(settings: Settings, worker: Worker | None = None, **changes: Any) -> uvicorn.Config:
-    """Return how uvicorn is to serve an application made from `settings`."""
+def server_config(
+    settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None, **changes: Any
+) -> uvicorn.Config:
+    """Return how uvicorn is to serve an application made from `settings`, following what it `loaded`."""
     chosen: dict[str, Any] = {
         "host": settings.server.host,
         "port": settings.server.port,
@@ -81,7 +86,7 @@ def server_config(settings: Settings, worker: Worker | None = None, **changes: A
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "timeout_graceful_shutdown": GRACE_SECONDS,
     }
-    return uvicorn.Config(Application(settings, worker), **(chosen | changes))
+    return uvicorn.Config(Application(settings, worker, loaded), **(chosen | changes))
 
 
 class _Server(uvicorn.Server):
@@ -121,11 +126,11 @@ def _spare_the_collector() -> None:
     gc.set_threshold(*_COLLECT_AFTER)
 
 
-def _serve_alone(settings: Settings, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
+def _serve_alone(loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
     """Serve in this process until it is told to stop; return False where it could not start."""
     # uvicorn stops in order, and then raises the signal once more that told it to: that is no failure.
     signal.signal(signal.SIGTERM, _stop)
-    server = _Server(server_config(settings), serves)
+    server = _Server(server_config(loaded.settings, loaded=loaded), serves)
     try:
         server.run(sockets)
     except KeyboardInterrupt:
@@ -135,17 +140,18 @@ def _serve_alone(settings: Settings, sockets: list[socket.socket], serves: Calla
     return server.started
 
 
-def _serve_together(settings: Settings, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
+def _serve_together(loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
     """Serve in processes of their own until told to stop; return False where one could not start."""
-    crew = Workers(settings.server.workers, _work, (settings,), sockets, _PATIENCE_SECONDS)
+    crew = Workers(loaded.settings.server.workers, _work, (loaded,), sockets, _PATIENCE_SECONDS)
     return crew.run(serves)
 
 
-def _work(settings: Settings, sockets: list[socket.socket], worker: Worker, serves: Told) -> None:
+def _work(loaded: Loaded, sockets: list[socket.socket], worker: Worker, serves: Told) -> None:
     """Serve as one of several; the store is migrated already."""
+    settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     migrated = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    _WorkersServer(server_config(migrated, worker), serves).run(sockets)
+    _WorkersServer(server_config(migrated, worker, loaded), serves).run(sockets)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:

@@ -7,7 +7,7 @@ The parent serves nothing. It holds the listening sockets and the processes, and
 - A worker that ends later is replaced, at once the first time and after growing pauses where that
   does not help. The one in its place is told the marks of those it follows, whose work it gives up.
 - A signal to stop goes to all; a second one ends them at once. A worker whose parent is gone, however
-  it went, stops by itself.
+  it went, stops by itself. SIGHUP is handed on to those that serve, who know what to do with it.
 
 It knows nothing of HTTP, the store or the settings: what a worker does is a function.
 """
@@ -30,6 +30,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeAlias
 
 from proxy.app import Worker
+from proxy.settings.reload import hears_hangup
 
 Work: TypeAlias = Callable[..., None]
 """What a worker does: called with the given arguments, the sockets, its `Worker`, and its `Told`."""
@@ -95,12 +96,16 @@ class Workers:
 
         Returns whether they were told to stop; False where one could not start. Either way none is left.
         """
-        with _signals() as (noted, bell):
+        with _signals() as (noted, hangups, bell):
             try:
                 for place in self._places:
                     self._start(place)
                 while not noted:
                     wait([bell, *self._news()], self._next_start())
+                    _silence(bell)
+                    if hangups:
+                        hangups.clear()
+                        self._hand_on()
                     if not self._look(ready):
                         return False
                 return True
@@ -175,6 +180,13 @@ class Workers:
             self._serving = True
             ready()
         return True
+
+    def _hand_on(self) -> None:
+        """Send the signal that came here to those that serve; one that is starting reads all anew anyway."""
+        for place in self._places:
+            if place.process is not None and place.process.pid is not None and place.serves:
+                with suppress(ProcessLookupError):
+                    os.kill(place.process.pid, signal.SIGHUP)
 
     def _hear(self, place: _Place) -> None:
         heard, place.heard = place.heard, None
@@ -262,16 +274,22 @@ def _follow_parent() -> None:
 
 
 @contextmanager
-def _signals() -> Generator[tuple[list[int], socket.socket]]:
-    """Note the signals to stop, instead of being stopped; the socket becomes readable when one comes."""
+def _signals() -> Generator[tuple[list[int], list[int], socket.socket]]:
+    """Note the signals to stop, and those to hand on, instead of being stopped.
+
+    The socket becomes readable when one comes.
+    """
     noted: list[int] = []
+    hangups: list[int] = []
     bell, rings = socket.socketpair()
     bell.setblocking(False)
     rings.setblocking(False)
     before = {number: signal.signal(number, lambda got, _: noted.append(got)) for number in _STOPPING}
+    if hears_hangup():
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda got, _: hangups.append(got))
     woken = signal.set_wakeup_fd(rings.fileno(), warn_on_full_buffer=False)
     try:
-        yield noted, bell
+        yield noted, hangups, bell
     finally:
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():

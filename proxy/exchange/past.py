@@ -78,6 +78,10 @@ class Past:
     """The newest cut of the branch."""
     start: int = 0
     """Position in the branch of the first message that the request speaks of."""
+    updated_at: int | None = None
+    """When the session's last exchange ended, in milliseconds since 1970; None where there was none."""
+    scale: float | None = None
+    """How many tokens the upstream counts for one that is counted here; None where that was not learnt."""
     vouched: int = 0
     """How many of `fresh`, from the first on, are known from a conversation with the same beginning."""
 
@@ -151,6 +155,8 @@ class Memory:
             forms=forms,
             standing=found.cut,
             start=found.start,
+            updated_at=found.updated_at,
+            scale=found.scale if found.model == request.model else None,
         )
 
     async def past_of_unnamed(self, request: ChatRequest, incoming: Incoming, asking: Asking) -> Past:
@@ -196,9 +202,19 @@ class Memory:
         message = row.message
         if row.source is Source.UPSTREAM:
             message = request_form(message, self._reasoning, partial=row.partial)
+        agent, is_internal = _own(message)
         message = message.without_own_fields()
         tokens = row.tokens if message is row.message else self._counter.message(message, model)
-        return Entry(message, tokens, ref_of(row.body), row.arrival, position=row.depth - 1)
+        position = row.depth - 1
+        return Entry(
+            message,
+            tokens,
+            ref_of(row.body),
+            row.arrival,
+            position=position,
+            agent=agent,
+            is_internal=is_internal,
+        )
 
 
 def _work_of(request: ChatRequest, found: Recollection) -> int:
@@ -271,18 +287,39 @@ def request_form(message: Message, reasoning: ReasoningMode, *, partial: bool) -
 
 def _entry_of_sent(message: Message, mark: Mark) -> Entry:
     """Return a stored message as the client sent it this time."""
-    sent = message.without_own_fields()
-    return Entry(sent, mark.tokens, ref_of(mark.body), mark.arrival, position=mark.depth - 1)
+    agent, is_internal = _own(message)
+    return Entry(
+        message.without_own_fields(),
+        mark.tokens,
+        ref_of(mark.body),
+        mark.arrival,
+        position=mark.depth - 1,
+        agent=agent,
+        is_internal=is_internal,
+    )
 
 
 def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
     """Return new messages as entries of a log that has `start` messages before them."""
-    return tuple(
-        Entry(
-            body.message.without_own_fields(),
-            body.tokens,
-            ref_of(body_of(body.message)),
-            position=start + number,
+    entries: list[Entry] = []
+    for position, body in enumerate(bodies, start):
+        agent, is_internal = _own(body.message)
+        entries.append(
+            Entry(
+                body.message.without_own_fields(),
+                body.tokens,
+                ref_of(body_of(body.message)),
+                position=position,
+                agent=agent,
+                is_internal=is_internal,
+            )
         )
-        for number, body in enumerate(bodies)
-    )
+    return tuple(entries)
+
+
+def _own(message: Message) -> tuple[str | None, bool]:
+    """Return who said a message, and whether it is internal, by the fields of ours that it has."""
+    if not message.own_fields:
+        return None, False
+    agent = message.data.get("agent")
+    return agent if isinstance(agent, str) else None, message.data.get("is_internal") is True

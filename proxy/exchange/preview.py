@@ -8,29 +8,36 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import InvalidRequest
-from proxy.exchange.background import compute
-from proxy.exchange.past import Memory
+from proxy.exchange.background import COUNTING, compute
+from proxy.exchange.knowledge import Knowledge
+from proxy.exchange.past import Memory, size_of
 from proxy.exchange.receipt import gap_messages, plan_lines
 from proxy.history.reconcile import Kind
-from proxy.settings.model import Settings
-from proxy.settings.policies import OFF, select_policy
-from proxy.store.records import SessionRow
+from proxy.settings.policies import OFF, Policies
+from proxy.store.records import ExchangeRow, SessionRow
 from proxy.store.store import Store
-from proxy.tokens.counter import TokenCounter
 from proxy.trimming.engine import bypass, plan
 from proxy.trimming.plan import Known, Plan
+from proxy.trimming.view import merged
 from proxy.wire.messages import Message
 
 _RECENT: Final = 20
 """Exchanges among which one that was answered is looked for."""
 
 
+async def last_answered(session: SessionRow, store: Store) -> ExchangeRow | None:
+    """Return the newest exchange of the conversation that was answered; else the newest; None without any."""
+    recent, _ = await store.exchanges(session.key, limit=_RECENT)
+    answered = (row for row in recent if row.replies and row.kind != Kind.SIDE)
+    return next(answered, recent[0] if recent else None)
+
+
 async def preview(
     session: SessionRow,
     policy: str | None,
-    settings: Settings,
+    policies: Policies,
     store: Store,
-    counter: TokenCounter,
+    knowledge: Knowledge,
     memory: Memory,
 ) -> dict[str, Any]:
     """Return `{messages, plan, tokens_before, tokens_sent, policy, cut, warnings}` for the head's branch.
@@ -41,9 +48,7 @@ async def preview(
     Raises:
         InvalidRequest: there is no policy of that name.
     """
-    recent, _ = await store.exchanges(session.key, limit=_RECENT)
-    answered = (row for row in recent if row.replies and row.kind != Kind.SIDE)
-    last = next(answered, recent[0] if recent else None)
+    last = await last_answered(session, store)
     model = last.model if last is not None else ""
     agent = last.agent if last is not None else None
     tools = (
@@ -53,14 +58,16 @@ async def preview(
     instructions = await store.instructions(session.key)
     stored = instructions.messages if instructions is not None else ()
     lead = tuple(message.without_own_fields() for message in stored)
-    fixed = sum(counter.message(message, model) for message in lead)
-    fixed += counter.json(tools, model) if tools is not None else 0
-    known = Known(count=lambda message: counter.message(message, model), fixed_tokens=fixed, agent=agent)
+    fixed = await compute(
+        COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
+    )
+    scale = session.scale if session.model == model else None
+    known = knowledge.known(model, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
     if policy == OFF:
         name, chosen = OFF, None
     else:
         try:
-            name, chosen = select_policy(settings.policies, session.tenant, model, policy)
+            name, chosen = policies.select(session.tenant, model, policy)
         except InvalidRequest as why:  # here it is a parameter that names it, not the header
             raise InvalidRequest(why.message, param="policy", code=why.code) from why
     nodes = tuple(row.node for row in rows)
@@ -74,16 +81,23 @@ async def preview(
         else:
             planned = plan(entries, chosen, name, known, cut, composed=True)
         tokens = [entry.tokens for entry in entries]
-        return _shown(planned, model, lead, nodes, tokens)
+        return _shown(planned, known, model, lead, nodes, tokens)
 
     return await compute(sum(len(row.message.raw) for row in rows), shown)
 
 
 def _shown(
-    planned: Plan, model: str, lead: Sequence[Message], nodes: Sequence[str], tokens: Sequence[int]
+    planned: Plan,
+    known: Known,
+    model: str,
+    lead: Sequence[Message],
+    nodes: Sequence[str],
+    tokens: Sequence[int],
 ) -> dict[str, Any]:
     """Return a plan for a reader; `nodes` and `tokens` are those of the whole branch."""
     node_at = nodes.__getitem__
+    if planned.summary is not None and planned.summary.role == "merge":
+        lead = merged(lead, planned.summary)
     return {
         "policy": planned.policy,
         "model": model,
@@ -92,7 +106,7 @@ def _shown(
         "cut": None
         if planned.cut is None
         else {"position": planned.cut.position, "moved": planned.moved, "fired": planned.fired},
-        "tokens_before": planned.tokens_before,
-        "tokens_sent": planned.tokens_sent,
+        "tokens_before": round(planned.tokens_before * known.scale),
+        "tokens_sent": round(planned.tokens_sent * known.scale),
         "warnings": list(planned.warnings),
     }

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.trimming.plan import Change, Gap, Plan
+from proxy.store.records import StandingCut
+from proxy.trimming.plan import Change, Gap, Plan, Summary
 from proxy.wire import headers
 from proxy.wire.messages import JsonObject
 
@@ -29,6 +30,12 @@ class Ticket:
     """Number of messages of the log before trimming, the new ones included."""
     warnings: tuple[str, ...] = ()
     """Beside the plan's own."""
+    window: int | None = None
+    """Tokens that the model takes, where known."""
+    fixed_tokens: int = 0
+    """Tokens of instructions and tools, as they are counted here."""
+    scale: float = 1.0
+    """How many tokens upstream counts for one that is counted here."""
     edits: tuple[str, ...] = field(init=False)
     """The types of the edits that changed something."""
 
@@ -44,7 +51,19 @@ class Ticket:
     @property
     def messages_sent(self) -> int:
         """Messages of the request as it goes upstream, instructions included."""
-        return self.instructions + len(self.plan.view)
+        summary = self.plan.summary
+        leads = summary is not None and summary.role == "merge" and not self.instructions
+        return self.instructions + len(self.plan.view) + leads
+
+    @property
+    def tokens_before(self) -> int:
+        """Tokens of the request if nothing were trimmed, as upstream counts them, as far as that is known."""
+        return round(self.plan.tokens_before * self.scale)
+
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens of the request as it goes upstream, counted likewise."""
+        return round(self.plan.tokens_sent * self.scale)
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
@@ -57,8 +76,8 @@ class Ticket:
         pairs: list[tuple[str, str]] = [
             (headers.EXCHANGE_ID, self.exchange),
             (headers.CONTEXT_POLICY, plan.policy),
-            (headers.CONTEXT_TOKENS_BEFORE, str(plan.tokens_before)),
-            (headers.CONTEXT_TOKENS_SENT, str(plan.tokens_sent)),
+            (headers.CONTEXT_TOKENS_BEFORE, str(self.tokens_before)),
+            (headers.CONTEXT_TOKENS_SENT, str(self.tokens_sent)),
             (headers.CONTEXT_MESSAGES_BEFORE, str(self.messages_before)),
             (headers.CONTEXT_MESSAGES_SENT, str(self.messages_sent)),
             (headers.CONTEXT_EDITS, ",".join(self.edits)),
@@ -75,8 +94,8 @@ class Ticket:
 _WARNING_BYTES = 1000
 
 
-def receipt_of(ticket: Ticket, cut_node: str | None) -> JsonObject:
-    """Return the part of a receipt that the plan gives; `cut_node` is where the cut stood that was found.
+def receipt_of(ticket: Ticket, found: StandingCut | None) -> JsonObject:
+    """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
 
     What a standing cut does to messages that are sent was said by the exchange that moved it: here is its
     place. What was not sent any more is summed up in `gaps`.
@@ -87,20 +106,33 @@ def receipt_of(ticket: Ticket, cut_node: str | None) -> JsonObject:
     if cut is not None:
         place = {
             "position": cut.position,
-            "node": None if plan.moved else cut_node,  # where it moved to becomes a node when all is settled
+            # Where it moved to becomes a node when all is settled.
+            "node": None if plan.moved or found is None else found.node,
             "version": cut.version,
             "moved": plan.moved,
             "fired": plan.fired,
         }
     return {
         "cut": place,
-        "plan": runs_of(plan.arrivals + plan.made),
+        "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
         "gaps": gaps_told(plan.earlier),
         "messages_before": ticket.messages_before,
         "messages_sent": ticket.messages_sent,
         "edits": list(ticket.edits),
+        "calibration": ticket.scale,
+        "summary": _summary_told(plan.summary),
         "warnings": list(ticket.all_warnings),
     }
+
+
+def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:
+    """Return what earlier moves did to what this one drops: the cut that it leaves does not tell it."""
+    if not plan.moved or plan.cut is None or found is None:
+        return ()
+    if found.cut.version != plan.version and not plan.earlier:
+        return ()  # it was decided about all messages anew
+    left = set(plan.cut.changes)
+    return tuple([change for change in found.cut.changes if change not in left])
 
 
 def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
@@ -201,21 +233,41 @@ def _line(run: Mapping[str, Any], node_at: NodeAt, position: int, before: int, a
     }
 
 
+def _summary_told(summary: Summary | None) -> JsonObject | None:
+    """Return what a receipt says of the summary that was sent."""
+    if summary is None:
+        return None
+    return {
+        "kind": summary.kind,
+        "role": summary.role,
+        "summarized_until": summary.until,
+        "summary_tokens": summary.tokens,
+        "message_count": summary.covered_messages,
+        "original_tokens": summary.covered_tokens,
+        "generation": summary.generation,
+    }
+
+
 def log_line(ticket: Ticket, kind: str, status: str, milliseconds: float) -> dict[str, Any]:
     """Return the fields of the one line that is logged of an exchange."""
-    plan = ticket.plan
-    saved = 100 * (1 - plan.tokens_sent / plan.tokens_before) if plan.tokens_before else 0.0
+    plan, window = ticket.plan, ticket.window
+    before, sent = ticket.tokens_before, ticket.tokens_sent
     return {
         "session": ticket.session,
         "exchange": ticket.exchange,
         "kind": kind,
         "status": status,
         "policy": plan.policy,
+        "window": window,
+        "ratio": round(before / window, 3) if window else None,
+        "instructions_tokens": round(ticket.fixed_tokens * ticket.scale),
         "messages_before": ticket.messages_before,
+        "tokens_before": before,
+        "budget": plan.target,
         "messages_sent": ticket.messages_sent,
-        "tokens_before": plan.tokens_before,
-        "tokens_sent": plan.tokens_sent,
-        "saved_percent": round(saved, 1),
+        "tokens_sent": sent,
+        "saved_percent": round(100 * (1 - sent / before), 1) if before else 0.0,
         "edits": ",".join(ticket.edits),
+        "fired": plan.fired,
         "ms": round(milliseconds),
     }

@@ -15,7 +15,8 @@ from proxy.exchange.relay import Outcome
 from proxy.store.records import Body, Kept, Opening, Reply, Settlement
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Cut
+from proxy.trimming.plan import Cut, Known
+from proxy.trimming.policy import Policy
 from proxy.wire.reader import sound
 from proxy.wire.request import ChatRequest
 
@@ -42,13 +43,21 @@ class Turn:
     past: Past
     ticket: Ticket
     asking: Asking
+    known: Known
+    """What its plan was made with."""
     started: float
     """`time.monotonic()` at its arrival."""
     stored: bool
     """Whether it belongs to a session; a stateless one leaves nothing behind."""
+    policy: Policy | None = None
+    """What decides; None where trimming is bypassed."""
     began: asyncio.Task[None] | None = None
     """The task that stores its opening."""
+    sent_bytes: int = 0
+    """Bytes of the body that was sent last."""
     settled: bool = False
+    scale: float | None = None
+    """What upstream's usage taught about its counting; None where it taught nothing."""
     timings: dict[str, float] = field(default_factory=dict[str, float])
     """Milliseconds from its arrival, by event."""
 
@@ -84,20 +93,26 @@ def opening_of(turn: Turn, now: int, counter: TokenCounter) -> Opening:
     )
 
 
-def settlement_of(turn: Turn, outcome: Outcome, now: int, counter: TokenCounter) -> Settlement:
-    """Return how the exchange ended, for the store; `now` is in milliseconds since 1970."""
+def settlement_of(
+    turn: Turn, outcome: Outcome, now: int, counter: TokenCounter, cost: float | None = None
+) -> Settlement:
+    """Return how the exchange ended, for the store.
+
+    `now` is in milliseconds since 1970, `cost` in dollars, None where it is not known.
+    """
     past, ticket = turn.past, turn.ticket
     planned = ticket.plan
     replies = tuple(
         Reply(Body(message, counter.message(message, turn.request.model)), partial)
         for message, partial in outcome.replies
     )
-    receipt = receipt_of(ticket, past.standing.node if past.standing is not None else None) | {
+    receipt = receipt_of(ticket, past.standing) | {
         "usage": outcome.usage,
         "finish_reasons": list(outcome.finish_reasons),
         "upstream_model": outcome.model,
         "upstream_status": outcome.upstream_status,
         "error": outcome.error,
+        "cost": cost,
         "timings": turn.timings,
     }
     return Settlement(
@@ -116,10 +131,11 @@ def settlement_of(turn: Turn, outcome: Outcome, now: int, counter: TokenCounter)
         agent=turn.asking.agent,
         replies=replies,
         cut=planned.cut if planned.moved else None,
-        tokens_before=planned.tokens_before,
-        tokens_sent=planned.tokens_sent,
+        tokens_before=ticket.tokens_before,
+        tokens_sent=ticket.tokens_sent,
         kept=_kept(past, planned.cut) if planned.cut is not None and planned.moved else None,
         vouched=past.vouched,
+        scale=turn.scale,
         receipt=sound(receipt),  # usage and errors are a stranger's words
     )
 

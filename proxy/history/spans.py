@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.wire.facts import Ties
 from proxy.wire.messages import Message
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the older form."""
+_TOOL: Final = frozenset({"tool"})
+_FUNCTION: Final = frozenset({"function"})
+_NOTHING: Final = frozenset[str]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class OpenCalls:
 
 def calls_function(message: Message) -> bool:
     """Tell whether an assistant message holds a call of the older form, `function_call`."""
-    return message.role == "assistant" and isinstance(message.data.get("function_call"), dict)
+    return message.ties.calls_function
 
 
 def is_result(message: Message) -> bool:
@@ -69,14 +73,15 @@ def spans(messages: Sequence[Message]) -> tuple[Span, ...]:
     All the results directly after a block are its span, those that answer none of its calls too.
     """
     found: list[Span] = []
+    ties = [message.ties for message in messages]
     position = number = 0
-    while position < len(messages):
-        start, message = position, messages[position]
+    while position < len(ties):
+        start, first = position, ties[position]
         position += 1
-        if message.role == "user":
+        if first.role == "user":
             number += 1
-        answering = _answering(message)
-        while position < len(messages) and messages[position].role in answering:
+        answering = _answering(first)
+        while position < len(ties) and ties[position].role in answering:
             position += 1
         found.append(Span(start, position, number))
     return tuple(found)
@@ -120,9 +125,8 @@ def open_calls(messages: Sequence[Message]) -> OpenCalls | None:
     return OpenCalls(Span(start, len(messages), number), tuple(dict.fromkeys(ids)))
 
 
-def _answering(message: Message) -> frozenset[str]:
-    """Return the roles of the messages that may follow `message` within its span."""
-    roles = {"tool"} if message.calls else set[str]()
-    if calls_function(message):
-        roles.add("function")
-    return frozenset(roles)
+def _answering(ties: Ties) -> frozenset[str]:
+    """Return the roles of the messages that may follow a message within its span."""
+    if ties.ids:
+        return RESULT_ROLES if ties.calls_function else _TOOL
+    return _FUNCTION if ties.calls_function else _NOTHING

@@ -7,7 +7,6 @@ key is meant. Nothing here knows a setting.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import yaml
@@ -48,27 +47,18 @@ class Document:
     """What a YAML file says, and where: `data` is its content, `line(location)` finds a value in it."""
 
     def __init__(self, name: str, root: yaml.Node | None, data: dict[str, Any]) -> None:
-        """Wrap a file that has been read; use `read` or `parse`."""
+        """Wrap a file that has been read; use `parse`."""
         self.name = name
         self.data = data
         self._root = root
 
     @classmethod
-    def read(cls, path: Path) -> Document:
-        """Read the file at `path`.
+    def parse(cls, content: bytes, name: str) -> Document:
+        """Read `content`; `name` stands for the file in messages.
 
         Raises:
-            ConfigurationError: it cannot be read, or is no YAML mapping with text for keys.
+            ConfigurationError: it is no YAML mapping with text for keys.
         """
-        try:
-            content = path.read_bytes()
-        except OSError as why:
-            raise ConfigurationError(f"{path}: cannot be read: {why.strerror}") from why
-        return cls.parse(content, str(path))
-
-    @classmethod
-    def parse(cls, content: bytes, name: str) -> Document:
-        """Read `content`; `name` stands for the file in messages. Raises as `read` does."""
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as why:

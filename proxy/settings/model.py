@@ -7,12 +7,23 @@ reads a file or the environment: `load` does.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from proxy.settings import inheritance
+from proxy.settings.policies import BUILT_INS
 from proxy.settings.values import (
     BaseUrl,
     FieldPath,
@@ -27,6 +38,7 @@ from proxy.settings.values import (
     is_loopback,
 )
 from proxy.trimming.policy import Policy
+from proxy.trimming.section import Natural, Positive, contradiction
 
 UsageMode: TypeAlias = Literal["auto", "never"]
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
@@ -34,6 +46,10 @@ AuthMode: TypeAlias = Literal["none", "passthrough", "keys"]
 MissingSession: TypeAlias = Literal["infer", "stateless", "reject"]
 OnDisconnect: TypeAlias = Literal["cancel", "finish"]
 TokenMethod: TypeAlias = Literal["tiktoken", "estimate"]
+Matching: TypeAlias = Literal["blocks", "breakpoints"]
+Breakpoints: TypeAlias = Literal["openai", "anthropic", "none"]
+CacheKey: TypeAlias = Literal["none", "session"]
+CacheMarks: TypeAlias = Literal["auto", "never"]
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -129,9 +145,9 @@ class AuthSettings(_Section):
         for place, entry in enumerate(self.keys):
             earlier = first.setdefault(entry.key.get_secret_value(), place)
             if earlier != place:
-                raise _contradiction(f"auth.keys[{earlier}] has this key already", "keys", place, "key")
+                raise contradiction(f"auth.keys[{earlier}] has this key already", "keys", place, "key")
         if self.admin_key is not None and self.admin_key.get_secret_value() in first:
-            raise _contradiction("the admin key must not be a tenant's key too", "admin_key")
+            raise contradiction("the admin key must not be a tenant's key too", "admin_key")
         return self
 
 
@@ -154,6 +170,99 @@ class TokenSettings(_Section):
 
     method: TokenMethod = "tiktoken"
     """`tiktoken` counts with the vocabularies of OpenAI's models, `estimate` by classes of characters."""
+    calibrate: bool = True
+    """Whether counts are scaled, model by model, to what the upstream says that it counted."""
+
+
+class CacheSettings(_Section):
+    """What the proxy does for the provider's prompt cache."""
+
+    key: CacheKey = "none"
+    """`session` sends a `prompt_cache_key`, an HMAC of the session, where the client sends none."""
+    breakpoints: CacheMarks = "auto"
+    """`auto` marks the end of what will not change, for models that take marks; `never` leaves it out."""
+
+
+def _no_truth_value(value: object) -> object:
+    """Refuse true and false, which Python would count as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed here, not true or false")  # noqa: TRY004 - pydantic takes a ValueError
+    return value
+
+
+Price: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
+"""Dollars per million tokens."""
+
+
+class PriceStep(_Section):
+    """Other prices for requests with more input; the whole request then costs them."""
+
+    above: Positive
+    """Input tokens, cached ones included, up to which the step does not hold."""
+    input: Price
+    """Input, in dollars per million tokens."""
+    cached_read: Price | None = None
+    """Input read from the cache. Without it, it rises as `input` does."""
+    cache_write: Price | None = None
+    """Input written to the cache. Without it, it rises as `input` does."""
+    output: Price | None = None
+    """Output. Without it, it rises as `input` does."""
+
+
+class ModelPrices(_Section):
+    """What a model costs; it takes the place of all that is known of its prices."""
+
+    input: Price
+    """Input, in dollars per million tokens."""
+    cached_read: Price | None = None
+    """Input read from the provider's cache. Without it, it costs what other input costs."""
+    cache_write: Price | None = None
+    """Input written to the cache. Without it, it costs what other input costs."""
+    output: Price | None = None
+    """Output. Without it, what an exchange cost is not told."""
+    steps: tuple[PriceStep, ...] = ()
+    """Other prices above some number of input tokens, in rising order."""
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> ModelPrices:
+        if self.steps and self.input == 0:
+            raise contradiction("what costs nothing has no steps: set input", "input")
+        for place in range(1, len(self.steps)):
+            if self.steps[place].above <= self.steps[place - 1].above:
+                raise contradiction("this must be above that of the step before it", "steps", place, "above")
+        return self
+
+
+class ModelCache(_Section):
+    """How a model's provider caches; what is left out stays as it is known."""
+
+    matching: Matching | None = None
+    """`blocks`: the longest common prefix is found again; `breakpoints`: only what ends at a mark."""
+    block: Positive | None = None
+    """With `blocks`: tokens of one; a prefix counts in whole ones."""
+    minimum: Natural | None = None
+    """Tokens of the shortest prefix that is cached."""
+    lifetime: Seconds | None = None
+    """Seconds without a request after which the cache is cold."""
+    breakpoints: Breakpoints | None = None
+    """Marks that it takes: `openai` (`prompt_cache_breakpoint`), `anthropic` (`cache_control`) or `none`."""
+    key: bool | None = None
+    """Whether it takes `prompt_cache_key`; one that does not may refuse the request."""
+
+
+class ModelRule(_Section):
+    """What the operator knows of some models; what is left out stays as it is known."""
+
+    match: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    """Names of models as the client asks for them, with wildcards; one that fits is enough."""
+    fallback: bool = False
+    """Only for what is not known otherwise. Prices from here count as assumed, and receipts say so."""
+    context_window: Positive | None = None
+    """Tokens that a request and its reply may have together."""
+    prices: ModelPrices | None = None
+    """What it costs, in dollars per million tokens."""
+    cache: ModelCache | None = None
+    """How its provider caches."""
 
 
 class TelemetrySettings(_Section):
@@ -190,6 +299,10 @@ class Settings(BaseSettings):
     """How a request names its session."""
     tokens: TokenSettings = TokenSettings()
     """How tokens are counted."""
+    cache: CacheSettings = CacheSettings()
+    """What the proxy does for the provider's prompt cache."""
+    models: tuple[ModelRule, ...] = ()
+    """What is known of models beside what the package knows; the first that matches is taken."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name; the first policy that matches a request serves it."""
     telemetry: TelemetrySettings = TelemetrySettings()
@@ -207,25 +320,35 @@ class Settings(BaseSettings):
         """Take values from the caller alone: `load` merges the sources and knows where each comes from."""
         return (init_settings,)
 
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _policies_extend(cls, written: Any) -> Any:
+        """Lay each policy over the one that it extends."""
+        if not isinstance(written, Mapping):
+            return written
+        policies = cast("Mapping[str, Any]", written)
+        mistakes = [
+            InitErrorDetails(type=contradiction(what), loc=(name, inheritance.KEY), input=None)
+            for name, what in inheritance.problems(policies, BUILT_INS)
+        ]
+        if mistakes:
+            raise ValidationError.from_exception_data(cls.__name__, mistakes)
+        return inheritance.extended(policies, BUILT_INS)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Settings:
         if self.auth.mode == "none" and not is_loopback(self.server.host):
-            raise _contradiction(
+            raise contradiction(
                 "without authentication only this machine may be listened on: set auth.mode to 'keys' or "
                 "'passthrough', or server.host to 127.0.0.1",
                 "server",
                 "host",
             )
         if self.auth.mode == "passthrough" and self.upstream.api_key is not None:
-            raise _contradiction(
+            raise contradiction(
                 "auth.mode 'passthrough' forwards each client's own key: remove upstream.api_key, "
                 "or set auth.mode to 'keys'",
                 "upstream",
                 "api_key",
             )
         return self
-
-
-def _contradiction(message: str, *at: str | int) -> PydanticCustomError:
-    """Return an error that names the value at fault, seen from the model that finds it (context `at`)."""
-    return PydanticCustomError("contradiction", "{message}", {"message": message, "at": at})  # pyright: ignore[reportArgumentType] - a LiteralString is asked for, and is given

@@ -6,6 +6,7 @@ It knows tenants, models and names; what a policy does is not its business.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from proxy.errors import InvalidRequest
@@ -14,8 +15,42 @@ from proxy.trimming.policy import Policy
 OFF: Final = "off"
 """What `X-Context-Policy` says to bypass trimming. No policy is named so."""
 
-BUILT_IN: Final = Policy()
-"""The policy for what no other one matches: it sends everything."""
+BUILT_IN: Final = Policy.model_validate(
+    {
+        "trigger": {"cost": "auto", "ratio": 0.9},
+        "keep": {"rounds": 1, "spans": 3, "first_user": True},
+        "edits": [
+            {"type": "clear_tool_results", "keep": 5, "digest_chars": 600, "clear_inputs": True},
+            {"type": "drop_oldest", "target": {"ratio": 0.6}, "when": {"ratio": 0.9}},
+        ],
+    }
+)
+"""The policy for what no other one matches.
+
+What it does must be safe unseen. It leaves every request alone until trimming pays, by the model's prices,
+and can only cost a few per cent extra, whatever comes. Then old tool output is cleared, and long arguments of
+old calls: of each a digest stays with what later turns are likely to need. Nothing else goes unless the
+context window is nearly full.
+"""
+
+BUILT_IN_NAME: Final = "built-in"
+"""What the built-in policy is always called. No policy of the file is named so."""
+
+BUILT_INS: Final[Mapping[str, Policy]] = MappingProxyType({"default": BUILT_IN, BUILT_IN_NAME: BUILT_IN})
+"""The names by which `extends` knows the built-in policy."""
+
+
+class Policies:
+    """The policies in force in this process: exchanged as a whole when the configuration is read again."""
+
+    def __init__(self, current: Mapping[str, Policy]) -> None:
+        """Begin with those of the settings."""
+        self.current: Mapping[str, Policy] = current
+        """By name, in the order in which they are tried."""
+
+    def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
+        """Return name and policy for a request, as `select_policy` does."""
+        return select_policy(self.current, tenant, model, name)
 
 
 def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
@@ -25,7 +60,7 @@ def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
     """
     if any("*" in policy.match.models and "*" in policy.match.tenants for policy in policies.values()):
         return dict(policies)
-    return {**policies, "built-in" if "default" in policies else "default": BUILT_IN}
+    return {**policies, BUILT_IN_NAME if "default" in policies else "default": BUILT_IN}
 
 
 def select_policy(

@@ -20,6 +20,9 @@ from proxy.settings.document import Location
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
+Source = Callable[[Location], Location]
+"""Tells where what is at a location was written: there, or where it was taken over from."""
+
 _SECRET: Final = frozenset({"key", "keys", "api_key", "admin_key", "url", "base_url"})
 _KINDS: Final = {
     "dict": "a mapping",
@@ -46,15 +49,33 @@ _SHOWN_TEXT: Final = ("literal_error", "int_", "float_", "bool_", "greater_", "l
 _PLAIN_STEP: Final = re.compile(r"[\w-]+")
 
 
-def describe(error: ValidationError, root: type[BaseModel], where: Where) -> list[str]:
+def describe(
+    error: ValidationError, root: type[BaseModel], where: Where, source: Source | None = None
+) -> list[str]:
     """Return one line for each mistake in `error`: `config.yaml:12: server.port: what is wrong (got -1)`.
 
     Args:
         error: what pydantic found.
         root: the model that it validated.
         where: names the source of a value.
+        source: tells where a value was written that stands at a location; a mistake that was taken over from
+            elsewhere is said there alone.
     """
-    return [_line(details, root, where) for details in error.errors(include_url=False)]
+    found = [_mistake(details, root) for details in error.errors(include_url=False)]
+    if source is not None:
+        said = set(found)
+        found = [
+            (location, what)
+            for location, what in found
+            if (written := source(location)) == location or (written, what) not in said
+        ]
+    return [said_at(location, what, where) for location, what in found]
+
+
+def said_at(location: Location, what: str, where: Where) -> str:
+    """Return the line that says `what` of the value at `location`."""
+    path = dotted(location)
+    return f"{where(location)}: {path}: {what}" if path else f"{where(location)}: {what}"
 
 
 def dotted(location: Location) -> str:
@@ -70,7 +91,8 @@ def dotted(location: Location) -> str:
     return text
 
 
-def _line(details: ErrorDetails, root: type[BaseModel], where: Where) -> str:
+def _mistake(details: ErrorDetails, root: type[BaseModel]) -> tuple[Location, str]:
+    """Return where the mistake is, and what it is."""
     location, owner, annotation = _trace(root, details["loc"])
     context, kind = details.get("ctx", {}), details["type"]
     if kind == "extra_forbidden":
@@ -92,8 +114,7 @@ def _line(details: ErrorDetails, root: type[BaseModel], where: Where) -> str:
         what = str(context["error"])
     else:
         what = _EXPECTED.get(kind, details["msg"]) + _got(details, location)
-    path = dotted(location)
-    return f"{where(location)}: {path}: {what}" if path else f"{where(location)}: {what}"
+    return location, what
 
 
 def _unknown(noun: str, found: str, allowed: Iterable[str]) -> str:

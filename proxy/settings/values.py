@@ -135,6 +135,8 @@ def _name(name: str) -> str:
 def _policy_name(name: str) -> str:
     if name.lower() == "off":
         raise ValueError("'off' is reserved: as X-Context-Policy it means that nothing is trimmed")
+    if name == "built-in":
+        raise ValueError("'built-in' is reserved: it is the policy that serves what no other one matches")
     return _name(name)
 
 
@@ -153,7 +155,7 @@ Resource: TypeAlias = Annotated[str, AfterValidator(_resource)]
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 """A name that can be shown and percent-encoded."""
 PolicyName: TypeAlias = Annotated[str, AfterValidator(_policy_name)]
-"""The name of a policy: what `X-Context-Policy` may say, so never `off`."""
+"""The name of a policy: what `X-Context-Policy` may say, never `off` nor that of the built-in one."""
 Pattern: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 """A name with wildcards: `*`, `?`, `[a-z]`."""
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -8,6 +8,7 @@
     branches    what is remembered of branches that are resent
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
+    lineage     names and sizes along the branches that receipts speak of
     archive     a session as records, to take away
     loading     a session from such records
     schema      the tables

@@ -9,9 +9,10 @@ from sqlalchemy import bindparam, select, tuple_
 
 from proxy.store.connection import Connection, Row
 from proxy.store.encoding import decode_cut, encode_cut
+from proxy.store.lineage import lineage_of
 from proxy.store.records import StandingCut
 from proxy.store.schema import CUTS, insert_new
-from proxy.trimming.plan import Cut
+from proxy.trimming.plan import Cut, Summary
 
 _AT_ONCE: Final = 64
 """Cuts looked at in one question. The first nearly always holds the one wanted."""
@@ -80,6 +81,32 @@ def standing_at(
     return None if row is None else _standing(row)
 
 
+def summaries_of(
+    connection: Connection, key: str, head: str, policy: str, agent: str | None
+) -> list[tuple[Summary, int]]:
+    """Return the summaries that newest cuts of the branch hold, the newest first, each with when it was made.
+
+    That is in milliseconds since 1970. A summary that several cuts hold was made with the oldest of them.
+    """
+    found: list[tuple[Summary, int]] = []
+    places = connection.execute(_PLACES, {"key": key, "policy": policy, "agent": agent or ""}).all()
+    if not places:
+        return found
+    branch = lineage_of(connection, key, [head])
+    for place in places:
+        asked = {"key": key, "node": place.node, "policy": policy, "agent": agent or ""}
+        row = connection.execute(_ONE, asked).one_or_none() if place.node in branch else None
+        if row is None:
+            continue
+        summary = decode_cut(row.changes).summary
+        if summary is None:
+            break  # none was made before that
+        if found and found[-1][0] == summary:
+            found.pop()
+        found.append((summary, row.created_at))
+    return found
+
+
 def keep_cut(
     connection: Connection,
     key: str,
@@ -108,21 +135,23 @@ def keep_cut(
         "tool_calls": cut.tool_calls,
         "exchange": exchange,
         "created_at": at,
-        "changes": encode_cut(cut.changes, cut.gaps, kept),
+        "changes": encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account),
     }
     insert_new(connection, CUTS, [row])
 
 
 def _standing(row: Row) -> StandingCut:
-    changes, gaps, kept = decode_cut(row.changes)
+    decided = decode_cut(row.changes)
     cut = Cut(
         position=row.position,
         policy=row.policy,
         version=row.version,
-        changes=changes,
+        changes=decided.changes,
         tokens=row.tokens,
         messages=row.messages,
         tool_calls=row.tool_calls,
-        gaps=gaps,
+        gaps=decided.gaps,
+        summary=decided.summary,
+        account=decided.account,
     )
-    return StandingCut(cut, row.node, kept)
+    return StandingCut(cut, row.node, decided.kept)

@@ -12,6 +12,8 @@ and of a cut also
     gaps   [[why, start, stop, tokens, tool_calls], …]: runs of messages that are not sent any more
     kept   [node, …]: the messages before the cut that lie in no gap, by position; left out where it is not
            known, as in cuts that were stored before there were gaps: all they dropped is under `drop`
+    summary, account
+           the summary that stands in the place of some gaps, and what input had cost
 
 `why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
 It knows nothing of what the changes mean.
@@ -19,14 +21,17 @@ It knows nothing of what the changes mean.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from proxy.trimming.plan import Change, Gap
+from proxy.trimming.plan import Account, Change, Gap, Summary
 from proxy.wire.messages import Message
+from proxy.wire.shapes import is_array, is_object
 
 _Run: TypeAlias = tuple[int, list[int]]
 _Drop: TypeAlias = tuple[int, int, list[_Run]]
@@ -48,12 +53,26 @@ class _Cut(_Changes, omit_defaults=True, forbid_unknown_fields=True):
 
     gaps: list[_Gap] = []
     kept: list[str] | None = None
+    summary: Summary | None = None
+    account: Account | None = None
+
+
+class Decided(NamedTuple):
+    """What a cut does, as it was read."""
+
+    changes: tuple[Change, ...]
+    gaps: tuple[Gap, ...]
+    kept: tuple[str, ...] | None
+    """The nodes before it that lie in no gap; None where it is not known."""
+    summary: Summary | None = None
+    account: Account | None = None
 
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_Changes)
 _CUT_DECODER = msgspec.json.Decoder(_Cut)
 _NONE = "{}"
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def encode_changes(changes: Iterable[Change]) -> str:
@@ -74,8 +93,17 @@ def decode_changes(text: str) -> tuple[Change, ...]:
     return _changes(_DECODER.decode(text))
 
 
-def encode_cut(changes: Iterable[Change], gaps: Iterable[Gap], kept: Sequence[str] | None) -> str:
-    """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown."""
+def encode_cut(
+    changes: Iterable[Change],
+    gaps: Iterable[Gap],
+    kept: Sequence[str] | None,
+    summary: Summary | None = None,
+    account: Account | None = None,
+) -> str:
+    """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown.
+
+    Half an emoji in a summary is read back as U+FFFD: no text holds it.
+    """
     why: _Why = {}
     rows = [
         (
@@ -88,11 +116,19 @@ def encode_cut(changes: Iterable[Change], gaps: Iterable[Gap], kept: Sequence[st
         for gap in gaps
     ]
     drop, put = _parted(changes, why)
-    return _ENCODER.encode(_Cut(list(why), drop, put, rows, None if kept is None else list(kept))).decode()
+    names = None if kept is None else list(kept)
+    cut = _Cut(list(why), drop, put, rows, names, summary, account)
+    try:
+        return _ENCODER.encode(cut).decode()
+    except UnicodeEncodeError:
+        if summary is None:
+            raise
+        cut.summary = replace(summary, text=_whole(summary.text), state=_whole(summary.state))
+        return _ENCODER.encode(cut).decode()
 
 
-def decode_cut(text: str) -> tuple[tuple[Change, ...], tuple[Gap, ...], tuple[str, ...] | None]:
-    """Return changes, gaps and kept nodes that `text` was made from.
+def decode_cut(text: str) -> Decided:
+    """Return what `text` was made from.
 
     Raises:
         ValueError: it is no such text.
@@ -104,7 +140,17 @@ def decode_cut(text: str) -> tuple[tuple[Change, ...], tuple[Gap, ...], tuple[st
             for reason, start, stop, tokens, tool_calls in read.gaps
         ]
     )
-    return _changes(read), gaps, None if read.kept is None else tuple(read.kept)
+    kept = None if read.kept is None else tuple(read.kept)
+    return Decided(_changes(read), gaps, kept, read.summary, read.account)
+
+
+def _whole(value: Any) -> Any:
+    """Return JSON data with a mark in the place of each lone surrogate, which UTF-8 cannot hold."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if is_object(value):
+        return {_whole(name): _whole(member) for name, member in value.items()}
+    return [_whole(item) for item in value] if is_array(value) else value
 
 
 def _parted(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_Put]]:

@@ -29,7 +29,7 @@ from proxy.store.sessions import create_session, session_of
 from proxy.store.texts import add_bodies, is_message, messages_in, named_bodies
 from proxy.store.tree import Sprout, plant
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Cut, Gap
+from proxy.trimming.plan import Change, Cut, Gap, Summary
 from proxy.wire.messages import Message
 
 _LIMIT: Final = 2**31
@@ -278,20 +278,33 @@ def _cut(record: _Cut, archive: Archive, family: _Family) -> StandingCut:
     if record.position > depth:
         raise ValueError(f"its position is {record.position}, and its node has {depth} messages")
     require_plain(policy=record.policy, agent=record.agent, version=record.version)
-    changes, gaps, kept = decode_cut(orjson.dumps(record.changes).decode())
+    decided = decode_cut(orjson.dumps(record.changes).decode())
+    if decided.summary is not None:
+        _check_summary(decided.summary, record.position)
     cut = Cut(
         position=record.position,
         policy=record.policy,
         version=record.version,
-        changes=_checked(changes, record.position),
+        changes=_checked(decided.changes, record.position),
         tokens=record.tokens,
         messages=record.messages,
         tool_calls=record.tool_calls,
-        gaps=_checked_gaps(gaps, record.position),
+        gaps=_checked_gaps(decided.gaps, record.position),
+        summary=decided.summary,
+        account=decided.account,
     )
-    if kept is not None:
-        _check_kept(kept, cut, record.node, archive, family)
-    return StandingCut(cut, record.node, kept)
+    if decided.kept is not None:
+        _check_kept(decided.kept, cut, record.node, archive, family)
+    return StandingCut(cut, record.node, decided.kept)
+
+
+def _check_summary(summary: Summary, end: int) -> None:
+    """Check that a summary stands for messages before `end`, and counts what they can have."""
+    if not 0 <= summary.until <= end:
+        raise ValueError(f"its summary covers {summary.until} messages, and it stands after {end}")
+    counts = (summary.tokens, summary.covered_tokens, summary.generation)
+    if not 0 <= summary.covered_messages <= summary.until or not all(0 <= each < _LIMIT for each in counts):
+        raise ValueError(f"its summary counts what {summary.until} messages cannot have")
 
 
 def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:

@@ -96,6 +96,12 @@ class Recollection:
     """The newest cut of the branch."""
     instructions: tuple[Message, ...] = field(default=())
     """The newest stored instructions, for an append that brings none."""
+    updated_at: int | None = None
+    """When the session's last exchange ended; None where there is no session yet."""
+    scale: float | None = None
+    """How many tokens the upstream counts for one that is counted here, by the model last asked."""
+    model: str | None = None
+    """The model that was last asked."""
 
 
 class TooLong(Exception):
@@ -128,8 +134,10 @@ def recall(
     )
     arrival = reconcile(incoming, log)
     if not arrival.composed:
-        return _of_resend(connection, session, question, arrival, branches, most)
-    return _of_append(connection, key, question, arrival, session.messages, most)
+        found = _of_resend(connection, session, question, arrival, branches, most)
+    else:
+        found = _of_append(connection, session, question, arrival, most)
+    return replace(found, updated_at=session.updated_at, scale=session.scale, model=session.model)
 
 
 def _repeated(connection: Connection, key: str, question: Question) -> tuple[Incoming, Last | None]:
@@ -205,9 +213,10 @@ def _of_resend(
 
 
 def _of_append(
-    connection: Connection, key: str, question: Question, arrival: Arrival, depth: int, most: int | None
+    connection: Connection, session: SessionRow, question: Question, arrival: Arrival, most: int | None
 ) -> Recollection:
-    """Read what an append goes on from; `depth` is that of the head."""
+    """Read what an append goes on from."""
+    key, depth = session.key, session.messages
     if not arrival.at_head:
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     rows, cut = _standing(connection, key, question, arrival.base, depth, most)

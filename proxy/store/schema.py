@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.connection import Connection
@@ -56,6 +56,7 @@ SESSIONS: Final = Table(
     Column("tokens_saved", BigInteger, nullable=False),
     Column("model", Text),
     Column("tools", NAME),
+    Column("scale", Float),
     # (tenant, id) is unique because `session` is computed from the two.
     Index(None, "id", "tenant"),
     Index(None, "tenant", "updated_at", "session"),

@@ -106,6 +106,7 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
         "tokens_saved": 0,
         "model": None,
         "tools": None,
+        "scale": None,
     }
 
 

@@ -19,11 +19,11 @@ of the other when it was planned, and nobody wants the question twice in the log
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Final
 
 import orjson
+from msgspec.structs import replace
 from sqlalchemy import bindparam, or_, select, update
 
 from proxy.history.nodes import ROOT, node_id
@@ -157,8 +157,8 @@ def _settle_with_reply(
             "cut_node": None if cut is None else end,
         },
     )
-    placed = replace(settlement, moves_head=moves_head)
-    _move(connection, session, settlement, _progress(session, placed, replies[0], state))
+    progress = _progress(session, settlement, replies[0], state, moves_head=moves_head)
+    _move(connection, session, settlement, progress)
     return Settled(heads[0] if moves_head else session.head, tuple(nodes), tuple(heads))
 
 
@@ -250,16 +250,17 @@ def _is_open(row: NodeRow) -> bool:
 def _asked(settlement: Settlement) -> list[Sprout]:
     """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
     arrivals = settlement.arrivals[: len(settlement.messages)]
-    common = Sprout(
-        body=settlement.replies[0].body,
-        source=Source.CLIENT,
-        created_at=settlement.settled_at,
-        exchange=settlement.exchange,
-        agent=settlement.agent,
-        policy=settlement.policy_version or None,
-    )
     return [
-        replace(common, body=body, arrival=arrival, vouched=number < settlement.vouched)
+        Sprout(
+            body=body,
+            source=Source.CLIENT,
+            created_at=settlement.settled_at,
+            exchange=settlement.exchange,
+            agent=settlement.agent,
+            vouched=number < settlement.vouched,
+            policy=settlement.policy_version or None,
+            arrival=arrival,
+        )
         for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
     ]
 
@@ -278,14 +279,16 @@ def _answered(settlement: Settlement) -> list[Sprout]:
     ]
 
 
-def _progress(session: SessionRow, settlement: Settlement, reply: Place, state: Row) -> dict[str, Any]:
-    """Return what a reply changes in the session's row."""
+def _progress(
+    session: SessionRow, settlement: Settlement, reply: Place, state: Row, *, moves_head: bool
+) -> dict[str, Any]:
+    """Return what a reply changes in the session's row; the head goes to it if it `moves_head`."""
     changed: dict[str, Any] = {
         "requests": session.requests + 1,
         "tokens_sent": session.tokens_sent + settlement.tokens_sent,
         "tokens_saved": session.tokens_saved + settlement.tokens_before - settlement.tokens_sent,
     }
-    if settlement.moves_head:
+    if moves_head:
         changed |= {
             "head": reply.node,
             "messages": reply.depth,
@@ -295,6 +298,7 @@ def _progress(session: SessionRow, settlement: Settlement, reply: Place, state: 
             "instructions": state.instructions or session.instructions,
             "model": state.model,
             "tools": state.tools,
+            "scale": session.scale if settlement.scale is None else settlement.scale,
         }
     if settlement.kind != _SIDE:
         changed["arrival"] = settlement.kind

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, cast
-from weakref import WeakKeyDictionary
+from weakref import ref
 
-from sqlalchemy import Boolean, Executable, UpdateBase
+from sqlalchemy import Boolean, Executable, Float, UpdateBase
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import MultipleResultsFound
@@ -124,16 +124,20 @@ class _Compiled:
     """Makes a row; None before the first execution, which tells the names of the columns."""
     texts: dict[tuple[int, ...], str] = field(default_factory=dict[tuple[int, ...], str])
     """Texts with room for so many values in each list."""
+    pick: Callable[[_Values], tuple[Any, ...]] = field(default=lambda _: (), init=False)
+    """Takes the values out, in the order of their places."""
+
+    def __post_init__(self) -> None:
+        """Make what takes the values out, once for all executions."""
+        order = self.order
+        if len(order) > 1:
+            self.pick = itemgetter(*order)
+        elif order:
+            self.pick = lambda asked: (asked[order[0]],)
 
     def values(self, asked: _Values) -> tuple[Any, ...]:
         """Return the values in the order of their places."""
-        if self.fixed:
-            asked = {**self.fixed, **asked}
-        order = self.order
-        if len(order) > 1:
-            values: tuple[Any, ...] = itemgetter(*order)(asked)
-            return values
-        return (asked[order[0]],) if order else ()
+        return self.pick({**self.fixed, **asked} if self.fixed else asked)
 
     def bound(self, asked: _Values) -> tuple[str, tuple[Any, ...]]:
         """Return text and values."""
@@ -172,17 +176,29 @@ class _Compiled:
         return self.make
 
 
-_CACHE: Final[WeakKeyDictionary[Executable, dict[tuple[str, ...], _Compiled]]] = WeakKeyDictionary()
-"""A memo of what the statements alone determine. INSERT and UPDATE set the columns that are named: for each
-set of names they have a text of their own."""
+class _Forms:
+    """What a statement was compiled to."""
+
+    __slots__ = ("by_names", "sets", "statement")
+
+    def __init__(self, statement: Executable) -> None:
+        name = id(statement)
+        self.statement = ref(statement, lambda _: _CACHE.pop(name, None))
+        self.sets = isinstance(statement, UpdateBase)
+        """Whether it sets the columns that are named: for each set of names it has a text of its own."""
+        self.by_names: dict[tuple[str, ...], _Compiled] = {}
+
+
+_CACHE: Final[dict[int, _Forms]] = {}
+"""A memo of what the statements alone determine, by their `id`: a table of weak keys takes far longer."""
 
 
 def _compiled(statement: Executable, asked: _Values) -> _Compiled:
-    forms = _CACHE.get(statement)
-    if forms is None:
-        forms = _CACHE[statement] = {}
-    key = tuple(asked) if isinstance(statement, UpdateBase) else ()
-    return forms.get(key) or forms.setdefault(key, _compile(statement, list(key)))
+    forms = _CACHE.get(id(statement))
+    if forms is None or forms.statement() is not statement:
+        forms = _CACHE[id(statement)] = _Forms(statement)
+    names = tuple(asked) if forms.sets else ()
+    return forms.by_names.get(names) or forms.by_names.setdefault(names, _compile(statement, list(names)))
 
 
 def _compile(statement: Executable, columns: list[str]) -> _Compiled:
@@ -193,7 +209,7 @@ def _compile(statement: Executable, columns: list[str]) -> _Compiled:
     lists = frozenset(name for name, bind in binds.items() if bind.expanding)
     for bind in binds.values():
         kind = bind.type.dialect_impl(_DIALECT)
-        if kind.bind_processor(_DIALECT) is not None and not isinstance(kind, Boolean):
+        if kind.bind_processor(_DIALECT) is not None and not isinstance(kind, (Boolean, Float)):
             raise TypeError(f"SQLite takes no {bind.type!r} as it is")
     order = tuple(compiler.positiontup or ())
     fixed = {name: bind.effective_value for name, bind in binds.items() if not bind.required}

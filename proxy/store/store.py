@@ -41,7 +41,7 @@ from proxy.store.records import (
 from proxy.store.secret import make_secret, secret_of
 from proxy.store.settling import settle
 from proxy.store.sqlite import SqliteDatabase, create_file
-from proxy.trimming.plan import Cut
+from proxy.trimming.plan import Cut, Summary
 from proxy.wire.messages import JsonObject, Message
 
 _FEW: Final = 64
@@ -208,6 +208,16 @@ class Store:
         if not _are_plain(node, policy, agent):
             return None
         return await self._database.read(partial(cuts.cut_at, key=key, node=node, policy=policy, agent=agent))
+
+    async def summaries(
+        self, key: str, head: str, policy: str, agent: str | None
+    ) -> list[tuple[Summary, int]]:
+        """Return the summaries of the branch that ends at `head`, as `cuts.summaries_of` does."""
+        if not head or not _are_plain(head, policy, agent):
+            return []
+        return await self._database.read(
+            partial(cuts.summaries_of, key=key, head=head, policy=policy, agent=agent)
+        )
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
         """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+from msgspec import Struct
 from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, exists, func, literal_column, select, true
 
 from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under
@@ -92,8 +93,7 @@ _LEAVES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A node with the sums that its children go on from."""
 
     node: str
@@ -104,8 +104,7 @@ class Place:
     """The tenant, where every assistant message up to here came from upstream (`Sprout.vouched` ones too)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sprout:
+class Sprout(Struct, frozen=True):
     """A message that is to be a node, with what its row says beside it."""
 
     body: Body

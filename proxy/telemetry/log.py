@@ -40,11 +40,19 @@ class FieldFormatter(logging.Formatter):
 
 def set_up_logging(style: Literal["text", "json"], level: str) -> None:
     """Send the log of this process to standard error."""
+    # What no line says need not be found out: where it is logged takes longer than writing it.
+    logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as the logging HOWTO has it
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldFormatter(style))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log what is at least as important as `level`."""
     logging.getLogger("palimpsest").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(level.upper())
 
@@ -52,4 +60,4 @@ def set_up_logging(style: Literal["text", "json"], level: str) -> None:
 def _shown(value: Any) -> str:
     """Return a value for a text line: one word, or quoted."""
     text = "-" if value is None or value == "" else str(value)
-    return text if _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if text.isalnum() or _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -15,6 +15,7 @@ import orjson
 from proxy.history.nodes import body_of
 from proxy.settings.model import TokenMethod
 from proxy.tokens.cache import Cached, CountCache
+from proxy.tokens.calibration import Calibration
 from proxy.tokens.estimate import estimate
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 from proxy.wire.messages import JsonObject, Message
@@ -48,6 +49,8 @@ class TokenCounter:
             cache_bytes: how much the counts of messages may take, about.
         """
         self.method: Final = method
+        self.calibration: Final = Calibration()
+        """What upstreams count beside these counts, which it does not change. `clear` leaves it alone."""
         self._vocabularies: dict[EncodingName, Vocabulary] = {
             name: Vocabulary(name) for name in ("o200k_base", "cl100k_base")
         }

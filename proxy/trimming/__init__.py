@@ -1,16 +1,31 @@
 """What is sent of a history, and why: `history + policy + what is known -> plan -> view`. Pure.
 
-    plan          the words of that sentence: entry, change, gap, cut, known, plan
+    plan          the words of that sentence: entry, change, gap, summary, cut, known, plan
     policy        a policy as the operator writes it: match, trigger, target, keep, pin, edits
     trigger       when to trim and how far: thresholds and the sizes compared with them
     section       one mapping of a policy file, and the numbers that stand in it
+    regex         the operator's patterns, in linear time on any text
+    prices        what input costs, as numbers relative to one uncached token
     edits         the edits: one file each, one list
     draft         the picture of the log that an edit looks at
     protection    what is never trimmed
     gaps          what was dropped, summed up, and the log without it
+    remains       the log without its gaps, as the moves so far have left it
     arrival       what happens to a message the first time it is sent, and every time after
+    move          the edits run, and what they change
+    worth         whether a move pays: what it rewrites in the provider's cache against what it frees
+    view          what is sent of it, a summary before it
     protocol      the provider's rules about tool calls, and the repair of what breaks them
     engine        all of it together: `plan` and `bypass`
+
+What edits are made of:
+
+    compaction    ways to say the same tool output in less
+    digest        what is left of a long text when it goes
+    statistics    what a part of a conversation comes to, in numbers and in its own words
+    broadcasts    messages in which another agent says that it called a tool
+    atoms         the small pieces of a text that a later step needs verbatim
+    plain         the text of a message that is nothing but text
 
 An edit looks at a draft and returns changes; the engine makes the next draft of them. Nothing here
 reads or writes anything, asks a clock or a provider, or changes what it was given.

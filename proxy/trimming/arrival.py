@@ -127,7 +127,7 @@ def _new(entry: Entry, size: Size, policy: Policy, known: Known) -> Iterator[Cha
     """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
     message, tokens = entry.message, entry.tokens
     for edit in policy.arrival_edits:
-        if edit.when is not None and not edit.when.holds(size, known.context_window):
+        if edit.when is not None and not edit.when.holds(size, known):
             continue
         shortened = edit.shorten(message, entry)
         if shortened is None:

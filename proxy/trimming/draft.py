@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.history.spans import Round, Span, is_result
-from proxy.trimming.plan import Change, Count, Entry
-from proxy.trimming.trigger import Size
+from proxy.trimming.plan import Change, Count, Entry, Summary
+from proxy.trimming.trigger import Size, Target
 from proxy.wire.messages import Message
 
 
@@ -36,11 +36,23 @@ class Draft:
     """Tokens of what is sent beside the log."""
     target: int | None = None
     """How many tokens may be sent; None where no limit is set and each edit runs once."""
+    made_by: tuple[tuple[str, ...], ...] = ()
+    """For each place the types of the edits that made what stands there, those of earlier moves and of
+    `on_arrival` included, the first one first; empty where the original stands."""
+    summary: Summary | None = None
+    """What is sent in the place of what an edit summed up."""
+    agent: str | None = None
+    """Name of the agent that asks."""
+    context_window: int | None = None
+    """Tokens that the model takes, where known, as upstream counts them."""
+    scale: float = 1.0
+    """How many tokens upstream counts for one that is counted here."""
 
     @property
     def total(self) -> int:
         """Tokens of what stands there, with those sent beside the log."""
-        return self.fixed_tokens + sum(self.tokens)
+        summed = self.summary.tokens if self.summary is not None else 0
+        return self.fixed_tokens + summed + sum(self.tokens)
 
     @property
     def size(self) -> Size:
@@ -51,7 +63,19 @@ class Draft:
     @property
     def within_target(self) -> bool:
         """Whether nothing more need be trimmed; never without a target."""
-        return self.target is not None and self.total <= self.target
+        return self.within(None)
+
+    def within(self, target: Target | None) -> bool:
+        """Whether so much is sent at most; with None, as much as the draft's own target says."""
+        limit = self.limit(target)
+        return limit is not None and self.total <= limit
+
+    def limit(self, target: Target | None) -> int | None:
+        """Return a target in tokens as they are counted here: the draft's own where None is given."""
+        if target is None:
+            return self.target
+        tokens = target.within(self.context_window)
+        return None if tokens is None else int(tokens / self.scale)
 
     def standing(self, start: int, stop: int) -> Iterator[tuple[int, Message]]:
         """Yield position and message of what still stands from `start` to before `stop`."""
@@ -68,10 +92,15 @@ class Draft:
         """Return the change that puts `message` in the place of what stands at `position`."""
         return Change(position, edit, reason, message, self.tokens[position], self.count(message))
 
-    def after(self, changes: Iterable[Change]) -> Draft:
-        """Return the draft as it is after these changes."""
+    def after(self, changes: Sequence[Change], summary: Summary | None = None) -> Draft:
+        """Return the draft as it is after these changes; a `summary` takes the place of an earlier one."""
         messages, tokens = overlay(self.messages, self.tokens, changes)
-        return replace(self, messages=messages, tokens=tokens)
+        made_by = list(self.made_by) or [()] * len(self.messages)
+        for change in changes:
+            made_by[change.position] += (change.edit,)
+        return replace(
+            self, messages=messages, tokens=tokens, made_by=tuple(made_by), summary=summary or self.summary
+        )
 
 
 def overlay(

@@ -61,9 +61,10 @@ def gaps_of(
 ) -> tuple[list[Gap], set[int]]:
     """Return gaps for the spans that `changes` removed whole, and their places in the log.
 
-    The changes speak of places in the log; the gaps of positions.
+    The changes speak of places in the log, those of one place in their order; the gaps speak of positions.
     """
-    removed = {change.position: change for change in changes if change.message is None}
+    last = {change.position: change for change in changes}
+    removed = {place: change for place, change in last.items() if change.message is None}
     gone: set[int] = set()
     for span in spans:
         inside = range(span.start, span.stop)

@@ -7,11 +7,16 @@ Positions are those of the log of one branch: 0 is its oldest message, instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Literal, TypeAlias
 
+from proxy.trimming.prices import Prices
 from proxy.wire.messages import Message
+
+SummaryRole: TypeAlias = Literal["merge", "system", "user"]
+"""Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
 
 Count = Callable[[Message], int]
 """Counts the tokens of one message as the upstream's model would."""
@@ -49,6 +54,10 @@ class Entry:
     """What `on_arrival` decided when it was first sent; None where it is sent for the first time now."""
     position: int = field(kw_only=True)
     """Place of the message in the log of the branch, wherever the entries that are given begin."""
+    agent: str | None = field(default=None, kw_only=True)
+    """Name of the agent that the message says it is from."""
+    is_internal: bool = field(default=False, kw_only=True)
+    """Whether it is marked as one that no user is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +84,50 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """What is sent in the place of the beginning of a log."""
+
+    text: str
+    """With its heading."""
+    role: SummaryRole
+    until: int
+    """Position of the first message that it does not cover."""
+    tokens: int
+    """Tokens of what is sent of it."""
+    kind: Literal["statistics", "model"]
+    covered_messages: int
+    """Messages that are not sent, but summed up here."""
+    covered_tokens: int
+    """Their tokens."""
+    generation: int = 1
+    """How many summaries it is made from, itself included."""
+    state: Mapping[str, object] = field(default_factory=dict[str, object])
+    """JSON: what the next one needs to be made of this one and of what is new."""
+
+    @property
+    def message(self) -> Message:
+        """The message in which it is sent; where it is merged, the one that stands for it in counts."""
+        return Message.of({"role": "user" if self.role == "user" else "system", "content": self.text})
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the input of a branch has cost up to a request, about; in tokens of uncached input."""
+
+    turns: int
+    """Requests."""
+    untrimmed: float
+    """What they would have cost if nothing had been trimmed."""
+    saved: float
+    """What trimming saved of that; negative where it cost more so far than it saved."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
 
-    Spans that are not sent at all are `gaps`; they stay so as long as the policy's version does. A span of
-    which anything is sent is in `changes`, and the next move decides about it anew, from the originals.
+    As long as the policy's version stays, so does what is here: the next move adds to it. Spans that are not
+    sent at all are `gaps`; what else was done to messages is in `changes`.
     """
 
     position: int
@@ -98,6 +146,10 @@ class Cut:
     """Tool results of the view right after the move."""
     gaps: tuple[Gap, ...] = ()
     """What is not sent at all, by position: whole spans, by this move or by an earlier one."""
+    summary: Summary | None = None
+    """What is sent in the place of some of that."""
+    account: Account | None = None
+    """What input had cost when it was made; None where nobody reckoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +164,12 @@ class Known:
     """Tokens that the model takes, where known; a `ratio` needs it."""
     agent: str | None = None
     """Name of the agent that asks."""
+    idle: float | None = None
+    """Seconds since the session's last request; None where there was none, or nobody knows."""
+    prices: Prices | None = None
+    """What the model's input costs; `cost: auto` needs it."""
+    scale: float = 1.0
+    """How many tokens upstream counts for one that is counted here: limits are in upstream's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +204,13 @@ class Plan:
     """What earlier moves dropped of the messages that the request speaks of, and this one left so."""
     messages_before: int = 0
     """Messages of the log that the request speaks of, those in gaps included."""
+    target: int | None = None
+    """How many tokens were to be sent at most after a move of the cut, as upstream counts them."""
+    settled: tuple[int, ...] = ()
+    """Numbers of messages of the view, from its beginning: each is where a part ends that no later move of
+    the cut will change while the policy stays. The last is the longest; one before it was so earlier."""
+    summary: Summary | None = None
+    """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
     needs_whole: bool = False
     """Whether the cut must move and could not: decide again, with every entry of the log given."""
 
@@ -155,9 +220,11 @@ class Plan:
 
         What `earlier` sums up is not among them.
         """
-        if self.moved:
-            return self.arrivals + self.made
-        return self.arrivals + (self.cut.changes if self.cut is not None else ())
+        if not self.moved:
+            return self.arrivals + (self.cut.changes if self.cut is not None else ())
+        new = set(self.made)
+        old = [change for change in self.cut.changes if change not in new] if self.cut is not None else []
+        return self.arrivals + tuple(sorted([*old, *self.made], key=_position))
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -168,3 +235,7 @@ class Plan:
         placed.sort(key=itemgetter(0))
         names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
         return tuple(dict.fromkeys(names))
+
+
+def _position(change: Change) -> int:
+    return change.position

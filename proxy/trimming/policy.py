@@ -6,28 +6,31 @@ in its edits, and in the engine that runs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import orjson
-import re2  # type: ignore[import-untyped]  # the package ships no types
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit, ToolOutputEdit
-from proxy.trimming.section import Natural, Section
+from proxy.trimming.regex import checked, is_found
+from proxy.trimming.section import Natural, Section, contradiction
 from proxy.trimming.trigger import Target, Trigger
 from proxy.wire.messages import Message
-
-_RE2: Final[Any] = re2
-"""Patterns come from users and texts from tools: RE2 takes linear time on any of both."""
 
 _VERSION_BYTES: Final = 6
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 """The roles of the Chat Completions API."""
+
+Place: TypeAlias = tuple[str | int, ...]
+"""The way from a policy to something in it."""
+
+_KEEPING: Final = {"keep_tool_calls": "last", "keep_rounds": "last", "evict_images": "keep"}
+"""Edits that leave the newest of something, and the setting that says how many."""
 
 ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -59,24 +62,14 @@ class Keep(Section, frozen=True):
 class Pin(Section, frozen=True):
     """Messages that are never trimmed; a pinned message keeps its whole span."""
 
-    regex: Annotated[str, Field(min_length=1)]
+    regex: Annotated[str, Field(min_length=1), AfterValidator(checked)]
     """What is searched for in the text of a message, in RE2's syntax (no look-around, no back-references)."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ROLES
     """Only in messages of these roles."""
 
-    @field_validator("regex")
-    @classmethod
-    def _compiles(cls, regex: str) -> str:
-        """Refuse a pattern that RE2 does not take, with RE2's own reason."""
-        try:
-            _compiled(regex)
-        except _RE2.error as error:
-            raise ValueError(f"not a pattern that RE2 takes: {error.args[0].decode()}") from error
-        return regex
-
     def fits(self, message: Message) -> bool:
         """Tell whether `message` is pinned."""
-        return message.role in self.roles and _compiled(self.regex).search(message.text) is not None
+        return message.role in self.roles and is_found(self.regex, message.text)
 
 
 def _only_tool_output(edit: Edit) -> Edit:
@@ -90,6 +83,8 @@ def _only_tool_output(edit: Edit) -> Edit:
 class Policy(Section, frozen=True):
     """One policy. Without trigger and edits it sends everything."""
 
+    extends: str | None = None
+    """The policy that it takes everything over from but `match`; what is written here goes before that."""
     match: Match = Match()
     """Whom it serves; the first policy of the file that fits is taken."""
     trigger: Trigger | None = None
@@ -108,32 +103,65 @@ class Policy(Section, frozen=True):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         """Refuse keys that contradict each other or could never do anything."""
-        for wrong in self._contradictions():
-            raise ValueError(wrong)
+        for wrong, *at in self._contradictions():
+            raise contradiction(wrong, *at)
         return self
 
-    def _contradictions(self) -> Iterable[str]:
-        """Yield what is wrong with the keys taken together, the first cause first."""
+    def _contradictions(self) -> Iterator[tuple[str, *Place]]:
+        """Yield what is wrong with the keys taken together and where it stands, the first cause first."""
         if self.trigger is None and (self.edits or self.target is not None):
-            yield f"edits and target need a trigger; it takes any of {', '.join(Trigger.model_fields)}"
+            allowed = ", ".join(Trigger.model_fields)
+            at = "edits" if self.edits else "target"
+            yield f"edits and target need a trigger; it takes any of {allowed}", at
         if self.trigger is not None and not self.edits:
-            yield "a trigger without edits trims nothing: add edits, or leave the trigger out"
-        for edit in self.edits:
-            if edit.needs_target and self.target is None:
-                yield f"{edit.type} needs a target: set target.tokens or target.ratio"
+            yield "a trigger without edits trims nothing: add edits, or leave the trigger out", "trigger"
+        for place, edit in enumerate(self.edits):
+            if edit.lacks_target and self.target is None:
+                said = f"{edit.type} needs a target: set target.tokens or target.ratio"
+                yield said, "edits", place
         if self.trigger is not None and self.target is not None:
             for unit in ("tokens", "ratio"):
                 above, below = getattr(self.trigger, unit), getattr(self.target, unit)
                 if above is not None and below is not None and below > above:
-                    yield f"target.{unit} ({below}) is above trigger.{unit} ({above}), the most it may be"
+                    said = f"target.{unit} ({below}) is above trigger.{unit} ({above}), the most it may be"
+                    yield said, "target", unit
+        yield from _idle(self.edits, "edits")
+        yield from _idle(self.on_arrival, "on_arrival")
+
+    @property
+    def doubts(self) -> tuple[tuple[str, *Place], ...]:
+        """What is allowed and still does nothing: what is said of it, and the way to it."""
+        found: list[tuple[str, *Place]] = []
+        if self.trigger is not None and self.trigger.every_request:
+            named = (key for key in Trigger.model_fields if key not in {"every_request", "cost"})
+            found += [
+                (f"beside every_request, {key} decides nothing", "trigger", key)
+                for key in named
+                if getattr(self.trigger, key) is not None
+            ]
+        pays = self.trigger is not None and self.trigger.cost is not None  # an edit may then be passed over
+        if self.target is not None and self.target.tokens is not None and not pays:
+            for place, edit in enumerate(self.edits[:-1]):
+                if edit.type == "drop_oldest" and edit.when is None and getattr(edit, "target", None) is None:
+                    after = ", ".join(dict.fromkeys(later.type for later in self.edits[place + 1 :]))
+                    said = f"drop_oldest goes on until the target is met, and leaves nothing to {after}"
+                    found.append((f"{said}: put it last", "edits", place))
+        return tuple(found)
 
     @cached_property
     def version(self) -> str:
-        """Twelve hexadecimal digits that stand for what the policy does; `match` is no part of it."""
-        content = self.model_dump(mode="json", exclude={"match"}, exclude_none=True)
+        """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
+        content = self.model_dump(mode="json", exclude={"match", "extends"}, exclude_none=True)
         return blake2b(
             orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES
         ).hexdigest()
+
+    @property
+    def reckons(self) -> bool:
+        """Whether anything in it depends on what a move of the cut costs."""
+        return (self.trigger is not None and self.trigger.cost is not None) or any(
+            edit.must_pay for edit in self.edits
+        )
 
     @property
     def arrival_edits(self) -> tuple[ToolOutputEdit, ...]:
@@ -145,14 +173,30 @@ class Policy(Section, frozen=True):
         return any(pin.fits(message) for pin in self.pin)
 
 
+def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
+    """Yield the edits of the list `name` to which one before them leaves nothing."""
+    for place, edit in enumerate(edits):
+        before = (at for at, other in enumerate(edits[:place]) if _leaves_nothing_to(other, edit))
+        if (earlier := next(before, None)) is not None:
+            said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
+            yield said, name, place
+
+
+def _leaves_nothing_to(first: Edit, second: Edit) -> bool:
+    """Tell whether `second`, run after `first`, can surely change nothing.
+
+    Both are of one type and `first` runs whenever `second` does. Then it must have the same settings, or keep
+    less of what they count; whatever else they differ in may matter.
+    """
+    if first.type != second.type or first.when not in {None, second.when}:
+        return False
+    counted = _KEEPING.get(first.type)
+    if counted is not None and getattr(first, counted) > getattr(second, counted):
+        return False
+    ignored = {"when"} if counted is None else {"when", counted}
+    return first.model_dump(exclude=ignored) == second.model_dump(exclude=ignored)
+
+
 def _fits(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether one of the patterns fits the name."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-@lru_cache(maxsize=256)
-def _compiled(regex: str) -> Any:
-    """Return the compiled pattern. RE2 is told not to write to stderr on its own."""
-    options = _RE2.Options()
-    options.log_errors = False
-    return _RE2.compile(regex, options)

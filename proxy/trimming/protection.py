@@ -22,8 +22,8 @@ def protected(
     if policy.keep.first_user:
         single.update(users[:1])
     whole = set(_kept(spans, rounds, policy.keep))
-    if open_calls(messages) is not None:
-        whole.add(spans[-1])
+    if spans and (not users or open_calls(messages) is not None):
+        whole.add(spans[-1])  # without a question of a user's something must be left to answer
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))

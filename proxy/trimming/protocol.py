@@ -18,12 +18,13 @@ meanwhile. This module does not know why a history is broken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from proxy.history.spans import calls_function
+from proxy.wire.facts import Ties
 from proxy.wire.messages import Message
 
 NO_RESULT: Final = "[no result was recorded for this call]"
@@ -59,20 +60,101 @@ class Repaired:
     """For each message its position before the repair where it is the very same; None where it was made."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One message that stays or is put in, or one problem."""
+class _Walk:
+    """One reading of the messages: what stays and is put in, in order, and what is wrong."""
 
-    position: int
-    message: Message | None = None
-    problem: Problem | None = None
+    __slots__ = ("messages", "problems", "sources")
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages: list[Message] = []
+        self.sources: list[int | None] = []
+        self.problems: list[tuple[int, Problem]] = []
+        """Positions, and what is wrong with the message there."""
+        # Most of most histories is sound, and read at every request: nothing is made for what is.
+        ties = [message.ties for message in messages]
+        position = 0
+        while position < len(ties):
+            start, role = position, ties[position].role
+            position += 1
+            if role == "assistant":
+                if _is_sound(ties[start]):
+                    self._keep(start, messages[start])
+                    ids: Collection[str] = ties[start].ids
+                else:
+                    ids = self._block(start, messages[start])
+                if ids:
+                    position = self._results(start, ids, messages, ties)
+            elif role == "tool":
+                self.problems.append((start, Problem.ORPHAN))
+            else:
+                self._keep(start, messages[start])
+
+    def _results(
+        self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]
+    ) -> int:
+        """Keep the results that answer the calls of a block, and put in those that are missing.
+
+        Return the position after the results.
+        """
+        position = block + 1
+        answered: set[str] = set()
+        while position < len(ties) and ties[position].role == "tool":
+            answer = ties[position].answers
+            if answer is None or answer not in ids:
+                self.problems.append((position, Problem.ORPHAN))
+            elif answer in answered:
+                self.problems.append((position, Problem.SECOND))
+            else:
+                answered.add(answer)
+                self._keep(position, messages[position])
+            position += 1
+        for missing in ids if len(answered) < len(ids) else ():
+            if missing not in answered:
+                self._keep(None, _stand_in(missing))
+                self.problems.append((block, Problem.MISSING))
+        return position
+
+    def _keep(self, source: int | None, message: Message) -> None:
+        self.messages.append(message)
+        self.sources.append(source)
+
+    def _block(self, position: int, message: Message) -> Collection[str]:
+        """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
+        if not message.ties.names_calls:
+            self.problems.append((position, Problem.EMPTY))
+            return ()
+        ids: dict[str, None] = {}
+        kept: set[int] = set()
+        for index, call in enumerate(message.calls):
+            if not call.id or call.id in ids:
+                self.problems.append((position, Problem.TWICE if call.id else Problem.NAMELESS))
+            else:
+                kept.add(index)
+                ids[call.id] = None
+        if not message.calls:
+            self.problems.append((position, Problem.NO_CALLS))
+            sound = message.without("tool_calls")
+        else:
+            sound = message.keeping_calls(frozenset(kept))
+        # An empty text that the client sent is its own affair; one that the repair left over is not.
+        if ids or calls_function(message) or says_something(sound):
+            self._keep(None, sound)
+        else:
+            self.problems.append((position, Problem.EMPTY))
+        return ids
+
+
+def _is_sound(ties: Ties) -> bool:
+    """Tell whether an assistant message by itself breaks no rule."""
+    ids = ties.ids
+    if ids:
+        return "" not in ids and (len(ids) == 1 or len(set(ids)) == len(ids))
+    return not ties.names_calls and (ties.calls_function or ties.has_content)
 
 
 def problems(messages: Sequence[Message]) -> list[str]:
     """Return what breaks the rules, in words with the position of the message; empty where nothing does."""
-    return [
-        f"message {step.position}: {step.problem}" for step in _walk(messages) if step.problem is not None
-    ]
+    return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
 
 
 def repair(messages: Sequence[Message]) -> Repaired:
@@ -80,21 +162,14 @@ def repair(messages: Sequence[Message]) -> Repaired:
 
     A missing result is put in, everything else that breaks the rules is left out.
     """
-    repaired: list[Message] = []
-    sources: list[int | None] = []
-    found: Counter[Problem] = Counter()
-    for step in _walk(messages):
-        if step.message is not None:
-            repaired.append(step.message)
-            sources.append(step.position if step.message is messages[step.position] else None)
-        if step.problem is not None:
-            found[step.problem] += 1
+    walk = _Walk(messages)
+    found = Counter(problem for _, problem in walk.problems)
     notes = (
         f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
         for problem in Problem
         if found[problem]
     )
-    return Repaired(tuple(repaired), tuple(notes), tuple(sources))
+    return Repaired(tuple(walk.messages), tuple(notes), tuple(walk.sources))
 
 
 def says_something(message: Message) -> bool:
@@ -103,64 +178,6 @@ def says_something(message: Message) -> bool:
     if content == _EMPTY_PARTS or (isinstance(content, str) and not content.strip()):
         content = None
     return bool(content or message.data.get("refusal") or message.data.get("audio"))
-
-
-def _walk(messages: Sequence[Message]) -> Iterator[_Step]:
-    """Yield what stays, what is put in, and what is wrong, in order."""
-    position = 0
-    while position < len(messages):
-        message, start = messages[position], position
-        position += 1
-        if message.role == "tool":
-            yield _Step(start, problem=Problem.ORPHAN)
-            continue
-        if message.role != "assistant":
-            yield _Step(start, message)
-            continue
-        ids: list[str] = []
-        yield from _block(message, start, ids)
-        answered: set[str | None] = set()
-        while position < len(messages) and messages[position].role == "tool":
-            answer = messages[position].answers
-            if answer in ids and answer not in answered:
-                yield _Step(position, messages[position])
-            else:
-                yield _Step(position, problem=Problem.SECOND if answer in answered else Problem.ORPHAN)
-            answered.update({answer} & set(ids))
-            position += 1
-        for missing in ids:
-            if missing not in answered:
-                yield _Step(start, _stand_in(missing), Problem.MISSING)
-
-
-def _block(message: Message, position: int, ids: list[str]) -> Iterator[_Step]:
-    """Yield an assistant message with the calls that keep the rules, and add their ids to `ids`."""
-    sound = message
-    if message.data.get("tool_calls") is not None:
-        kept: set[int] = set()
-        for index, call in enumerate(message.calls):
-            if not call.id or call.id in ids:
-                yield _Step(position, problem=Problem.TWICE if call.id else Problem.NAMELESS)
-            else:
-                kept.add(index)
-                ids.append(call.id)
-        if not message.calls:
-            yield _Step(position, problem=Problem.NO_CALLS)
-            sound = message.without("tool_calls")
-        elif len(kept) < len(message.calls):
-            sound = message.keeping_calls(frozenset(kept))
-    if ids or calls_function(message) or _may_stand(sound, changed=sound is not message):
-        yield _Step(position, sound)
-    else:
-        yield _Step(position, problem=Problem.EMPTY)
-
-
-def _may_stand(message: Message, *, changed: bool) -> bool:
-    """Tell whether an assistant message without calls is sent.
-
-    An empty text that the client sent is its own affair; one that the repair left over is not.
-    """
-    return says_something(message) or (not changed and message.data.get("content") not in (None, []))
 
 
 def _stand_in(call: str) -> Message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -16,6 +17,11 @@ class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
 
     The classes say `frozen=True` once more: type checkers look for it in each of them.
     """
+
+
+def contradiction(message: str, *at: str | int) -> PydanticCustomError:
+    """Return an error that names the value at fault, seen from the model that finds it (context `at`)."""
+    return PydanticCustomError("contradiction", "{message}", {"message": message, "at": at})  # pyright: ignore[reportArgumentType] - a LiteralString is asked for, and is given
 
 
 def _no_truth_value(value: object) -> object:

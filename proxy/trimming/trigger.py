@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import model_validator
 
-from proxy.trimming.plan import Cut
+from proxy.trimming.plan import Cut, Known
+from proxy.trimming.prices import ASSUMED
 from proxy.trimming.section import Positive, Section, Share
 
 _PATIENCE: Final = 4
 """Without a target, a view that stays above its trigger waits for a fourth of the trigger more."""
+
+IDLE: Final = "idle"
+"""How the words begin that say that time alone has passed."""
 
 UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` cannot be used"
 """What is said where a `ratio` stands and nobody knows of what."""
@@ -68,19 +72,30 @@ class Trigger(Section, frozen=True):
     """Above so many messages; instructions are not counted."""
     tool_calls: Positive | None = None
     """Above so many tool results."""
+    idle_seconds: Positive | Literal["auto"] | None = None
+    """When the session was idle for longer: the provider's prompt cache is cold, and what is trimmed then
+    costs nothing to rewrite. `auto` takes the time that the model's cache lives."""
+    cost: Literal["auto"] | None = None
+    """`auto`: when trimming pays, by the model's prices and the session's own growth. An edit then runs only
+    if what it frees pays for what it rewrites in the provider's cache."""
     every_request: bool = False
     """At every request: the provider's prompt cache then finds little, which can cost more than it saves."""
 
     @model_validator(mode="after")
     def _says_when(self) -> Self:
         """Refuse a trigger that can never fire."""
-        if not (self.every_request or self.tokens or self.ratio or self.messages or self.tool_calls):
+        if not self.model_dump(exclude_defaults=True):
             allowed = ", ".join(type(self).model_fields)
             raise ValueError(f"it never fires: set at least one of {allowed}")
         return self
 
-    def fired(self, size: Size, window: int | None, standing: Cut | None, target: int | None) -> str:
-        """Return in words what fires for a view of `size`, "" where nothing does.
+    @property
+    def only_ratio(self) -> bool:
+        """Whether nothing but a ratio can make it fire."""
+        return self.ratio is not None and set(self.model_dump(exclude_defaults=True)) == {"ratio"}
+
+    def fired(self, size: Size, known: Known, standing: Cut | None, target: int | None) -> str:
+        """Return in words what fires for a view of `size`, "" where nothing does; `cost` is not judged here.
 
         Where the last move left the view above a threshold, because nothing more may be trimmed,
         that threshold waits until the view has grown by trigger minus `target` (tokens; a fourth
@@ -88,27 +103,42 @@ class Trigger(Section, frozen=True):
         request would cost more than it saves.
         """
         words = ["every_request"] if self.every_request else []
-        words += [each.words for each in self._thresholds(size, window, standing, target) if each.fires]
+        thresholds = self._thresholds(size, known, standing, target)
+        words += [each.words for each in thresholds if each.fires]
+        if self.idle_seconds is not None and self._idle(known):
+            words.append(f"{IDLE} for {known.idle or 0:.0f} s")
         return "; ".join(words)
 
-    def holds(self, size: Size, window: int | None) -> bool:
-        """Tell whether all keys are passed by `size`; a `ratio` of an unknown window is not."""
-        if self.ratio is not None and window is None:
+    def holds(self, size: Size, known: Known) -> bool:
+        """Tell whether all keys are passed by `size`; a `ratio` of an unknown window is not.
+
+        `cost` is not judged here: it depends on what the edit would change.
+        """
+        if self.ratio is not None and known.context_window is None:
             return False
-        return all(each.passed for each in self._thresholds(size, window, None, None))
+        if self.idle_seconds is not None and not self._idle(known):
+            return False
+        return all(each.passed for each in self._thresholds(size, known, None, None))
+
+    def _idle(self, known: Known) -> bool:
+        """Tell whether the session was idle for long enough."""
+        given = self.idle_seconds
+        limit = given if isinstance(given, int) else (known.prices or ASSUMED).lifetime
+        return known.idle is not None and known.idle > limit
 
     def _thresholds(
-        self, size: Size, window: int | None, standing: Cut | None, target: int | None
+        self, size: Size, known: Known, standing: Cut | None, target: int | None
     ) -> Iterator[_Threshold]:
-        """Yield the keys that are set and can be judged."""
+        """Yield the keys that are set and can be judged; tokens as upstream counts them."""
+        tokens, window = round(size.tokens * known.scale), known.context_window
+        after = round(standing.tokens * known.scale) if standing is not None else 0
         if self.tokens is not None:
-            after = standing.tokens if standing is not None else 0
-            words = f"tokens {size.tokens} > {self.tokens}"
-            yield _Threshold(size.tokens, self.tokens, after, _growth(self.tokens, target), words)
+            words = f"tokens {tokens} > {self.tokens}"
+            yield _Threshold(tokens, self.tokens, after, _growth(self.tokens, target), words)
         if self.ratio is not None and window is not None:
-            after, limit = (standing.tokens if standing is not None else 0), self.ratio * window
-            words = f"ratio {size.tokens / window:.3f} > {self.ratio} of {window} tokens"
-            yield _Threshold(size.tokens, limit, after, _growth(limit, target), words)
+            limit = self.ratio * window
+            words = f"ratio {tokens / window:.3f} > {self.ratio} of {window} tokens"
+            yield _Threshold(tokens, limit, after, _growth(limit, target), words)
         if self.messages is not None:
             after = standing.messages if standing is not None else 0
             words = f"messages {size.messages} > {self.messages}"

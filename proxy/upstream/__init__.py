@@ -1,6 +1,8 @@
 """The provider behind the proxy: how it is reached, and nothing of what is said to it.
 
-    transport   one HTTP request, exact to the byte (httpx's interface on aiohttp)
+    channel     one connection, and one HTTP/1.1 request after the other on it
+    direct      completions: a whole body straight to its server, over connections that are kept
+    transport   any other HTTP request, exact to the byte (httpx's interface on aiohttp)
     client      the configured upstream: routes, credentials, time limits
 
 Errors of the HTTP client become this project's own here.

@@ -19,7 +19,9 @@ import httpx
 
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.settings.model import UpstreamSettings
-from proxy.upstream.transport import ExactTransport
+from proxy.upstream.channel import Broken
+from proxy.upstream.direct import DirectTransport, Unreachable, origin_of
+from proxy.upstream.transport import ExactTransport, proxy_of
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -44,23 +46,43 @@ class _Closing(Protocol):
     def release(self) -> None: ...
 
 
+class _Response(Protocol):
+    """What either transport returns."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    def pieces(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+_FAILURES: Final = (Broken, Unreachable, httpx.TransportError, aiohttp.ClientError, OSError)
+"""What either transport raises where the upstream is at fault, or the way there."""
+
+
 class Answer:
     """What the upstream answered: status, headers, and a body that is read once.
 
     Whoever holds it closes it; until then it occupies a connection.
     """
 
-    def __init__(self, response: httpx.Response, slots: _Closing) -> None:
+    def __init__(self, response: _Response, slots: _Closing) -> None:
         """Wrap `response`; `slots` is released when it is closed."""
-        self.status = response.status_code
-        self.headers: Headers = list(response.headers.raw)
+        self.status = response.status
+        self.headers: Headers = response.headers
         self._response = response
         self._slots: _Closing | None = slots
         self._body: bytes | None = None
+        # From the last to the first, so that the first stays.
+        self._values = {name.lower(): value for name, value in reversed(self.headers)}
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name."""
-        return next((value for key, value in self.headers if key.lower() == name), None)
+        return self._values.get(name)
 
     @property
     def encoding(self) -> bytes:
@@ -80,18 +102,15 @@ class Answer:
             UpstreamTimeout: nothing came for as long as `read_timeout`.
             UpstreamUnreachable: the connection broke.
         """
-        stream = self._response.stream
-        if not isinstance(stream, httpx.AsyncByteStream):  # what a transport returns by its contract
-            raise TypeError(f"not an asynchronous stream: {type(stream).__name__}")
         inflate = (
             zlib.decompressobj(_INFLATE[self.encoding]).decompress if plain and self.encoding else _as_it_is
         )
         try:
-            async for chunk in stream:
+            async for chunk in self._response.pieces():
                 yield inflate(chunk)
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
-        except (httpx.TransportError, aiohttp.ClientError, OSError) as why:
+        except _FAILURES as why:
             raise _error_of(why) from why
 
     async def read(self) -> bytes:
@@ -106,8 +125,8 @@ class Answer:
             return
         slots, self._slots = self._slots, None
         try:
-            await self._response.stream.aclose()  # type: ignore[union-attr] # `chunks` checks it
-        except (httpx.TransportError, aiohttp.ClientError, OSError):
+            await self._response.aclose()
+        except _FAILURES:
             pass  # it is being thrown away: how it ended is of no interest
         finally:
             slots.release()
@@ -124,12 +143,18 @@ class Upstream:
             shares_key: whether a client's credential is one of this proxy's, which must not leave it.
         """
         self._settings = settings
-        self._shares_key = shares_key
+        key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+        self.base: Final = Destination(
+            settings.base_url, _bearer(key), forwards_credentials=key is None and not shares_key
+        )
+        """Where everything goes that no route takes."""
+        self._direct = DirectTransport()
         self._transport = ExactTransport()
         self._slots = asyncio.Semaphore(settings.max_connections)
 
     async def aclose(self) -> None:
         """Close every connection."""
+        await self._direct.aclose()
         await self._transport.aclose()
 
     def destination(self, model: str) -> Destination:
@@ -142,13 +167,6 @@ class Upstream:
                 key = route.api_key.get_secret_value() if route.api_key is not None else None
                 return Destination(route.base_url, _bearer(key), forwards_credentials=False)
         return self.base
-
-    @property
-    def base(self) -> Destination:
-        """Where everything goes that no route takes."""
-        key = self._settings.api_key.get_secret_value() if self._settings.api_key is not None else None
-        forwards = key is None and not self._shares_key
-        return Destination(self._settings.base_url, _bearer(key), forwards_credentials=forwards)
 
     async def ask(
         self,
@@ -176,29 +194,49 @@ class Upstream:
             headers = [*headers, (b"authorization", destination.authorization)]
         await self._take_slot()
         try:
-            request = httpx.Request(
-                method,
-                _parsed(destination.base_url),
-                headers=list(headers),
-                # With `content` it would add headers that the transport writes itself, at some cost.
-                stream=_NO_STREAM,
-                extensions={
-                    "content": content,
-                    "target": _quoted(destination.base_url + path),
-                    "timeout": {
-                        "connect": self._settings.connect_timeout,
-                        "read": self._settings.read_timeout,
-                    },
-                },
-            )
-            response = await self._transport.handle_async_request(request)
-        except (httpx.TransportError, aiohttp.ClientError, OSError) as why:
+            response = await self._send(destination.base_url, method, path, headers, content)
+        except _FAILURES as why:
             self._slots.release()
             raise _error_of(why) from why
         except BaseException:  # cancelled, above all: the slot must not be lost with the caller
             self._slots.release()
             raise
         return Answer(response, self._slots)
+
+    async def _send(
+        self,
+        base_url: str,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        content: bytes | AsyncIterable[bytes],
+    ) -> _Response:
+        """Send a request the short way, where that is possible."""
+        settings = self._settings
+        if method == "POST" and isinstance(content, bytes):
+            origin = origin_of(base_url)
+            if origin is not None and proxy_of(origin.scheme, origin.host, origin.port) is None:
+                return await self._direct.ask(
+                    origin,
+                    _quoted((origin.path + path).partition("#")[0]),
+                    headers,
+                    content,
+                    connect_timeout=settings.connect_timeout,
+                    read_timeout=settings.read_timeout,
+                )
+        request = httpx.Request(
+            method,
+            _parsed(base_url),
+            headers=list(headers),
+            # With `content` it would add headers that the transport writes itself, at some cost.
+            stream=_NO_STREAM,
+            extensions={
+                "content": content,
+                "target": _quoted(base_url + path),
+                "timeout": {"connect": settings.connect_timeout, "read": settings.read_timeout},
+            },
+        )
+        return _Httpx(await self._transport.handle_async_request(request))
 
     async def _take_slot(self) -> None:
         """Wait for one of `max_connections` connections."""
@@ -212,6 +250,25 @@ class Upstream:
                 f"All {self._settings.max_connections} connections to the upstream are in use. "
                 "Try again, or raise upstream.max_connections."
             ) from why
+
+
+class _Httpx:
+    """A response of httpx's kind."""
+
+    __slots__ = ("_stream", "headers", "status")
+
+    def __init__(self, response: httpx.Response) -> None:
+        if not isinstance(response.stream, httpx.AsyncByteStream):  # what a transport returns by its contract
+            raise TypeError(f"not an asynchronous stream: {type(response.stream).__name__}")
+        self.status = response.status_code
+        self.headers: Headers = list(response.headers.raw)
+        self._stream = response.stream
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 _NO_STREAM: Final = httpx.ByteStream(b"")
@@ -242,7 +299,7 @@ def _error_of(why: Exception) -> UpstreamError:
             "The upstream did not answer in time. Try again, or raise upstream.read_timeout and "
             "upstream.connect_timeout."
         )
-    if isinstance(why, aiohttp.ClientConnectorError):
+    if isinstance(why, (Unreachable, aiohttp.ClientConnectorError)):
         return UpstreamUnreachable(
             "The upstream cannot be reached. Check that it runs, and upstream.base_url."
         )

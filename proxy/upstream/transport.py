@@ -71,7 +71,7 @@ class ExactTransport(AiohttpTransport):
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=timeout["connect"], sock_read=timeout["read"]
             ),
-            proxy=_proxy_of(request.url.scheme, request.url.host, request.url.port),
+            proxy=proxy_of(request.url.scheme, request.url.host, request.url.port),
         )
         return httpx.Response(
             status_code=response.status,
@@ -131,7 +131,7 @@ def _header_text(value: bytes) -> str:
 
 
 @lru_cache(maxsize=64)
-def _proxy_of(scheme: str, host: str, port: int | None) -> str | None:
+def proxy_of(scheme: str, host: str, port: int | None) -> str | None:
     """Return the proxy that the environment names for this host (`HTTPS_PROXY`, `NO_PROXY`), if any.
 
     aiohttp would ask the environment itself, but only together with reading netrc. As with other

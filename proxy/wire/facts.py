@@ -10,12 +10,31 @@ It finds nothing out itself: `request` does, and `history.nodes`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 FACTS_BYTES: Final = 64 * 1024 * 1024
 """What all that is remembered may take in one process, about."""
-_ENTRY_BYTES: Final = 700
+_ENTRY_BYTES: Final = 1000
 """What facts take beside their text, about: the names in them, and their place in the table."""
+MOST_IDS: Final = 16
+"""Ids of calls that are remembered of one text: of more, the text is read again."""
+
+
+class Ties(NamedTuple):
+    """What ties a message to those beside it, and what it would be without them."""
+
+    role: str
+    """The message's role."""
+    ids: tuple[str, ...] = ()
+    """The ids of the calls of an assistant message, in order; "" for one that has none."""
+    answers: str | None = None
+    """The id of the call that a tool result answers."""
+    calls_function: bool = False
+    """Whether an assistant message holds a call of the older form."""
+    names_calls: bool = False
+    """Whether an assistant message has a `tool_calls` that is not null, whatever it is."""
+    has_content: bool = False
+    """Whether an assistant message has anything under `content`, `refusal` or `audio`."""
 
 
 class Facts:
@@ -24,7 +43,7 @@ class Facts:
     What is None was not needed yet. Whoever fills it in computes it from the text alone.
     """
 
-    __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step")
+    __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step", "ties")
 
     raw: Final[bytes]
     """The text."""
@@ -40,6 +59,8 @@ class Facts:
     """The name of the text."""
     step: tuple[str, str] | None
     """Where it stood last: the name of its parent, and its own name there."""
+    ties: Ties | None
+    """What ties it to other messages."""
 
     def __init__(self, raw: bytes, role: str, *, has_own_fields: bool, has_calls: bool) -> None:
         self.raw = raw
@@ -49,6 +70,7 @@ class Facts:
         self.content = None
         self.body = None
         self.step = None
+        self.ties = None
 
 
 class FactsByText:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import orjson
 
-from proxy.wire.facts import Facts
+from proxy.wire.facts import MOST_IDS, Facts, Ties
 from proxy.wire.shapes import is_array, is_object
 from proxy.wire.writer import write
 
@@ -46,10 +46,10 @@ class Message:
     """One chat message: `raw` is its JSON text, and what is read of it comes from that text.
 
     Two messages are equal when their texts are. `data` is parsed at most once and must not be
-    changed by anyone; what changes a message returns another one.
+    changed by anyone; what changes a message returns another one. So what is read of it is read once.
     """
 
-    __slots__ = ("_data", "facts", "raw")
+    __slots__ = ("_calls", "_data", "_ties", "facts", "raw")
 
     raw: bytes
     """The JSON text, UTF-8, unknown fields and key order included."""
@@ -60,6 +60,8 @@ class Message:
         """Wrap `raw`, the text of a JSON object; `data` is the same, parsed, where it is known."""
         self.raw = raw
         self._data = data
+        self._calls: tuple[Call, ...] | None = None
+        self._ties: Ties | None = None
         self.facts = facts
 
     @classmethod
@@ -102,20 +104,30 @@ class Message:
     @property
     def calls(self) -> tuple[Call, ...]:
         """The tool calls of an assistant message in order; empty for every other message."""
-        if self.role != "assistant" or (self.facts is not None and not self.facts.has_calls):
-            return ()
-        calls = self.data.get("tool_calls")
-        if not is_array(calls):
-            return ()
-        return tuple(_call(item) for item in calls)
+        if self._calls is None:
+            has_none = self.role != "assistant" or (self.facts is not None and not self.facts.has_calls)
+            calls = None if has_none else self.data.get("tool_calls")
+            self._calls = tuple(map(_call, calls)) if is_array(calls) else ()
+        return self._calls
+
+    @property
+    def ties(self) -> Ties:
+        """What ties it to other messages. It is remembered with the text: a known text is not parsed."""
+        ties = self._ties
+        if ties is None:
+            facts = self.facts
+            ties = facts.ties if facts is not None else None
+            if ties is None:
+                ties = _ties(self)
+                if facts is not None and len(ties.ids) <= MOST_IDS:
+                    facts.ties = ties
+            self._ties = ties
+        return ties
 
     @property
     def answers(self) -> str | None:
         """The `tool_call_id` that a tool result answers; None for other messages and where it is missing."""
-        if self.role != "tool":
-            return None
-        answered = self.data.get("tool_call_id")
-        return answered if isinstance(answered, str) else None
+        return self.ties.answers
 
     @property
     def own_fields(self) -> tuple[str, ...]:
@@ -164,6 +176,24 @@ def text_of(content: Any) -> str:
         return ""
     parts = (part.get("text") for part in content if is_object(part))
     return "".join(text for text in parts if isinstance(text, str))
+
+
+def _ties(message: Message) -> Ties:
+    """Read what ties a message to others, whatever it is."""
+    role = message.role
+    if role == "tool":
+        answered = message.data.get("tool_call_id")
+        return Ties(role, answers=answered if isinstance(answered, str) else None)
+    if role != "assistant":
+        return Ties(role)
+    data = message.data
+    return Ties(
+        role,
+        ids=tuple([call.id for call in message.calls]),
+        calls_function=is_object(data.get("function_call")),
+        names_calls=data.get("tool_calls") is not None,
+        has_content=data.get("content") not in (None, []) or bool(data.get("refusal") or data.get("audio")),
+    )
 
 
 def _call(item: Any) -> Call:

@@ -53,6 +53,8 @@ class ChatRequest:
     """The JSON text of `tools`; None where it offers none."""
     wants_usage: bool | None
     """What it says in `stream_options.include_usage`; None where it says nothing about it."""
+    reply_tokens: int | None = None
+    """How many tokens the reply may have at most; None where it says nothing about it."""
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
@@ -79,6 +81,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         has_tools=bool(tools),
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
+        reply_tokens=_reply_tokens(values),
     )
 
 
@@ -89,6 +92,7 @@ def compose(
     messages: Sequence[Message] | None = None,
     add_usage: bool = False,
     drop_fields: Collection[str] = (),
+    cache_key: str | None = None,
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
@@ -102,6 +106,7 @@ def compose(
         add_usage: ask for the usage of a stream, where the client says nothing about it.
         drop_fields: dotted paths of members to leave out ("metadata.session_id"), and of objects
             that are empty without them.
+        cache_key: what to set `prompt_cache_key` to, where the client says nothing about it.
     """
     own = (*request.instructions, *request.messages)
     asked = (
@@ -116,6 +121,8 @@ def compose(
         _drop(request.fields, changes, path.split("."))
     if add_usage and request.wants_usage is None:
         changes["stream_options"] = _asking_for_usage(request.fields.get("stream_options"))
+    if cache_key is not None and "prompt_cache_key" not in request.fields:
+        changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
     if not changes:
         return request.raw
     if changes.keys() == {"stream_options"} and (options := changes["stream_options"]) is not None:
@@ -235,6 +242,12 @@ def _wants_usage(options: Any) -> bool | None:
         return None
     wants = options.get("include_usage") if is_object(options) else False
     return None if wants is None else bool(wants)
+
+
+def _reply_tokens(values: Mapping[str, Any]) -> int | None:
+    """Return the limit of the reply, by its newer name or its older one; None where it is no such number."""
+    limits = (values.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    return next((limit for limit in limits if type(limit) is int and limit > 0), None)
 
 
 def _drop(fields: Mapping[str, bytes], changes: dict[str, bytes | None], path: Sequence[str]) -> None:

@@ -184,7 +184,9 @@ def test_one_under_way_has_a_receipt_too(proxy: Proxy, upstream: Upstream, sessi
         assert (shown["status"], shown["settled_at"], shown["plan"]) == ("pending", None, [])
         upstream.gate.set()
         assert b"[DONE]" in b"".join(pieces)
-    assert proxy.exchanges(session)[0]["status"] == "complete"
+    settled = proxy.exchanges(session)[0]
+    assert settled["status"] == "complete"
+    assert set(settled) == set(shown)
 
 
 def test_a_receipt_is_as_long_as_what_is_sent(serve: Serve, session: str) -> None:
@@ -232,3 +234,80 @@ def test_receipts_of_several_branches_name_the_messages_of_their_own(proxy: Prox
         path = proxy.get(f"/sessions/{session}/messages", meta=True, branch=row["replies"][0])["data"]
         assert row["plan"]
         assert all(path[line["position"]]["node"] == line["node"] for line in row["plan"])
+
+
+TWICE = {"type": "truncate_tool_output", "max_bytes": 400}
+TOLD: dict[str, dict[str, Any]] = {
+    "clear and drop": {
+        "target": {"tokens": 1_100},
+        "edits": [{"type": "clear_tool_results", "keep": 1}, {"type": "drop_oldest"}],
+    },
+    "cut twice": {
+        "target": {"tokens": 900},
+        "on_arrival": [{**TWICE, "max_bytes": 800}],
+        "edits": [
+            TWICE,
+            {**TWICE, "max_bytes": 200, "when": {"messages": 16}},
+            {"type": "clear_tool_results", "keep": 1},
+            {"type": "drop_oldest"},
+        ],
+    },
+    "sum up": {
+        "target": {"tokens": 900},
+        "edits": [
+            {"type": "clear_tool_results", "keep": 1},
+            {
+                "type": "summarize",
+                "mode": "statistics",
+                "min_messages": 4,
+                "min_new_messages": 2,
+                "growth_ratio": 0,
+                "keep_rounds": 1,
+            },
+        ],
+    },
+    "point back": {
+        "target": {"tokens": 900},
+        "edits": [{"type": "deduplicate_results"}, {"type": "drop_oldest"}],
+    },
+}
+
+
+@pytest.mark.parametrize("append", [False, True], ids=["resend", "append"])
+@pytest.mark.parametrize("told", TOLD)
+def test_the_lines_of_a_receipt_add_up_whatever_was_done_before(
+    serve: Serve, session: str, told: str, append: bool
+) -> None:
+    policy = {"trigger": {"tokens": 1_500}, "keep": {"rounds": 1, "spans": 1}, **TOLD[told]}
+    proxy = serve(policies={"default": policy}, tokens={"calibrate": False})
+    said: list[dict[str, Any]] = []
+    moves = overtaken = 0
+    for number in range(24):
+        # Each third result is as the one before it; rounds have two calls.
+        result = f"result {number - (number % 3 == 2)}\n{LONG[: 700 + 80 * (number % 5)]}"
+        function = {"name": "look", "arguments": "{}"}
+        new: list[Any] = [{"role": "user", "content": f"question {number}"}] if number % 2 == 0 else []
+        called: dict[str, Any] = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}],
+        }
+        new += [called, {"role": "tool", "tool_call_id": f"c{number}", "content": result}]
+        said += new
+        headers = {"x-session-mode": "append" if append else "full"}
+        reply = proxy.chat(session, new if append else said, "say:ok", headers=headers)
+        assert reply.status_code == 200, reply.text
+        said.append({"role": "assistant", "content": "ok"})
+    for row in proxy.exchanges(session):
+        summed = row["summary"]["summary_tokens"] if row["summary"] is not None else 0
+        freed = sum(line["tokens_before"] - line["tokens_after"] for line in row["plan"])
+        assert row["tokens_before"] - row["tokens_sent"] == freed - summed
+        assert all(line["node"] and line["reason"] and line["edit"] for line in row["plan"])
+        if row["cut"] is not None and row["cut"]["moved"]:
+            moves += 1
+            dropped = {line["position"] for line in row["plan"] if line["action"] == "drop"}
+            overtaken += any(
+                line["position"] in dropped for line in row["plan"] if line["action"] == "replace"
+            )
+    assert moves > 1
+    assert overtaken or told == "point back"

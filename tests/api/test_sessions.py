@@ -348,3 +348,41 @@ def test_the_administrator_says_whose_an_import_becomes(keys: Proxy, session: st
 def test_times_are_iso_in_utc() -> None:
     assert timestamp(0) == "1970-01-01T00:00:00.000Z"
     assert timestamp(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
+
+
+def test_the_summaries_of_a_session_are_told(serve: Serve, upstream: Upstream, session: str) -> None:
+    summarize = {
+        "type": "summarize",
+        "mode": "statistics",
+        "min_messages": 4,
+        "min_new_messages": 2,
+        "growth_ratio": 0,
+        "keep_rounds": 1,
+        "role": "system",
+    }
+    policy = {"trigger": {"messages": 8}, "keep": {"rounds": 1, "spans": 1}, "edits": [summarize]}
+    proxy = serve(policies={"default": policy})
+    proxy.chat(session, "hello")
+    assert proxy.get(f"/sessions/{session}")["summaries"] == []
+    for number in range(14):
+        proxy.chat(session, f"question {number}: " + "what was said about it? " * 20)
+    receipts = proxy.exchanges(session)
+    made = [row["summary"] for row in receipts if row["cut"] is not None and row["cut"]["moved"]]
+    told = proxy.get(f"/sessions/{session}")["summaries"]
+    assert len(told) == len(made) > 1
+    assert sorted(told, key=lambda one: one["summarized_until"], reverse=True) == told
+    newest = told[0]
+    assert upstream.last.json["messages"][0] == {"role": "system", "content": newest["summary"]}
+    for one, receipt in zip(told, reversed(made), strict=True):
+        shared = {
+            "kind",
+            "summarized_until",
+            "summary_tokens",
+            "message_count",
+            "original_tokens",
+            "generation",
+        }
+        assert {name: one[name] for name in shared} == {name: receipt[name] for name in shared}
+        assert one["compression_rate"] == round(one["summary_tokens"] / one["original_tokens"], 3)
+        assert one["model"] is None
+        assert any(one["created_at"] == row["settled_at"] for row in receipts)

@@ -12,7 +12,7 @@ from proxy.__main__ import app
 from proxy.commands.catalogue import Catalogue
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["serve", "check", "schema", "demo", "upgrade", "downgrade", "sessions"]
+COMMANDS = ["serve", "check", "schema", "demo", "upgrade", "downgrade", "sessions", "backtest"]
 HEAVY = {"aiohttp", "alembic", "fastapi", "httpx", "proxy.app", "rich", "uvicorn"}
 LOADED = """
 import sys

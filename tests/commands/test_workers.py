@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import threading
 import time
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -37,6 +38,18 @@ def _ends_once(folder: Path, sockets: list[socket.socket], worker: Worker, serve
         folder.joinpath("first").write_text(worker.mark)
         raise SystemExit(1)
     folder.joinpath("second").write_text(f"{worker.ended} {sockets[0].getsockname()}")
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(PATIENCE)  # until it is told to end, which is at once
+
+
+def _hears(folder: Path, _sockets: list[socket.socket], _worker: Worker, serves: Told) -> None:
+    """Have the parent told of a hang-up, wait until it is handed on, and have the parent told to stop."""
+    heard = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: heard.set())
+    serves()
+    while not heard.wait(0.05):
+        os.kill(os.getppid(), signal.SIGHUP)
+    folder.joinpath("heard").touch()
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(PATIENCE)  # until it is told to end, which is at once
 
@@ -74,6 +87,16 @@ def test_who_follows_is_told_whom_and_a_signal_ends_it(listening: socket.socket,
     assert told == ["ready"]
     mark = tmp_path.joinpath("first").read_text()
     assert tmp_path.joinpath("second").read_text() == f"({mark!r},) {address}"
+
+
+def test_a_hangup_is_handed_on(
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: False)  # on a terminal it would end the tests
+    before = signal.getsignal(signal.SIGHUP)
+    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE).run(lambda: None)
+    assert tmp_path.joinpath("heard").exists()
+    assert signal.getsignal(signal.SIGHUP) is before
 
 
 def test_a_second_signal_does_not_wait(listening: socket.socket, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -42,7 +42,7 @@ def serve(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Start a proxy with these sections of settings; it runs until the module's tests are done."""
     with ExitStack() as stack:
 
-        def start(**sections: Mapping[str, Any]) -> Proxy:
+        def start(**sections: Any) -> Proxy:
             settings = settings_for(provider, tmp_path_factory.mktemp("store"), sections)
             return stack.enter_context(Proxy(settings))
 

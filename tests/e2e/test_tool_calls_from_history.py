@@ -1,16 +1,17 @@
 """Eight rounds of one tool call each, three of them kept: what is stored and what is sent.
 
-The figures are those of the system that `keep_tool_calls` reproduces: the calls of the current round do
-not count, and nothing is ever taken from what is stored.
+The figures are those of the system that examples/policies/tool-calls-from-history.yaml reproduces: the calls
+of the current round do not count, and nothing is ever taken from what is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Serve
+from tests.support.examples import serving
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
@@ -23,9 +24,9 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
 
 
 @pytest.fixture(scope="module")
-def proxy(serve: Serve) -> Proxy:
-    edits = [{"type": "keep_tool_calls", "last": 3}]
-    return serve(policies={"three": {"trigger": {"every_request": True}, "edits": edits}})
+def proxy(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with serving("tool-calls-from-history", provider, tmp_path_factory.mktemp("store")) as served:
+        yield served
 
 
 def results(messages: list[dict[str, Any]]) -> int:
@@ -82,3 +83,65 @@ def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, str
     kinds = [row["kind"] for row in proxy.exchanges(session)]
     assert kinds == ["first"] + [use] * 15
     assert proxy.exchanges(session)[-1]["edits"] == ["keep_tool_calls"]
+
+
+def call(*ids: str, text: str | None = None) -> dict[str, Any]:
+    """Return an assistant message that calls the tool once for each id."""
+    function = {"name": "weather", "arguments": "{}"}
+    calls = [{"id": each, "type": "function", "function": function} for each in ids]
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
+def result(identity: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": identity, "content": f"what {identity} found"}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+NOW = [user("and now?"), call("n1", "n2", "n3", "n4"), *map(result, ("n1", "n2", "n3", "n4"))]
+"""The current round has more calls than are kept of all others."""
+
+
+@pytest.mark.parametrize(
+    ("history", "kept"),
+    [
+        pytest.param(
+            [user("q"), call("a", "b", "c", "d"), *map(result, "abcd"), said("so")],
+            [user("q"), call("b", "c", "d"), *map(result, "bcd"), said("so")],
+            id="of parallel calls those that are kept",
+        ),
+        pytest.param(
+            [user("q"), call("a", text="I look"), result("a"), call("b", "c", "d"), *map(result, "bcd")],
+            [user("q"), said("I look"), call("b", "c", "d"), *map(result, "bcd")],
+            id="the text of a message whose calls are gone",
+        ),
+        pytest.param(
+            [user("q"), call("a"), result("a"), said("so"), call("b", "c", "d"), *map(result, "bcd")],
+            [user("q"), said("so"), call("b", "c", "d"), *map(result, "bcd")],
+            id="nothing of a message that held no more than calls",
+        ),
+        pytest.param(
+            [user("q"), call("a", "b", "c"), *map(result, "abc"), said("so"), user("thanks"), said("oh")],
+            [user("q"), call("a", "b", "c"), *map(result, "abc"), said("so"), user("thanks"), said("oh")],
+            id="all, where they are few enough",
+        ),
+    ],
+)
+def test_what_is_left_of_the_history(
+    proxy: Proxy,
+    upstream: Upstream,
+    session: str,
+    history: list[dict[str, Any]],
+    kept: list[dict[str, Any]],
+) -> None:
+    answer = proxy.chat(session, [*history, *NOW], tools=TOOLS)
+    assert answer.status_code == 200, answer.text
+    sent = [{k: v for k, v in m.items() if v} for m in upstream.last.messages]
+    assert sent == [{k: v for k, v in m.items() if v} for m in [*kept, *NOW]]
+    assert proxy.messages(session)[:-1] == [*history, *NOW]

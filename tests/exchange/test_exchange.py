@@ -20,13 +20,16 @@ import pytest
 
 from proxy.errors import InvalidRequest, PalimpsestError, StoreUnavailable, UpstreamBusy, UpstreamError
 from proxy.exchange.background import Background
-from proxy.exchange.exchange import ChatCompletions, _is_stream
+from proxy.exchange.exchange import RESCUED, ChatCompletions, _is_stream
+from proxy.exchange.knowledge import Knowledge
 from proxy.exchange.past import Memory
 from proxy.exchange.turn import Call
+from proxy.models.catalogue import Catalogue
 from proxy.settings.model import Settings
 from proxy.store.records import ExchangeRow, Status, session_key
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
+from proxy.trimming.policy import Policy
 from proxy.upstream.client import Answer, Upstream
 from tests.support.server import settings_for
 from tests.support.upstream import Upstream as Provider
@@ -74,9 +77,10 @@ class _House:
         counter = TokenCounter(settings.tokens.method)
         memory = Memory(store, counter, settings.upstream.reasoning)
         seconds = count(1_000)  # each later than the last, so that there is a newest one
-        self.chat = ChatCompletions(
-            settings, store, self.upstream, counter, self.background, memory, lambda: float(next(seconds))
+        knowledge = Knowledge(
+            counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds))
         )
+        self.chat = ChatCompletions(settings, store, self.upstream, self.background, memory, knowledge)
 
     async def ask(
         self, model: str = "echo", *headers: tuple[bytes, bytes], client: _Client | None = None, **body: Any
@@ -180,6 +184,172 @@ async def test_a_refusal_that_breaks_keeps_no_connection(
     assert client.error is not None
     assert client.error.message == "It broke."
     assert (await house.ask()).status == 200  # there is one connection only
+
+
+LONG = [
+    message
+    for number in range(40)
+    for message in (
+        {"role": "user", "content": f"{number} " + "parcel " * 100},
+        {"role": "assistant", "content": "noted"},
+    )
+] + [{"role": "user", "content": "and now?"}]
+WINDOW = "echo+ctx:4000"
+
+
+async def test_an_overflow_is_asked_once_more_over_one_connection(house: _House, provider: Provider) -> None:
+    client = await house.ask(WINDOW, messages=LONG)
+    assert (client.status, len(provider.log)) == (200, 2)
+    row = await house.last()
+    assert RESCUED in row.receipt["warnings"]
+    assert row.status is Status.COMPLETE
+    assert row.tokens_sent * 2 <= row.tokens_before
+    assert client.headers["x-context-tokens-sent"] == str(row.tokens_sent)
+
+
+async def test_usage_that_is_refused_after_an_overflow_is_not_asked_for_again(
+    house: _House, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may look at the length first, and at the fields of what is short enough then."""
+    sent: list[bool] = []
+    ask = house.upstream.ask
+
+    async def refusing(*given: Any) -> Answer:
+        destination, method, path, fields, body = given
+        asked = orjson.loads(body)
+        sent.append("stream_options" in asked)
+        if len(asked["messages"]) < len(LONG) and sent[-1]:
+            body = orjson.dumps({**asked, "model": "plain"})
+        return await ask(destination, method, path, fields, body)
+
+    monkeypatch.setattr(house.upstream, "ask", refusing)
+    client = await house.ask(WINDOW, messages=LONG, stream=True)
+    assert (client.status, client.got.endswith(b"data: [DONE]\n\n")) == (200, True)
+    assert sent == [True, True, False]
+    assert RESCUED in (await house.last()).receipt["warnings"]
+    provider.forget()
+    await house.ask(WINDOW, stream=True)
+    assert sent[3:] == [False]  # it is remembered
+
+
+async def test_an_error_after_a_rescue_tells_of_what_was_sent_last(
+    house: _House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = house.upstream.ask
+    asked: list[bytes] = []
+
+    async def busy(*given: Any) -> Answer:
+        asked.append(given[-1])
+        if len(asked) == 2:
+            raise UpstreamBusy("All are in use.")
+        return await ask(*given)
+
+    monkeypatch.setattr(house.upstream, "ask", busy)
+    client = await house.ask(WINDOW, messages=LONG)
+    assert isinstance(client.error, UpstreamBusy)
+    row = await house.last()
+    assert RESCUED in client.headers["x-context-warning"]
+    assert client.headers["x-context-tokens-sent"] == str(row.tokens_sent)
+    assert client.headers["x-context-messages-sent"] == str(len(orjson.loads(asked[1])["messages"]))
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_rescue_that_fails_keeps_no_connection(
+    house: _House, provider: Provider, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    why: type[BaseException] = asyncio.CancelledError if cancelled else ZeroDivisionError
+
+    async def fail(*_: Any) -> bool:
+        raise why
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.chat, "_replan", fail)
+        with pytest.raises(why):
+            await house.ask(WINDOW, messages=LONG)
+    await house.background.drain()
+    row = await house.last()
+    assert row.status is (Status.CANCELLED if cancelled else Status.FAILED)
+    assert len(provider.log) == 1
+    assert (await house.ask()).status == 200  # there is one connection only
+
+
+async def test_what_does_not_get_shorter_is_not_asked_again(house: _House, provider: Provider) -> None:
+    client = await house.ask(WINDOW, messages=[{"role": "user", "content": "parcel " * 6_000}])
+    assert (client.status, len(provider.log)) == (400, 1)
+    assert orjson.loads(client.got)["error"]["code"] == "context_length_exceeded"
+    assert RESCUED not in (await house.last()).receipt["warnings"]
+
+
+async def test_a_second_plan_is_made_where_the_first_is_too_long_by_its_bytes(
+    house: _House, provider: Provider
+) -> None:
+    """Much of what is left here is not text: it counts for more with upstream than the counter thinks."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    short: list[dict[str, Any]] = []
+    for number in range(160):
+        called = {"role": "assistant", "content": None, "tool_calls": [{**call, "id": f"c{number}"}]}
+        short += [called, {"role": "tool", "tool_call_id": f"c{number}", "content": "1"}]
+    said = [*LONG[:-1], LONG[-1], *short]
+    client = await house.ask(WINDOW, messages=said)
+    assert (client.status, len(provider.log)) == (200, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_an_exchange_cost_is_told_where_it_is_known(
+    provider: Provider, tmp_path: Path, stream: bool
+) -> None:
+    rules = [{"match": ["echo*"], "prices": {"input": 2, "cached_read": 0.5, "output": 8}}]
+    async with opened(provider, tmp_path, models=rules) as house:
+        await house.ask(stream=stream)
+        usage = (await house.last()).receipt["usage"]
+        told = (await house.last()).receipt["cost"]
+        assert told == pytest.approx((usage["prompt_tokens"] * 2 + usage["completion_tokens"] * 8) / 1e6)
+        await house.ask("say:unknown")
+        assert (await house.last()).receipt["cost"] is None
+        await house.ask("echo+fault:500")
+        assert (await house.last()).receipt["cost"] is None
+
+
+async def test_one_line_is_logged_of_an_exchange(
+    provider: Provider, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = {"trigger": {"tokens": 1_000}, "target": {"ratio": 0.1}, "edits": [{"type": "drop_oldest"}]}
+    rules = [{"match": ["echo"], "context_window": 10_000}]
+    async with opened(provider, tmp_path, models=rules, policies={"lean": policy}) as house:
+        with caplog.at_level(logging.INFO, "palimpsest.exchange"):
+            client = await house.ask(messages=[{"role": "system", "content": "You keep count."}, *LONG])
+    (record,) = [each for each in caplog.records if each.name == "palimpsest.exchange"]
+    told: dict[str, Any] = record.fields  # type: ignore[attr-defined]  # our own
+    assert told["window"] == 10_000
+    assert told["ratio"] == round(told["tokens_before"] / 10_000, 3)
+    assert 0 < told["instructions_tokens"] < 20
+    assert (told["messages_before"], told["messages_sent"]) == (
+        len(LONG) + 1,
+        int(client.headers["x-context-messages-sent"]),
+    )
+    assert told["budget"] == 1_000
+    assert told["tokens_sent"] <= 1_000 < told["tokens_before"]
+    saved = 100 * (1 - told["tokens_sent"] / told["tokens_before"])
+    assert told["saved_percent"] == round(saved, 1)
+    expected = ("s", "first", "complete", "lean", "drop_oldest")
+    assert tuple(told[name] for name in ("session", "kind", "status", "policy", "edits")) == expected
+    assert told["fired"].startswith("tokens")
+
+
+async def test_a_policy_that_changed_is_applied_to_the_whole_log(house: _House, provider: Provider) -> None:
+    """What an older version dropped is read again when the next one moves the cut."""
+    lean = {"trigger": {"messages": 6}, "target": {"tokens": 60}, "keep": {"rounds": 1, "spans": 1}}
+    edits = [{"type": "drop_oldest"}]
+    house.chat.policies.current = {"lean": Policy.model_validate(lean | {"edits": edits})}
+    for number in range(8):
+        await house.ask(messages=[{"role": "user", "content": f"number {number}"}])
+    assert len(provider.last.json["messages"]) < 8
+    kept = lean | {"target": {"tokens": 60}, "trigger": {"messages": 2}, "pin": [{"regex": "number 0"}]}
+    house.chat.policies.current = {"lean": Policy.model_validate(kept | {"edits": edits})}
+    await house.ask(messages=[{"role": "user", "content": "number 8"}])
+    assert provider.last.json["messages"][0] == {"role": "user", "content": "number 0"}
+    row = await house.last()
+    assert (row.kind, row.receipt["cut"]["moved"]) == ("append", True)
 
 
 async def test_a_store_that_cannot_begin_lets_nothing_through(

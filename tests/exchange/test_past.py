@@ -1,13 +1,24 @@
-"""Stored replies in the form in which a request carries them."""
+"""What the log knows of a request, and stored replies in the form in which a request carries them."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from proxy.exchange.past import ref_of, request_form
+from proxy.exchange.past import Asking, Memory, Past, ref_of, request_form
+from proxy.history.reconcile import Kind
+from proxy.store.records import Kept
+from proxy.store.store import Store
+from proxy.tokens.counter import TokenCounter
+from proxy.trimming.plan import Cut, Gap
 from proxy.wire.messages import Message
+from proxy.wire.request import parse_chat_request
+from tests.support.talk import Talk, body
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 HALF = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": '{"a": '}}
@@ -72,3 +83,107 @@ def test_a_reply_that_broke_off_loses_the_calls_that_are_not_whole() -> None:
 
 def test_a_ref_names_a_text() -> None:
     assert ref_of("0123456789abcdef0000") == "ref_0123456789abcdef"
+
+
+# ------------------------------------------------------------------- a request in its place in the log
+
+ASKING = Asking("tenant")
+COUNTER = TokenCounter("estimate")
+
+
+@pytest.fixture
+async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
+    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    yield Talk(store)
+    await store.close()
+
+
+async def past_of(talk: Talk, *messages: dict[str, Any], asking: Asking = ASKING) -> Past:
+    memory = Memory(talk.store, COUNTER, "auto")
+    request = parse_chat_request(orjson.dumps({"model": "m", "messages": messages}))
+    return await memory.past_of(request, await memory.incoming(request, asking), talk.session, asking)
+
+
+def user(text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text, **fields}
+
+
+ONE = {"role": "assistant", "content": "1"}
+
+
+@pytest.mark.anyio
+async def test_who_said_a_message_is_known_and_does_not_go_out(talk: Talk) -> None:
+    await talk.settle(
+        await talk.begin(asked := body("user", "one", agent="planner", is_internal=True)),
+        asked,
+        replies=(body("assistant", "1"),),
+    )
+    for said in (
+        [user("two", agent="boss")],
+        [user("one", agent="planner", is_internal=True), ONE, user("two", agent="boss")],
+    ):
+        past = await past_of(talk, *said)
+        assert [(entry.agent, entry.is_internal) for entry in past.entries] == [
+            ("planner", True),
+            (None, False),
+            ("boss", False),
+        ]
+        assert all(not entry.message.own_fields for entry in past.entries)
+        assert [entry.position for entry in past.entries] == [0, 1, 2]
+        assert past.fresh[0].message.data == user("two", agent="boss")  # it is stored as it came
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("agent", "internal"), [(7, True), (None, "true"), ({"name": "x"}, 1)])
+async def test_fields_of_ours_that_say_nothing(talk: Talk, agent: Any, internal: Any) -> None:
+    past = await past_of(talk, user("one", agent=agent, is_internal=internal))
+    (entry,) = past.entries
+    assert (entry.agent, entry.is_internal) == (None, internal is True)
+
+
+@pytest.mark.anyio
+async def test_it_is_known_when_the_session_was_used_last(talk: Talk) -> None:
+    assert (await past_of(talk, user("one"))).updated_at is None
+    await talk.say("one", "1", settled_at=7_000)
+    assert (await past_of(talk, user("two"))).updated_at == 7_000
+    assert (await past_of(talk, user("one"), ONE, user("two"))).updated_at == 7_000
+
+
+@pytest.mark.anyio
+async def test_what_a_cut_dropped_is_there_only_where_it_is_wanted(talk: Talk) -> None:
+    first = await talk.say("one", "1")
+    asked = body("user", "two")
+    gap = Gap(0, 2, "drop_oldest", "old", 10, 0)
+    made = Cut(3, "lean", "v1", (), 9, 1, 0, (gap,))
+    exchange = await talk.begin(asked)
+    await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=made, kept=Kept((), (0,)))
+    lean = replace(ASKING, policy="lean")
+    past = await past_of(talk, user("three"), asking=lean)
+    assert [(entry.position, entry.message.text) for entry in past.entries] == [
+        (2, "two"),
+        (3, "2"),
+        (4, "three"),
+    ]
+    assert past.standing is not None
+    assert past.standing.cut == made
+    whole = await past_of(talk, user("three"), asking=replace(lean, whole=True))
+    assert [entry.message.text for entry in whole.entries] == ["one", "1", "two", "2", "three"]
+    assert whole.standing == past.standing
+    assert first.head in whole.nodes
+    assert whole.size > past.size
+
+
+@pytest.mark.anyio
+async def test_a_window_says_where_it_begins(talk: Talk) -> None:
+    for number in range(3):
+        await talk.say(f"q{number}", f"a{number}")
+    said = [
+        user("q1"),
+        {"role": "assistant", "content": "a1"},
+        user("q2"),
+        {"role": "assistant", "content": "a2"},
+        user("q3"),
+    ]
+    past = await past_of(talk, *said)
+    assert (past.arrival.kind, past.start) == (Kind.WINDOWED, 2)
+    assert [entry.position for entry in past.entries] == [2, 3, 4, 5, 6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,19 @@ import orjson
 import pytest
 
 from proxy.errors import InvalidRequest
+from proxy.exchange.background import OFF_LOOP_BYTES
+from proxy.exchange.knowledge import Knowledge
 from proxy.exchange.past import Memory
 from proxy.exchange.preview import preview
+from proxy.models.catalogue import Catalogue
 from proxy.settings.model import Settings
+from proxy.settings.policies import Policies
 from proxy.store.records import Kept
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.plan import Cut, Gap
 from proxy.trimming.policy import Policy
+from proxy.upstream.client import Upstream
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +59,12 @@ async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
     row = await talk.store.session(talk.tenant, talk.session)
     assert row is not None
     memory = Memory(talk.store, COUNTER, "auto")
-    found = await preview(row, policy, SETTINGS, talk.store, COUNTER, memory)
+    upstream = Upstream(SETTINGS.upstream, shares_key=False)
+    knowledge = Knowledge(COUNTER, Catalogue(), upstream, None)
+    try:
+        found = await preview(row, policy, Policies(SETTINGS.policies), talk.store, knowledge, memory)
+    finally:
+        await upstream.aclose()
     data: dict[str, Any] = orjson.loads(orjson.dumps(found))
     return data
 
@@ -83,6 +94,29 @@ async def test_model_and_tools_are_those_of_the_newest_request_that_was_answered
     assert (answered["model"], answered["policy"]) == ("mini-2", "mini")
     assert answered["tokens_before"] > bare["tokens_before"] + 40
     assert len(answered["messages"]) == 4
+
+
+async def test_what_takes_long_to_count_is_counted_in_a_thread(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    counts = TokenCounter.json
+
+    def counting(counter: TokenCounter, data: bytes, model: str) -> int:
+        threads.append(threading.get_ident())
+        return counts(counter, data, model)
+
+    monkeypatch.setattr(TokenCounter, "json", counting)
+    for words in (5, OFF_LOOP_BYTES // 5):
+        tools = orjson.dumps(
+            [{"type": "function", "function": {"name": "f", "description": "word " * words}}]
+        )
+        asked = body("user", f"{words} words")
+        exchange = await talk.begin(asked, tools=tools)
+        await talk.settle(exchange, asked, replies=(body("assistant", "d"),))
+        await shown(talk)
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False]
 
 
 async def test_the_policy_is_the_tenants(talk: Talk) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from proxy.exchange.receipt import (
     Ticket,
     expanded,
@@ -13,7 +15,8 @@ from proxy.exchange.receipt import (
     receipt_of,
     runs_of,
 )
-from proxy.trimming.plan import Change, Cut, Gap, Plan
+from proxy.store.records import StandingCut
+from proxy.trimming.plan import Change, Cut, Gap, Plan, Summary
 from proxy.wire.messages import Message
 
 STUB = Message(b'{"role":"tool","tool_call_id":"c","content":"short"}')
@@ -21,6 +24,13 @@ STUB = Message(b'{"role":"tool","tool_call_id":"c","content":"short"}')
 
 NODES = ["n0", "n1", "n2", "n3"]
 GAP = Gap(0, 1, "keep_tool_calls", "not among the newest 3 tool calls", 9, 1)
+
+
+FOUND = StandingCut(
+    Cut(5, "default", "v1", (Change(2, "truncate_tool_output", "long", STUB, 90, 10),), 50, 2, 1, (GAP,)),
+    "n3",
+    None,
+)
 
 
 def node_at(position: int) -> str | None:
@@ -74,7 +84,7 @@ def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
 
 
 def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), "n0")
+    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), None)
     assert receipt["cut"] == {
         "position": 5,
         "node": None,  # not there yet
@@ -89,10 +99,65 @@ def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
 
 
 def test_a_later_one_tells_where_the_cut_is_and_what_it_changed_itself() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(moved=False, arrivals=(_shorten(5),)), 1, 4), "n3")
+    receipt = receipt_of(Ticket("s", "e", _plan(moved=False, arrivals=(_shorten(5),)), 1, 4), FOUND)
     assert receipt["cut"]["node"] == "n3"
     assert [run["start"] for run in receipt["plan"]] == [5]
     assert [(gap["start"], gap["stop"]) for gap in receipt["gaps"]] == [(0, 1), (2, 4)]
+
+
+def test_a_move_tells_what_earlier_ones_did_to_what_it_drops() -> None:
+    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), FOUND)
+    told = [
+        (run["edit"], run["action"], run["start"], run["before"], run["after"]) for run in receipt["plan"]
+    ]
+    assert told == [
+        ("truncate_tool_output", "replace", 2, [90], [10]),
+        ("drop_oldest", "drop", 2, [10, 20], [0, 0]),
+    ]
+
+
+def test_a_move_of_another_version_began_anew() -> None:
+    old = replace(FOUND, cut=replace(FOUND.cut, version="v0"))
+    anew = replace(_plan(), earlier=())
+    receipt = receipt_of(Ticket("s", "e", anew, 1, 4), old)
+    assert [run["edit"] for run in receipt["plan"]] == ["drop_oldest"]
+
+
+def test_a_summary_is_told_with_what_it_stands_for() -> None:
+    summary = Summary("So far.", "system", 4, 12, "statistics", 4, 130, 2, {"of": "its own"})
+    receipt = receipt_of(Ticket("s", "e", replace(_plan(), summary=summary), 1, 4), None)
+    assert receipt["summary"] == {
+        "kind": "statistics",
+        "role": "system",
+        "summarized_until": 4,
+        "summary_tokens": 12,
+        "message_count": 4,
+        "original_tokens": 130,
+        "generation": 2,
+    }
+    assert receipt_of(Ticket("s", "e", _plan(), 1, 4), None)["summary"] is None
+
+
+def test_counts_are_told_as_upstream_has_them() -> None:
+    ticket = Ticket("s", "e", _plan(), 1, 4, window=1_000, fixed_tokens=20, scale=1.3)
+    assert (ticket.tokens_before, ticket.tokens_sent) == (260, 65)
+    headers = dict(ticket.headers())
+    assert (headers[b"x-context-tokens-before"], headers[b"x-context-tokens-sent"]) == (b"260", b"65")
+    assert receipt_of(ticket, None)["calibration"] == 1.3
+    line = log_line(ticket, "resend", "complete", 1.0)
+    told = ("instructions_tokens", "tokens_before", "tokens_sent", "window", "ratio")
+    assert [line[name] for name in told] == [26, 260, 65, 1_000, 0.26]
+
+
+def test_a_merged_summary_without_instructions_is_a_message_more() -> None:
+    summary = Summary("So far.", "merge", 4, 12, "statistics", 4, 130)
+    plan = replace(_plan(), summary=summary)
+    assert [Ticket("s", "e", plan, lead, 4).messages_sent for lead in (0, 1)] == [2, 2]
+
+
+def test_the_log_line_of_a_window_that_is_not_known() -> None:
+    line = log_line(Ticket("s", "e", _plan(), 1, 4), "resend", "complete", 1.0)
+    assert (line["window"], line["ratio"], line["budget"]) == (None, None, None)
 
 
 GAPS = [GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from proxy.exchange.past import Asking, Memory, Past
 from proxy.exchange.receipt import Ticket
 from proxy.exchange.relay import Outcome
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
-from proxy.store.records import Status
+from proxy.store.records import Kept, Status
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.engine import plan
@@ -35,16 +36,19 @@ def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
     return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}))
 
 
+KNOWN = Known(count=lambda text: COUNTER.message(text, "m"), agent="boss")
+
+
 def planned(past: Past, **policy: Any) -> Plan:
-    known = Known(count=lambda text: COUNTER.message(text, "m"), agent="boss")
     return plan(
-        past.entries, Policy.model_validate(policy), "lean", known, None, composed=past.arrival.composed
+        past.entries, Policy.model_validate(policy), "lean", KNOWN, None, composed=past.arrival.composed
     )
 
 
 def turn_of(request: ChatRequest, past: Past, **policy: Any) -> Turn:
     ticket = Ticket("s", "exc_1", planned(past, **policy), len(past.instructions), len(past.entries))
-    return Turn(Call("t", [], b"", request.raw), request, past, ticket, ASKING, time.monotonic(), stored=True)
+    call = Call("t", [], b"", request.raw)
+    return Turn(call, request, past, ticket, ASKING, KNOWN, time.monotonic(), stored=True)
 
 
 @pytest.fixture
@@ -151,6 +155,38 @@ async def test_only_a_cut_that_moved_is_told(talk: Talk, moves: bool) -> None:
     told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
     assert (told.cut is not None) == moves
     assert (told.tokens_sent < told.tokens_before) == moves
+
+
+async def test_what_it_cost_is_told(talk: Talk) -> None:
+    turn = await first(talk, request_of(SAID))
+    assert settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
+    assert settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
+
+
+async def test_what_a_cut_kept_is_told_by_node_and_by_place(talk: Talk) -> None:
+    await talk.say("one", "1")
+    await talk.say("two", "2")
+    past = [
+        {"role": role, "content": text}
+        for role, text in (("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"))
+    ]
+    policy = {
+        "trigger": {"messages": 3},
+        "target": {"tokens": 1},
+        "keep": {"rounds": 1, "spans": 1, "first_user": True},
+        "edits": [{"type": "drop_oldest"}],
+    }
+    turn = await first(talk, request_of([*past, *SAID]), **policy)
+    told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
+    assert told.cut is not None
+    assert told.kept is not None
+    assert [(gap.start, gap.stop) for gap in told.cut.gaps] == [(1, 4)]
+    assert told.kept == Kept(nodes=turn.past.nodes[:1], messages=(0,))
+    # Of a window nobody knows what its branch had before it.
+    window = Turn(
+        **{name: getattr(turn, name) for name in Turn.__slots__} | {"past": replace(turn.past, start=2)}
+    )
+    assert settlement_of(window, Outcome(Status.COMPLETE), 9, COUNTER).kept is None
 
 
 async def test_events_are_marked_in_milliseconds(talk: Talk) -> None:

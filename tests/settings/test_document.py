@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from proxy.errors import ConfigurationError
@@ -106,8 +104,3 @@ def test_messages_quote_nothing_of_the_file(content: bytes) -> None:
 
 def test_an_anchor_may_lead_back_to_where_it_stands() -> None:
     assert Document.parse(b"a: &a [*a]", "f").data["a"][0] is not None
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
-        Document.read(tmp_path)

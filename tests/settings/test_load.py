@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.settings.load import load, schema_of
+from proxy.settings.load import Source, load, schema_of
 from proxy.settings.model import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,63 @@ def test_config_yaml_of_the_working_folder_is_read_if_it_is_there() -> None:
 def test_a_file_that_is_named_must_be_there() -> None:
     with pytest.raises(ConfigurationError, match=re.escape("other.yaml: there is no such file")):
         load(Path("other.yaml"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+def test_a_source_reads_again_what_it_read() -> None:
+    source = Source(overrides={"server": {"port": 3, "host": None}})
+    assert (source.file, source.content()) == (Path("config.yaml"), None)
+    assert source.read().settings.server.port == 3
+    Path("config.yaml").write_text("server: {port: 1, max_body_bytes: 7}")
+    loaded = source.read()
+    assert loaded.content == b"server: {port: 1, max_body_bytes: 7}"
+    assert (loaded.settings.server.port, loaded.settings.server.max_body_bytes) == (3, 7)
+    assert source.parse(b"").settings == source.parse(None).settings
+    assert pickle.loads(pickle.dumps(loaded)) == loaded  # noqa: S301 - our own: so it comes to a worker
+
+
+def test_what_was_read_is_not_printed() -> None:
+    Path("config.yaml").write_text("auth: {admin_key: hush}\nupstream: {api_key: hush}")
+    assert "hush" not in repr(Source().read())
+
+
+def test_what_is_allowed_and_does_nothing_is_told_once_with_its_line() -> None:
+    Path("config.yaml").write_text(
+        "policies:\n"
+        "  a: {extends: base}\n"
+        "  base:\n"
+        "    trigger: {every_request: true, tokens: 9, cost: auto}\n"
+        "    edits: [{type: keep_tool_calls}]\n"
+        "  late:\n"
+        "    extends: base\n"
+        "    trigger: {every_request: false, cost: null}\n"
+        "    target: {tokens: 5}\n"
+        "    edits:\n"
+        "      - {type: drop_oldest}\n"
+        "      - {type: keep_tool_calls}\n"
+    )
+    assert Source().read().doubts == (
+        "config.yaml:4: policies.base.trigger.tokens: beside every_request, tokens decides nothing",
+        (
+            "config.yaml:11: policies.late.edits[0]: drop_oldest goes on until the target is met, "
+            "and leaves nothing to keep_tool_calls: put it last"
+        ),
+    )
+
+
+def test_a_policy_of_the_file_is_extended_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("config.yaml").write_text("policies: {base: {keep: {rounds: 2}}}")
+    monkeypatch.setenv("PALIMPSEST_POLICIES__A", '{"extends": "base", "keep": {"spans": 9}}')
+    assert (load().policies["a"].keep.rounds, load().policies["a"].keep.spans) == (2, 9)
+    monkeypatch.setenv("PALIMPSEST_POLICIES__A__EXTENDS", "bse")
+    with pytest.raises(
+        ConfigurationError, match=r"^PALIMPSEST_POLICIES__A__EXTENDS: policies\.a\.extends: unk"
+    ):
+        load()
 
 
 def test_the_file_the_environment_and_the_command_line_go_one_before_the_other(

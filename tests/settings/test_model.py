@@ -33,7 +33,9 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "missing": "infer",
             "on_disconnect": "cancel",
         },
-        "tokens": {"method": "tiktoken"},
+        "tokens": {"method": "tiktoken", "calibrate": True},
+        "cache": {"key": "none", "breakpoints": "auto"},
+        "models": [],
         "policies": {},
         "telemetry": {"log_format": "text", "log_level": "info"},
     }
@@ -42,6 +44,10 @@ def test_the_defaults_are_those_of_the_contract() -> None:
 def test_nothing_but_the_arguments_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_SERVER__PORT", "1")
     assert Settings().server.port == 8080
+
+
+def _priced(*steps: dict[str, float], price: float = 1) -> dict[str, Any]:
+    return {"models": [{"match": ["a"], "prices": {"input": price, "steps": list(steps)}}]}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,20 @@ def test_nothing_but_the_arguments_is_read(monkeypatch: pytest.MonkeyPatch) -> N
         ({"auth": {"mode": "passthrough"}, "upstream": {"api_key": "k"}}, "remove upstream.api_key"),
         ({"server": {"host": "0.0.0.0"}}, "without authentication only this machine"),
         ({"policies": {"off": {}}}, "reserved"),
+        ({"models": [{}]}, "Field required"),
+        ({"models": [{"match": []}]}, "at least 1 item"),
+        ({"models": [{"match": ["a"], "context_window": 0}]}, "greater than 0"),
+        ({"models": [{"match": ["a"], "prices": {"output": 1}}]}, "Field required"),
+        ({"models": [{"match": ["a"], "prices": {"input": -1}}]}, "greater than or equal to 0"),
+        ({"models": [{"match": ["a"], "prices": {"input": float("nan")}}]}, "finite number"),
+        ({"models": [{"match": ["a"], "prices": {"input": True}}]}, "not true or false"),
+        ({"models": [{"match": ["a"], "cache": {"lifetime": 0}}]}, "greater than 0"),
+        ({"models": [{"match": ["a"], "cache": {"breakpoints": "all"}}]}, "'openai', 'anthropic' or 'none'"),
+        (_priced({"above": 9, "input": 2}, {"above": 9, "input": 3}), "above that of the step before it"),
+        (_priced({"above": 9, "input": 2}, price=0), "what costs nothing has no steps"),
         ({"virtual_tools": {}}, "Extra inputs"),
+        ({"cache": {"key": "tenant"}}, "'none' or 'session'"),
+        ({"cache": {"breakpoints": "always"}}, "'auto' or 'never'"),
     ],
 )
 def test_contradictions_are_refused(given: dict[str, Any], words: str) -> None:

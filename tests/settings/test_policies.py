@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.settings.policies import BUILT_IN, OFF, select_policy, with_built_in
+from proxy.settings.policies import BUILT_IN, BUILT_INS, OFF, Policies, select_policy, with_built_in
 from proxy.trimming.policy import Match, Policy
+from proxy.trimming.trigger import Trigger
 
 SMALL = Policy(match=Match(models=("gpt-*",), tenants=("team-*",)))
 ODD = Policy(match=Match(models=("odd",)))
@@ -39,10 +40,25 @@ def test_without_a_policy_for_everything_the_built_in_one_comes_last() -> None:
     assert select_policy({}, "x", "y", "default") == ("default", BUILT_IN)
 
 
-def test_the_built_in_policy_trims_nothing() -> None:
-    assert BUILT_IN.trigger is None
-    assert BUILT_IN.edits == ()
+def test_the_built_in_policy_changes_nothing_on_arrival_and_trims_only_where_it_pays_or_must() -> None:
     assert BUILT_IN.on_arrival == ()
+    assert BUILT_IN.trigger == Trigger(cost="auto", ratio=0.9)
+    assert [edit.type for edit in BUILT_IN.edits] == ["clear_tool_results", "drop_oldest"]
+    assert BUILT_IN.edits[1].when == Trigger(ratio=0.9)
+
+
+def test_the_names_of_the_built_in_policy_are_those_that_extends_knows() -> None:
+    assert with_built_in({}).items() <= BUILT_INS.items()
+    assert with_built_in({"default": SMALL})["built-in"] is BUILT_INS["built-in"]
+
+
+def test_the_policies_in_force_are_exchanged_as_a_whole() -> None:
+    policies = Policies({"all": ALL})
+    assert policies.select("team-a", "gpt-5") == ("all", ALL)
+    policies.current = {"small": SMALL}
+    assert policies.select("team-a", "gpt-5") == ("small", SMALL)
+    with pytest.raises(InvalidRequest):
+        policies.select("team-a", "gpt-5", "all")
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:

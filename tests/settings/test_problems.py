@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ BROKEN: list[dict[str, str]] = yaml.safe_load((Path(__file__).parent / "broken.y
 
 @pytest.mark.parametrize("broken", BROKEN, ids=[broken["case"] for broken in BROKEN])
 def test_a_broken_file_is_told_line_setting_and_cure(broken: dict[str, str]) -> None:
-    assert said_of(broken["file"]) == [broken["says"]]
+    (said,) = said_of(broken["file"])
+    pattern = ".*".join(map(re.escape, broken["says"].split("[…]")))
+    assert re.fullmatch(pattern, said), said
 
 
 def test_each_mistake_has_a_line_of_its_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.store.records import Kept, StandingCut
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut, Gap
+from proxy.trimming.plan import Change, Cut, Gap, Summary
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio
@@ -91,3 +91,31 @@ async def test_a_cut_once_made_stays(store: Store) -> None:
     node = (await store.path(talk.key, head))[0].node
     assert await store.cut_at(talk.key, node, "default", None) == made
     assert await store.cut_at(talk.key, head, "default", None) is None
+
+
+def summed(position: int, text: str) -> Cut:
+    return replace(cut(position), summary=Summary(text, "system", position, 9, "statistics", position, 70))
+
+
+async def test_the_summaries_of_a_branch_are_told_with_their_time(store: Store) -> None:
+    talk = Talk(store)
+    first = await say(talk, "one", cut(1), settled_at=10)
+    await say(talk, "two", summed(3, "A"), settled_at=20)
+    await say(talk, "three", summed(5, "B"), settled_at=30)
+    head = await say(talk, "four", replace(summed(7, "B"), summary=summed(5, "B").summary), settled_at=40)
+    beside = await say(talk, "zwei", summed(2, "C"), base=first, at_head=False, settled_at=50)
+
+    async def told(node: str, policy: str = "default", agent: str | None = None) -> list[tuple[str, int]]:
+        return [(each.text, at) for each, at in await store.summaries(talk.key, node, policy, agent)]
+
+    assert await told(head) == [("B", 30), ("A", 20)]
+    assert await told(beside) == [("C", 50)]
+    assert await told(first) == await told("") == await told("\0") == await told(head, "other") == []
+    assert await told(head, agent="writer") == []
+
+
+async def test_a_cut_without_a_summary_ends_those_before_it(store: Store) -> None:
+    talk = Talk(store)
+    await say(talk, "one", summed(1, "A"))
+    head = await say(talk, "two", cut(3, version="v2"))
+    assert await store.summaries(talk.key, head, "default", None) == []

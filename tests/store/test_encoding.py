@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.encoding import decode_changes, decode_cut, encode_changes, encode_cut
-from proxy.trimming.plan import Change, Gap
+from proxy.store.encoding import Decided, decode_changes, decode_cut, encode_changes, encode_cut
+from proxy.trimming.plan import Account, Change, Gap, Summary
 from proxy.wire.messages import Message
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -23,6 +23,12 @@ dropped = st.builds(
 changed = st.builds(Change, st.integers(0, 40), words, words, st.none() | messages, counts, counts)
 gaps = st.lists(st.builds(Gap, counts, counts, words, words, counts, counts), max_size=5)
 kept = st.none() | st.lists(words, max_size=5).map(tuple)
+states = st.dictionaries(words, counts | words | st.lists(words, max_size=2), max_size=3)
+roles = st.sampled_from(["merge", "system", "user"])
+summaries = st.none() | st.builds(
+    Summary, words, roles, counts, counts, st.just("statistics"), counts, counts, counts, states
+)
+accounts = st.none() | st.builds(Account, counts, st.floats(0, 1e9), st.floats(-1e9, 1e9))
 
 
 @given(st.lists(dropped | changed))
@@ -38,16 +44,45 @@ def test_equal_changes_are_equal_texts(changes: list[Change]) -> None:
     assert encode_changes(decode_changes(encode_changes(changes))) == encode_changes(changes)
 
 
-@given(st.lists(dropped | changed), gaps, kept)
-def test_cuts_come_back_exactly(changes: list[Change], gaps: list[Gap], kept: tuple[str, ...] | None) -> None:
+@given(st.lists(dropped | changed), gaps, kept, summaries, accounts)
+def test_cuts_come_back_exactly(
+    changes: list[Change],
+    gaps: list[Gap],
+    kept: tuple[str, ...] | None,
+    summary: Summary | None,
+    account: Account | None,
+) -> None:
     in_order = tuple(sorted(changes, key=lambda change: change.position))
-    assert decode_cut(encode_cut(changes, gaps, kept)) == (in_order, tuple(gaps), kept)
+    read = decode_cut(encode_cut(changes, gaps, kept, summary, account))
+    assert read == Decided(in_order, tuple(gaps), kept, summary, account)
 
 
 @given(st.lists(dropped | changed))
 def test_a_cut_that_was_stored_as_changes_alone_is_read(changes: list[Change]) -> None:
     text = encode_changes(changes)
-    assert decode_cut(text) == (decode_changes(text), (), None)
+    assert decode_cut(text) == Decided(decode_changes(text), (), None)
+
+
+def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
+    summary = Summary(
+        "abc\ud83d",
+        "merge",
+        2,
+        9,
+        "statistics",
+        2,
+        30,
+        state={"rounds": 2, "k\ud83d": [{"text": "Z\udc00"}, None, 1.5]},
+    )
+    read = decode_cut(encode_cut((), (), None, summary)).summary
+    assert read is not None
+    assert read.text == "abc\ufffd"
+    assert read.state == {"rounds": 2, "k\ufffd": [{"text": "Z\ufffd"}, None, 1.5]}
+
+
+def test_what_else_is_no_text_is_refused() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        encode_cut((), [Gap(0, 1, "drop_oldest", "\ud83d", 1, 0)], None)
 
 
 def test_a_cut_over_a_hundred_thousand_messages_takes_next_to_no_room() -> None:

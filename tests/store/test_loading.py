@@ -12,7 +12,7 @@ from proxy.errors import Conflict, InvalidRequest
 from proxy.store.loading import read_records
 from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut, Gap
+from proxy.trimming.plan import Account, Change, Cut, Gap, Summary
 from proxy.wire.messages import JsonObject, Message
 from tests.support.talk import Talk, body, message
 
@@ -20,7 +20,19 @@ pytestmark = pytest.mark.anyio
 
 CUT = Cut(1, "default", "v1", (Change(0, "drop_oldest", "old", None, 4, 0),), 9, 1, 0)
 """As it was stored before there were gaps."""
-LATER = Cut(3, "default", "v1", (), 9, 1, 0, (Gap(0, 1, "drop_oldest", "old", 4, 0),))
+SUMMARY = Summary("So far.", "system", 1, 3, "statistics", 1, 4, 2, {"said": ["one"]})
+LATER = Cut(
+    3,
+    "default",
+    "v1",
+    (),
+    9,
+    1,
+    0,
+    (Gap(0, 1, "drop_oldest", "old", 4, 0),),
+    SUMMARY,
+    Account(3, 41.5, -2.25),
+)
 
 
 async def told(store: Store) -> list[JsonObject]:
@@ -156,6 +168,11 @@ def _gaps(*gaps: tuple[int, int, int, int], **more: Any) -> Callable[[JsonObject
     return _set(changes=changes | more)
 
 
+def _summing(**changes: Any) -> Callable[[JsonObject], None]:
+    summary = {"text": "So far.", "role": "system", "until": 1, "tokens": 3, "kind": "statistics"}
+    return _set(changes={"summary": summary | {"covered_messages": 1, "covered_tokens": 4} | changes})
+
+
 def _putting(text: str) -> JsonObject:
     return {"why": [["drop_oldest", "old"]], "put": [[0, 0, 0, 5, 1, text]]}
 
@@ -198,6 +215,13 @@ def _putting(text: str) -> JsonObject:
         ("cut", _gaps((0, 1, 5, 2)), "the gap at 0 counts what 1 messages cannot have"),
         ("cut", _gaps(kept=[]), "are not the messages outside its gaps"),
         ("cut", _gaps((0, 1, 5, 0), kept=["ab" * 20]), "are not the messages outside its gaps"),
+        ("cut", _summing(until=2), "its summary covers 2 messages, and it stands after 1"),
+        ("cut", _summing(until=-1), "its summary covers -1"),
+        ("cut", _summing(tokens=-1), "its summary counts what 1 messages cannot have"),
+        ("cut", _summing(covered_messages=2), "its summary counts what 1 messages cannot have"),
+        ("cut", _summing(covered_tokens=2**40), "its summary counts"),
+        ("cut", _summing(role="tool"), "role"),
+        ("cut", _set(changes={"account": {"turns": 1}}), "account"),
         ("cut", _set(changes=_putting("[]")), "puts what is no message"),
         ("cut", _set(changes=_putting("{")), "unexpected end of data"),
         ("node", _set(policy="a\x00b"), "policy holds a NUL"),

@@ -71,6 +71,14 @@ async def test_an_append_reads_the_branch_with_its_texts(store: Store) -> None:
     assert (found.start, found.depth) == (0, 4)
 
 
+async def test_it_is_known_when_the_session_was_used_last(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1", settled_at=7_000)
+    told = [message("user", "one"), message("assistant", "1"), message("user", "two")]
+    for asked in (told[2:], told, [message("user", "other"), message("assistant", "x"), told[2]]):
+        assert (await ask(talk, *asked)).updated_at == 7_000
+
+
 async def test_a_resend_reads_what_was_noted_about_its_messages(store: Store) -> None:
     talk = Talk(store)
     settled = await talk.say("one", "1")

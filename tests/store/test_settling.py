@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id
 from proxy.store import settling

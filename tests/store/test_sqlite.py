@@ -458,6 +458,31 @@ async def test_two_processes_worth_of_writers_share_a_file(path: Path) -> None:
     await second.close()
 
 
+async def test_the_log_says_what_failed_for_a_caller_who_left(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = SqliteDatabase(path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail(_: Connection) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        raise StoreUnavailable("The store cannot be used. It is a test.")
+
+    left = asyncio.get_running_loop().create_task(database.write(fail))
+    await asyncio.to_thread(begun.wait)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    go_on.set()
+    await database.write(partial(put, name="a"))
+    assert caplog.messages == [
+        "work that nobody waits for any more failed: The store cannot be used. It is a test."
+    ]
+    assert await database.read(names) == ["a"]
+    await database.close()
+
+
 @pytest.mark.parametrize("then", ["write", "close"])
 def test_what_an_event_loop_that_ended_had_asked_for_is_done(path: Path, then: str) -> None:
     database = SqliteDatabase(path)

@@ -75,7 +75,7 @@ def test_a_statement_is_compiled_once(connection: SqliteConnection, monkeypatch:
     for size in range(9):
         assert connection.execute(several, {"ids": list(range(size))}).all() == []
     assert compiled == [several]
-    (form,) = statements._CACHE[several].values()
+    (form,) = statements._CACHE[id(several)].by_names.values()
     assert sorted(form.texts) == [(0,), (1,), (2,), (4,), (8,)]
 
 

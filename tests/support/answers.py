@@ -77,9 +77,85 @@ def _text(content: Any) -> str:
     return content or ""
 
 
+OVERFLOWS: dict[str, tuple[int, dict[str, Any]]] = {
+    "openai": (
+        400,
+        {
+            "message": "This model's maximum context length is {window} tokens. However, your messages "
+            "resulted in {asked} tokens. Please reduce the length of the messages.",
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "context_length_exceeded",
+        },
+    ),
+    "vllm": (
+        400,
+        {
+            "message": "This model's maximum context length is {window} tokens. However, your request has "
+            "{asked} input tokens. Please reduce the length of the input messages.",
+            "type": "BadRequestError",
+            "code": 400,
+        },
+    ),
+    "stopped": (  # it counts until it is too many, and no further
+        400,
+        {
+            "message": "This model's maximum context length is {window} tokens. However, you requested 0 "
+            "output tokens and your prompt contains at least {more} input tokens.",
+            "type": "BadRequestError",
+        },
+    ),
+    "anthropic": (
+        400,
+        {"type": "invalid_request_error", "message": "prompt is too long: {asked} tokens > {window} maximum"},
+    ),
+    "llama.cpp": (
+        400,
+        {
+            "message": "the request exceeds the available context size. try increasing the context size",
+            "type": "exceed_context_size_error",
+            "n_ctx": "{window}",
+            "n_prompt_tokens": "{asked}",
+        },
+    ),
+    "wrapped": (
+        500,
+        {
+            "message": "ContextWindowExceededError: prompt is too long: {asked} tokens > {window} maximum",
+            "type": "server_error",
+        },
+    ),
+    "silent": (
+        413,
+        {
+            "message": "Your input exceeds the context window of this model. Please adjust your input.",
+            "code": "context_length_exceeded",
+        },
+    ),
+}
+"""By who says it: status and error of a request that is too long."""
+
+
+def overflow_body(whose: str, window: int, asked: int) -> tuple[int, bytes]:
+    """Return status and body with which a request of `asked` tokens is refused."""
+    status, error = OVERFLOWS[whose]
+    numbers = {"window": window, "asked": asked, "more": window + 1}
+    told = {
+        name: value.format(**numbers) if isinstance(value, str) else value for name, value in error.items()
+    }
+    told |= {name: int(told[name]) for name in ("n_ctx", "n_prompt_tokens") if name in told}
+    return status, orjson.dumps({"error": told})
+
+
+def tokens_of(body: dict[str, Any], does: dict[str, str]) -> int:
+    """Return the tokens of a request: a fourth of its bytes, or as many times more as it is told."""
+    said = len(orjson.dumps(body["messages"])) + (len(orjson.dumps(body["tools"])) if "tools" in body else 0)
+    return int(said // 4 * float(does.get("times", "1")))
+
+
 def usage_of(body: dict[str, Any]) -> dict[str, Any]:
     """Return usage figures that depend on what was sent and nothing else."""
-    prompt = len(orjson.dumps(body["messages"])) // 4
+    prompt = tokens_of(body, options_of(body["model"]))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": 7,

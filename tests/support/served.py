@@ -53,7 +53,9 @@ class Served:
         self._log = config.parent / f"serve-{number}.log"
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), *arguments]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())  # noqa: S603 - our own
+            self.process = subprocess.Popen(  # noqa: S603 - our own
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
+            )
 
     @property
     def log(self) -> str:

@@ -15,16 +15,16 @@ from tests.support.listening import Listening
 from tests.support.upstream import Upstream
 
 
-def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Mapping[str, Any]]) -> Settings:
+def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Any]) -> Settings:
     """Return settings that lead to `upstream`, with a store in `folder`; the sections are laid over them."""
-    data: dict[str, dict[str, Any]] = {
+    data: dict[str, Any] = {
         "upstream": {"base_url": upstream.base_url},
         "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}"},
         "tokens": {"method": "estimate"},
     }
     for name, section in sections.items():
-        data[name] = {**data.get(name, {}), **section}
-    return Settings(**data)  # type: ignore[arg-type]  # pydantic reads each section
+        data[name] = {**data.get(name, {}), **section} if isinstance(section, Mapping) else section
+    return Settings(**data)
 
 
 class Proxy:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+
+from msgspec.structs import replace
 
 from proxy.history.nodes import ROOT
 from proxy.store.records import Body, Opening, Reply, Settled, Settlement, Status, session_key

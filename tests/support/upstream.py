@@ -13,6 +13,8 @@ that a test can make a model's name its own:
     delay:MS           waits before it answers; chunkdelay:MS waits after each event
     gate               waits in the middle of a stream until `gate` is set
     plain              refuses `stream_options` with 422; lenient takes unknown fields and roles
+    ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
+    times:X            counts X times as many tokens
     gzip               compresses whatever it answers
     fault:KIND         429 | 429-once | 500 | hang | html | bad-json | drop-before (no answer at all)
                        drop | stall | error-event (in the middle of a stream) | no-done | crlf |
@@ -33,7 +35,7 @@ import anyio
 import orjson
 import uvicorn
 
-from tests.support.answers import Answering, error_body, options_of
+from tests.support.answers import Answering, error_body, options_of, overflow_body, tokens_of
 from tests.support.api_rules import Refused, check
 from tests.support.listening import Listening
 from tests.support.mirror import reflect
@@ -136,12 +138,21 @@ class Upstream:
         does = options_of(body.get("model") if isinstance(body, dict) else None)
         try:
             check(body, plain="plain" in does, lenient="lenient" in does)
-            if await self._fault(does.get("fault", ""), body, out):
+            if await self._overflow(body, does, out) or await self._fault(does.get("fault", ""), body, out):
                 return
             await out.completion(body, does, self.scripts, JSON, EVENTS)
         except Refused as why:
             received.refused = str(why)
             await out.whole(why.status, JSON, orjson.dumps(why.body))
+
+    async def _overflow(self, body: dict[str, Any], does: dict[str, str], out: Answering) -> bool:
+        """Refuse a request that is too long; tell whether it is."""
+        asked = tokens_of(body, does)
+        if "ctx" not in does or asked <= int(does["ctx"]):
+            return False
+        status, data = overflow_body(does.get("words", "openai"), int(does["ctx"]), asked)
+        await out.whole(status, JSON, data)
+        return True
 
     async def _fault(self, kind: str, body: dict[str, Any], out: Answering) -> bool:
         """Do what `fault:` says instead of an answer; tell whether that was all."""

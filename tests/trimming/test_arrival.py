@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from proxy.trimming.arrival import arrive
-from proxy.trimming.plan import Change, Entry, Known
+from proxy.trimming.arrival import arrive, moved
+from proxy.trimming.plan import Change, Entry, Gap, Known
 from proxy.trimming.policy import Policy
+from proxy.trimming.trigger import Size
 from tests.trimming.notation import KNOWN, count, log, message
 from tests.trimming.notation import entries as entries_of
 
@@ -43,6 +44,12 @@ def test_what_is_recorded_is_done_again_whatever_the_policy_says() -> None:
     for other in (policy(), Policy(), policy(on_arrival=[{**SHORT, "max_bytes": 300}])):
         again, first = arrive(recorded, other, KNOWN), arrive(entries, policy(), KNOWN)
         assert (again.messages, again.tokens, again.decided) == (first.messages, first.tokens, first.decided)
+
+
+def test_what_is_new_is_decided_beside_what_is_recorded() -> None:
+    entries = with_long_results("assistant | c f", f"tool c {LONG}")
+    recorded = [replace(entry, arrival=()) for entry in entries[:4]] + entries[4:]
+    assert [change.position for change in arrive(recorded, policy(), KNOWN).changes] == [5]
 
 
 def test_what_was_left_alone_stays_so() -> None:
@@ -95,3 +102,34 @@ def test_edits_act_one_after_the_other_each_under_its_own_condition() -> None:
 def test_what_would_not_cost_less_stays() -> None:
     dear = Known(count=lambda _: 10**6)
     assert arrive(with_long_results(), policy(), dear).changes == ()
+
+
+def test_what_is_missing_counts_where_it_stood() -> None:
+    entries = with_long_results("user so", "assistant | c f", f"tool c {LONG}")
+    known = Known(count, fixed_tokens=5)
+    when = policy(on_arrival=[{**SHORT, "when": {"tokens": 1900, "messages": 6, "tool_calls": 2}}])
+    whole = arrive(entries, when, known).decided
+    assert [len(changes) for changes in whole] == [0, 0, 0, 0, 0, 0, 1]
+    # The first block lies in gaps: what stood there is told by its size.
+    gaps = [(2, Size(920, 2, 0)), (4, Size(925, 2, 2))]
+    assert arrive(entries[4:], when, known, gaps).decided == whole[4:]
+    assert arrive(entries[4:], when, known, gaps[:1]).changes == ()
+    assert arrive(entries[4:], when, known, [(2, Size(920, 2, 0)), (4, Size(925, 2, 1))]).changes == ()
+    # What comes behind all of them does not count.
+    assert arrive(entries[4:], when, known, [*gaps, (9, Size(9, 9, 9))]).decided == whole[4:]
+
+
+def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
+    entries = with_long_results("user so", "user and")
+    arrived = arrive(entries, policy(), KNOWN)
+    assert arrived.without(()) is arrived
+    left = arrived.without([Gap(0, 1, "e", "", 0, 0), Gap(4, 5, "e", "", 0, 0)])
+    assert [entry.position for entry in left.entries] == [1, 2, 3, 5]
+    assert (left.messages, left.tokens) == (
+        tuple(arrived.messages[at] for at in (1, 2, 3, 5)),
+        tuple(arrived.tokens[at] for at in (1, 2, 3, 5)),
+    )
+    assert left.changes == arrived.changes
+    changes = [Change(at, "e", "", None, 1, 0) for at in (0, 2, 5, 9)]
+    assert [change.position for change in left.placed(changes)] == [1, 3]
+    assert moved(changes[1], 2) is changes[1]

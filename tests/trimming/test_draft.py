@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from proxy.history.spans import rounds, spans
 from proxy.trimming.draft import Draft, overlay
-from proxy.trimming.trigger import Size
+from proxy.trimming.plan import Summary
+from proxy.trimming.trigger import Size, Target
 from tests.trimming.notation import count, entries, lines, message, messages
 
 LOG = ("user hello", "assistant | a search", "tool a sunny")
@@ -51,3 +54,31 @@ def test_of_several_changes_of_one_message_the_last_one_stands() -> None:
     before = draft()
     changes = [before.replacing(0, "e", "", message("user hi")), before.removing(0, "e", "")]
     assert overlay(before.messages, before.tokens, changes) == ((None, *before.messages[1:]), (0, 10, 15))
+
+
+SUMMARY = Summary("So far.", "merge", 2, 30, "statistics", 2, 25)
+
+
+def test_a_summary_counts_and_takes_the_place_of_an_earlier_one() -> None:
+    first = draft().after([draft().removing(0, "sums", "")], SUMMARY)
+    assert (first.total, first.summary) == (100 + 30 + 10 + 15, SUMMARY)
+    assert first.size == Size(155, 2, 1)
+    assert first.after([]).summary == SUMMARY
+    longer = replace(SUMMARY, tokens=40)
+    assert first.after([], longer).total == 165
+
+
+def test_it_knows_which_edits_made_what_stands_there() -> None:
+    once = draft().after([draft().replacing(0, "an_edit", "", message("user hi"))])
+    assert once.made_by == (("an_edit",), (), ())
+    twice = once.after([once.replacing(0, "another", "", message("user h")), once.removing(2, "another", "")])
+    assert twice.made_by == (("an_edit", "another"), (), ("another",))
+
+
+def test_a_limit_is_in_tokens_as_upstream_counts_and_the_drafts_own_where_none_is_given() -> None:
+    given = replace(draft(77), scale=1.3, context_window=2600)
+    assert given.limit(None) == 77
+    assert given.limit(Target(tokens=130)) == 100
+    assert given.limit(Target(ratio=0.5)) == 1000
+    assert replace(given, context_window=None).limit(Target(ratio=0.5)) is None
+    assert draft().limit(None) is None

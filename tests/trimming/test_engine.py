@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy.trimming.engine import bypass, plan
-from proxy.trimming.plan import Change, Cut, Entry, Gap, Known, Plan
+from proxy.trimming.engine import UNKNOWN_PRICES, bypass, plan
+from proxy.trimming.plan import Change, Cut, Entry, Gap, Known, Plan, Summary
 from proxy.trimming.policy import Policy
+from proxy.trimming.prices import Prices, Step
 from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.trigger import UNKNOWN_WINDOW
+from proxy.wire.messages import Message
 from tests.trimming.notation import KNOWN, count, lines, log
 
 DROP = {"type": "drop_oldest"}
@@ -168,12 +170,16 @@ def test_what_the_request_does_not_speak_of_is_not_counted_and_stays_as_it_was()
     moved = plan(later, HUNDRED, "p", KNOWN, cut, start=4)
     assert moved.cut is not None
     assert moved.cut.changes == cut.changes[:1]
-    assert moved.cut.gaps == (Gap(0, 12, "drop_oldest", "its round was the oldest", 240, 0),)
+    assert moved.cut.gaps == (
+        Gap(0, 6, "drop_oldest", "its round was the oldest", 120, 0),
+        Gap(6, 7, "e", "", 20, 0),
+        Gap(7, 12, "drop_oldest", "its round was the oldest", 100, 0),
+    )
     other = policy(trigger={"tokens": 99}, target={"tokens": 60}, edits=[DROP])
     anew = plan(later, other, "p", KNOWN, cut, start=4)
     assert anew.cut is not None
     assert anew.cut.changes == cut.changes[:1]
-    assert anew.cut.gaps == moved.cut.gaps
+    assert anew.cut.gaps == (Gap(0, 12, "drop_oldest", "its round was the oldest", 240, 0),)
     assert (anew.earlier, len(anew.made)) == ((), 8)
 
 
@@ -371,3 +377,411 @@ def test_an_empty_log() -> None:
     assert made.view == ()
     assert made.moved
     assert made.warnings == ("target missed: 500 tokens are 440 above 60",)
+
+
+SCALED = replace(KNOWN, scale=2.0)
+
+
+def test_limits_are_in_tokens_as_upstream_counts_them() -> None:
+    twice = policy(trigger={"tokens": 200}, target={"tokens": 120}, edits=[DROP])
+    assert plan(log(*turns(1, 2)), twice, "p", SCALED).fired == ""
+    made = plan(log(*turns(1, 3)), twice, "p", SCALED)
+    assert (made.fired, made.tokens_before, made.tokens_sent) == ("tokens 240 > 200", 120, 40)
+    assert made.target == 120
+
+
+def test_a_missed_target_is_told_and_waited_for_as_upstream_counts() -> None:
+    kept = policy(
+        trigger={"tokens": 200}, target={"tokens": 120}, edits=[DROP], keep={"rounds": 4, "spans": 2}
+    )
+    first = plan(log(*turns(1, 4)), kept, "p", SCALED)
+    assert first.warnings == ("target missed: 320 tokens are 200 above 120",)
+    # It must have grown by 80 of upstream's tokens: 40 of these.
+    waits = plan(log(*turns(1, 4), "user abcdefghi", "user abcdefghi"), kept, "p", SCALED, first.cut)
+    assert (waits.moved, waits.tokens_sent) == (False, 198)
+    assert plan(log(*turns(1, 5)), kept, "p", SCALED, first.cut).moved
+
+
+def test_a_target_is_told_as_it_is_set_and_a_miss_is_at_least_one_token() -> None:
+    even = policy(trigger={"tokens": 101}, target={"tokens": 100}, edits=[DROP])
+    # 76 tokens are 98.8 of upstream's, 77 are 100.1.
+    known = replace(KNOWN, scale=1.3)
+    made = plan(log("user " + "x" * 67), even, "p", known)
+    assert (made.moved, made.target) == (False, 100)
+    always = policy(trigger={"every_request": True}, target={"tokens": 100}, edits=[DROP])
+    made = plan(log("user " + "x" * 67), always, "p", known)
+    assert (made.target, made.warnings) == (100, ("target missed: 101 tokens are 1 above 100",))
+    assert plan(log("user " + "x" * 66), always, "p", known).warnings == ()
+
+
+def calls(last: int) -> list[str]:
+    """Return one question and so many calls with results of 610 tokens."""
+    asked = (line for n in range(last) for line in (f"assistant | c{n} f", f"tool c{n} {n:0600}"))
+    return ["user q", *asked]
+
+
+SHORTER = {"type": "truncate_tool_output", "max_bytes": 100}
+NEWEST = {"rounds": 1, "spans": 2}
+PRICES = Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=0, source="known")
+
+
+def paid(plans: Sequence[Plan], known: Known) -> list[float]:
+    """Return what each request costs: what it has in common with the one before it is read from the cache."""
+    prices = known.prices or PRICES
+    before: list[Message] = []
+    found: list[float] = []
+    for made in plans:
+        view = list(made.view)
+        same = next(
+            (at for at, pair in enumerate(zip(before, view, strict=False)) if pair[0] != pair[1]),
+            min(len(before), len(view)),
+        )
+        cached = sum(map(known.count, view[:same])) + (known.fixed_tokens if before else 0)
+        whole = known.fixed_tokens + sum(map(known.count, view))
+        cached = cached if cached >= prices.minimum else 0
+        found.append(prices.factor(whole) * (prices.read * cached + prices.write * (whole - cached)))
+        before = view
+    return found
+
+
+def asked(trimming: Policy, known: Known, requests: int) -> list[Plan]:
+    """Return the plans of a session in which an agent calls a tool again and again."""
+    plans: list[Plan] = []
+    for last in range(requests):
+        cut = plans[-1].cut if plans else None
+        plans.append(plan(log(*calls(last)), trimming, "p", known, cut))
+    return plans
+
+
+CLEAR = {"type": "clear_tool_results", "keep": 2}
+MASK = {"type": "keep_tool_calls", "scope": "all"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "prices", "requests", "most"),
+    [
+        (SHORTER, PRICES, 80, 0.9),
+        (CLEAR, PRICES, 70, 0.7),
+        (MASK, PRICES, 70, 0.5),
+        (CLEAR, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.3),
+        (MASK, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.3),
+        (MASK, replace(PRICES, read=0.05), 70, 0.7),
+        # Above 9000 tokens everything costs twice as much.
+        (SHORTER, replace(PRICES, steps=(Step(9000, 2.0),)), 70, 0.8),
+        # What is shorter than 4096 tokens is paid in full again and again.
+        (CLEAR, replace(PRICES, minimum=4096), 70, 0.7),
+        (MASK, replace(PRICES, minimum=4096), 90, 0.98),
+        # Reading costs a twenty-fifth of writing, and a third of the text stays: the first move costs about
+        # 5000. After 75 requests that is a small part of all; after a hundred it has paid.
+        (SHORTER, replace(PRICES, read=0.05), 90, 1.035),
+        (SHORTER, replace(PRICES, read=0.05), 100, 1.0),
+    ],
+)
+def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
+    edit: dict[str, Any], prices: Prices, requests: int, most: float
+) -> None:
+    known = replace(KNOWN, fixed_tokens=500, prices=prices)
+    plans = asked(policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[edit]), known, requests)
+    trimmed = paid(plans, known)
+    untrimmed = paid(asked(Policy(), known, requests), known)
+    moves = [at for at, made in enumerate(plans) if made.moved]
+    assert moves
+    for stop in range(1, requests + 1):
+        assert sum(trimmed[:stop]) <= 1.035 * sum(untrimmed[:stop])
+    assert sum(trimmed) < most * sum(untrimmed)
+    for at in moves:
+        # The account of a cut is what was really paid, up to and with the request of the move.
+        cut = plans[at].cut
+        assert cut is not None
+        assert cut.account is not None
+        assert cut.account.turns == at + 1
+        assert cut.account.untrimmed == pytest.approx(sum(untrimmed[: at + 1]))
+        assert cut.account.saved == pytest.approx(sum(untrimmed[: at + 1]) - sum(trimmed[: at + 1]))
+        assert plans[at].fired.startswith("cost: ")
+        assert plans[at].warnings == ()
+
+
+def test_a_step_of_the_price_is_reason_enough() -> None:
+    # Above 9000 tokens everything costs twice as much.
+    steep = replace(PRICES, steps=(Step(9000, 2.0),))
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    even, uneven = (asked(auto, replace(KNOWN, prices=prices), 60) for prices in (PRICES, steep))
+    assert max(made.tokens_sent for made in uneven) < max(made.tokens_sent for made in even)
+
+
+def test_in_a_short_session_nothing_pays() -> None:
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    plans = asked(auto, replace(KNOWN, prices=PRICES), 6)
+    assert not any(made.moved for made in plans)
+    assert plans[-1].tokens_sent > 2048
+
+
+def test_what_comes_in_a_cold_cache_is_trimmed_at_once() -> None:
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    known = replace(KNOWN, prices=PRICES)
+    assert not plan(log(*calls(5)), auto, "p", known).moved
+    cold = plan(log(*calls(5)), auto, "p", replace(known, idle=301))
+    assert cold.moved
+    assert len(cold.made) == 3
+    # What was imported was never sent: it is in no cache.
+    assert plan(log("user q", "user " + "x" * 3000), auto, "p", known).fired == ""
+    found = ["user q", *(f"function f {n:0600}" for n in range(5))]
+    moved = plan(log(*found), auto, "p", known)
+    assert (moved.moved, len(moved.made)) == (True, 3)
+    assert moved.cut is not None
+    assert moved.cut.account is not None
+    assert moved.cut.account.turns == 1
+
+
+def test_prices_that_nobody_knows_are_assumed_and_that_is_told() -> None:
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    made = plan(log(*calls(5)), auto, "p", replace(KNOWN, idle=301))
+    assert made.moved
+    assert made.warnings == (UNKNOWN_PRICES,)
+    edit = {**SHORTER, "when": {"cost": "auto"}}
+    pays = policy(trigger={"every_request": True}, keep=NEWEST, edits=[edit])
+    assert plan(log(*calls(5)), pays, "p", replace(KNOWN, prices=PRICES)).made == ()
+    assert plan(log(*calls(5)), pays, "p", KNOWN).warnings == (UNKNOWN_PRICES,)
+    assert len(plan(log(*calls(5)), pays, "p", replace(KNOWN, idle=301)).made) == 3
+    # Where the trigger does not fire, nothing is reckoned.
+    rarely = policy(trigger={"messages": 99}, keep=NEWEST, edits=[edit])
+    made = plan(log(*calls(5)), rarely, "p", replace(KNOWN, idle=301))
+    assert (made.moved, made.warnings) == (False, ())
+
+
+def test_another_version_that_reckons_asks_for_all_of_it_when_it_may_pay() -> None:
+    dropping = policy(trigger={"messages": 9}, target={"tokens": 2600}, edits=[DROP])
+    cut = plan(log(*calls(5)), dropping, "p", KNOWN).cut
+    assert cut is not None
+    assert cut.gaps
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    whole = log(*calls(8))
+    part = [*whole[:1], *whole[cut.gaps[0].stop :]]
+    asks = plan(part, auto, "p", replace(KNOWN, idle=301), cut)
+    assert (asks.needs_whole, asks.moved, asks.cut) == (True, False, cut)
+    made = plan(whole, auto, "p", replace(KNOWN, idle=301), cut)
+    assert made.moved
+    assert len(made.made) == 6
+    # Where nothing has grown by enough, nobody looks.
+    calm = plan([*part, *log(*calls(8), "assistant so", "user so")[-2:]], auto, "p", KNOWN, cut)
+    assert (calm.needs_whole, calm.moved) == (False, False)
+
+
+def test_where_only_time_has_passed_the_cut_moves_only_if_there_is_something_to_do() -> None:
+    idle = policy(trigger={"idle_seconds": 60}, edits=[SHORTER])
+    waiting = replace(KNOWN, idle=61)
+    made = plan(log(*calls(2)), idle, "p", waiting)
+    assert (made.moved, made.fired, len(made.made)) == (True, "idle for 61 s", 2)
+    again = plan(log(*calls(2), "user so"), idle, "p", waiting, made.cut)
+    assert (again.moved, again.fired, again.cut) == (False, "", made.cut)
+    assert plan(log(*calls(2)), idle, "p", replace(KNOWN, idle=60)).cut is None
+    both = policy(trigger={"idle_seconds": 60, "messages": 1}, edits=[SHORTER])
+    assert plan(log(*calls(2), "user so"), both, "p", waiting, made.cut).moved
+
+
+def test_an_overflow_moves_the_cut_to_what_upstream_takes() -> None:
+    made = plan(log(*turns(1, 4)), Policy(), "p", SCALED, overflow=100)
+    assert made.fired == "overflow: more than 200 tokens may be too many"
+    assert (made.moved, made.tokens_sent, made.target) == (True, 80, 200)
+    assert made.cut is not None
+    assert [gap.edit for gap in made.cut.gaps] == ["drop_oldest"]
+    least = plan(log(*turns(1, 1), "user " + "x" * 90), Policy(), "p", KNOWN, overflow=50)
+    assert least.warnings == ("target missed: 100 tokens are 50 above 50",)
+
+
+def test_after_an_overflow_what_is_gone_stays_gone_under_another_version() -> None:
+    cut = plan(log(*turns(1, 3)), HUNDRED, "p", KNOWN).cut
+    assert cut is not None
+    whole = log(*turns(1, 5))
+    made = plan(whole[4:], Policy(), "p", KNOWN, cut, overflow=90)
+    assert (made.needs_whole, made.moved, made.tokens_sent) == (False, True, 80)
+    assert made.earlier == cut.gaps
+    assert made.cut is not None
+    assert made.cut.gaps == (Gap(0, 6, "drop_oldest", "its round was the oldest", 120, 0),)
+    # Where all of the log is there, the new version decides about all of it.
+    anew = plan(whole, Policy(), "p", KNOWN, cut, overflow=90)
+    assert (anew.earlier, len(anew.made)) == ((), 6)
+
+
+def test_what_was_replaced_stays_as_it_was_sent() -> None:
+    shorter = policy(trigger={"messages": 4}, edits=[SHORTER])
+    first = plan(log(*calls(2)), shorter, "p", KNOWN)
+    assert first.cut is not None
+    assert [change.position for change in first.cut.changes] == [2, 4]
+    second = plan(log(*calls(4)), shorter, "p", KNOWN, first.cut)
+    assert second.cut is not None
+    assert second.view[:5] == first.view
+    assert [change.position for change in second.made] == [6, 8]
+    assert second.cut.changes == first.cut.changes + second.made
+    assert second.changes == second.cut.changes
+    # Of another version nothing stays.
+    longer = policy(trigger={"messages": 4}, edits=[{**SHORTER, "max_bytes": 200}])
+    other = plan(log(*calls(4)), longer, "p", KNOWN, first.cut)
+    assert [change.position for change in other.made] == [2, 4, 6, 8]
+    assert other.changes == other.made
+    assert other.view[2] != first.view[2]
+
+
+def test_parts_that_stay_as_they_are_end_with_the_last_change() -> None:
+    shorter = policy(trigger={"messages": 4}, keep={"rounds": 1, "spans": 1}, edits=[SHORTER])
+    first = plan(log(*calls(3)), shorter, "p", KNOWN)
+    assert (len(first.view), first.settled) == (7, (5,))
+    between = plan(log(*calls(3), "user so"), Policy(), "p", KNOWN, first.cut)
+    assert between.settled == ()
+    still = plan(log(*calls(3)), shorter, "p", KNOWN, first.cut)
+    assert (still.moved, still.settled) == (False, (5,))
+    second = plan(log(*calls(5)), shorter, "p", KNOWN, first.cut)
+    assert (second.moved, second.settled) == (True, (5, 9))
+    assert second.view[:5] == first.view[:5]
+    third = plan(log(*calls(5)), shorter, "p", KNOWN, second.cut)
+    assert (third.moved, third.settled) == (False, (9,))
+
+
+def test_what_a_move_changes_is_no_part_that_stayed() -> None:
+    newest = policy(trigger={"messages": 9}, edits=[{"type": "keep_rounds", "last": 3}])
+    entries = log(*turns(1, 1), "user q", "assistant | a f", "tool a long", *turns(2, 3), "user so")
+    stub = Change(4, "clear_tool_results", "", log("tool a")[0].message, 14, 10)
+    cut = Cut(5, "p", newest.version, (stub,), 0, 5, 1)
+    before = plan(entries[:9], newest, "p", KNOWN, cut)
+    assert (before.moved, before.settled) == (False, (5,))
+    # The first round goes: what ended with the stub is another part now.
+    made = plan(entries, newest, "p", KNOWN, cut)
+    assert [change.position for change in made.made] == [0, 1]
+    assert (made.moved, len(made.view), made.settled) == (True, 8, (3,))
+
+
+def test_what_stands_before_a_gap_is_not_said_to_stay() -> None:
+    both = policy(
+        trigger={"messages": 4}, target={"tokens": 1}, keep={"rounds": 1, "spans": 1}, edits=[SHORTER, DROP]
+    )
+    made = plan(log(*turns(1, 1), *calls(2)), both, "p", KNOWN)
+    # Of the first round nothing is left; the question of the second stays, its first call goes.
+    assert lines(made.view)[0] == "user q"
+    assert (len(made.view), made.settled) == (3, ())
+
+
+def test_with_repairs_no_part_is_said_to_stay() -> None:
+    shorter = policy(trigger={"messages": 4}, edits=[SHORTER])
+    made = plan(log(*calls(2), *BROKEN), shorter, "p", KNOWN)
+    assert made.moved
+    assert made.settled == ()
+
+
+def test_a_move_that_changes_nothing_lets_a_client_send_what_it_will() -> None:
+    nothing = policy(trigger={"every_request": True}, edits=[SHORTER])
+    assert plan(log(*BROKEN), nothing, "p", KNOWN).warnings == ()
+    dropped = plan(log(*turns(1, 3)), HUNDRED, "p", KNOWN).cut
+    # Another version puts everything back.
+    entries = log(*turns(1, 3), *BROKEN)
+    made = plan(entries, nothing, "p", KNOWN, dropped)
+    assert made.moved
+    assert made.view == tuple(entry.message for entry in entries)
+    assert made.warnings == ()
+
+
+def summing(**keys: Any) -> Policy:
+    settings = {"min_messages": 0, "min_new_messages": 0, "growth_ratio": 0, "keep_rounds": 1}
+    edit = {"type": "summarize", "mode": "statistics", **settings, **keys}
+    return policy(trigger={"messages": 6}, edits=[edit])
+
+
+LONG_TURNS = [line + " and more" * 30 for line in turns(1, 12)]
+
+
+@pytest.mark.parametrize("role", ["merge", "system", "user"])
+def test_a_summary_stands_before_the_view_or_in_the_instructions(role: str) -> None:
+    made = plan(log(*LONG_TURNS[:9]), summing(role=role), "p", KNOWN)
+    assert made.summary is not None
+    assert made.cut is not None
+    assert made.cut.summary == made.summary
+    # One whole round stays, and the current one; what is covered is not sent.
+    lead = [] if role == "merge" else [made.summary.message]
+    assert list(made.view) == [*lead, *(entry.message for entry in log(*LONG_TURNS[:9])[6:])]
+    assert (made.summary.until, made.summary.covered_messages) == (6, 6)
+    assert made.tokens_sent == made.summary.tokens + sum(entry.tokens for entry in log(*LONG_TURNS[:9])[6:])
+    assert made.cut.gaps == (Gap(0, 6, "summarize", "it is summed up", made.summary.covered_tokens, 0),)
+    assert made.cut.messages == len(made.view)
+    later = plan(log(*LONG_TURNS[:11])[6:], summing(role=role), "p", KNOWN, made.cut)
+    assert (later.moved, later.summary) == (False, made.summary)
+    assert later.view[: len(made.view)] == made.view
+    again = plan(log(*LONG_TURNS[:16])[6:], summing(role=role), "p", KNOWN, made.cut)
+    assert again.summary is not None
+    assert (again.moved, again.summary.generation, again.summary.covered_messages) == (True, 2, 12)
+
+
+def test_another_version_sums_up_all_of_it_again() -> None:
+    cut = plan(log(*LONG_TURNS[:9]), summing(), "p", KNOWN).cut
+    anew = plan(log(*LONG_TURNS[:16]), summing(heading="So far"), "p", KNOWN, cut)
+    assert anew.summary is not None
+    assert (anew.summary.generation, anew.summary.covered_messages) == (1, 12)
+    none = plan(log(*LONG_TURNS[:16]), HUNDRED, "p", KNOWN, cut)
+    assert none.moved
+    assert (none.summary, none.cut and none.cut.summary) == (None, None)
+
+
+def test_a_summary_of_what_the_client_left_out_stays_in_the_cut_and_is_not_sent() -> None:
+    cut = plan(log(*LONG_TURNS[:9]), summing(), "p", KNOWN).cut
+    assert cut is not None
+    assert cut.summary is not None
+    window = plan(log(*LONG_TURNS[:14])[6:], summing(keep_rounds=9), "p", KNOWN, cut, start=6)
+    assert window.moved
+    assert window.summary is None
+    assert window.cut is not None
+    assert window.cut.summary == cut.summary
+
+
+def test_of_a_summary_that_covers_more_than_was_left_out_the_rest_is_told_anew() -> None:
+    cut = plan(log(*LONG_TURNS[:9]), summing(role="user"), "p", KNOWN).cut
+    assert cut is not None
+    assert cut.summary is not None
+    other = policy(trigger={"messages": 6}, edits=[SHORTER])
+    made = plan(log(*LONG_TURNS[:14])[4:], other, "p", KNOWN, cut, start=4)
+    assert made.moved
+    # The messages that it covered are sent again from there on; before them it stands for the others.
+    assert (made.summary, len(made.view)) == (None, 10)
+    assert made.cut is not None
+    assert made.cut.summary == replace(cut.summary, until=4)
+    after = plan(log(*LONG_TURNS[:15])[4:], other, "p", KNOWN, made.cut, start=4)
+    assert (after.summary, after.view[:10]) == (None, made.view)
+    whole = plan(log(*LONG_TURNS[:15]), other, "p", KNOWN, made.cut)
+    assert whole.summary == made.cut.summary
+
+
+def test_a_summary_is_part_of_what_grows() -> None:
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    entries = log(*turns(1, 1), *calls(4))[2:]
+    gap = Gap(0, 2, "summarize", "", 90_000, 0)
+
+    def asks(tokens: int) -> bool:
+        summary = Summary("So far.", "merge", 2, tokens, "statistics", 2, 90_000)
+        cut = Cut(2, "p", "of another policy", (), tokens, 0, 0, (gap,), summary)
+        made = plan(entries, auto, "p", replace(KNOWN, prices=PRICES), cut)
+        assert (made.summary, made.tokens_sent) == (summary, tokens + 11 + 4 * 620)
+        return made.needs_whole
+
+    # The last result has 610 tokens: a third of what was sent, or, with a long summary, hardly anything.
+    assert [asks(10), asks(60_500)] == [True, False]
+
+
+SUMMARY = {"type": "summarize", "mode": "statistics", "keep_rounds": 0, "min_messages": 1}
+
+
+@pytest.mark.parametrize(
+    ("edit", "sent"),
+    [
+        (DROP, 800),
+        ({**DROP, "target": {"tokens": 300}}, 280),
+        ({**DROP, "when": {"tokens": 900}, "target": {"tokens": 300}}, 800),
+        (SUMMARY, 800),
+        ({**SUMMARY, "upper": 400, "lower": 300}, 300),
+        ({**SUMMARY, "upper": 850, "lower": 300}, 800),
+    ],
+)
+def test_an_edit_with_a_limit_of_its_own_goes_on_below_the_policys_target(
+    edit: dict[str, Any], sent: int
+) -> None:
+    known = replace(KNOWN, context_window=1_000)
+    own = policy(trigger={"tokens": 500}, target={"ratio": 0.9}, edits=[edit])
+    made = plan(log(*turns(1, 20)), own, "mine", known)
+    assert sent - 80 < made.tokens_sent <= sent
+    assert (made.tokens_sent == 800) == (sent == 800)

@@ -115,3 +115,22 @@ def test_nothing_is_lost_and_joining_again_changes_nothing(parts: list[tuple[int
     assert standing(range(at), found, int) == standing(range(at), gaps, int)
     assert sum(each.tokens for each in found) == sum(each.tokens for each in gaps)
     assert all(each.tokens == each.messages * 10 == each.tool_calls * 10 for each in found)
+
+
+def test_a_span_that_earlier_moves_began_to_remove_becomes_a_gap_with_the_last_of_it() -> None:
+    entries = log("user a", "assistant | a f, b f", "tool a 1", "tool b 2", "user b")
+    parts = spans([entry.message for entry in entries])
+    # In their order: an earlier move took one result, this one shortens the block and then takes all of it.
+    shorter = Change(1, "other", "shorter", entries[1].message, 10, 9)
+    rest = [gone(1, "other"), gone(3, "other")]
+    assert gaps_of(entries, parts, [gone(2), shorter]) == ([], set())
+    found, places = gaps_of(entries, parts, [shorter, gone(2), *rest])
+    assert places == {1, 2, 3}
+    assert found == [
+        Gap(1, 2, "other", "old", 10, 0),
+        Gap(2, 3, "drop_oldest", "old", 11, 1),
+        Gap(3, 4, "other", "old", 11, 1),
+    ]
+    # What was put back last stands.
+    back = Change(2, "other", "back", entries[2].message, 0, 11)
+    assert gaps_of(entries, parts, [gone(2), shorter, *rest, back]) == ([], set())

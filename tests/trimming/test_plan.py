@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.trimming.plan import Change, Cut, Gap, Plan
+import pytest
+
+from proxy.trimming.plan import Change, Cut, Gap, Plan, Summary, SummaryRole
+from tests.trimming.notation import line, message
 
 
 def planned(arrivals: tuple[Change, ...], cut: Cut | None, *, moved: bool = False, **more: Any) -> Plan:
@@ -43,3 +46,20 @@ def test_a_move_tells_what_it_did_itself_and_names_what_was_dropped_before() -> 
 def test_without_a_cut_there_is_what_arrival_changed() -> None:
     assert planned((), None).changes == ()
     assert planned((), None).edits == ()
+
+
+def test_a_move_tells_what_earlier_ones_did_to_messages_that_are_still_sent() -> None:
+    old = Change(2, "truncate_tool_output", "", message("tool a short"), 90, 15)
+    later, gone = Change(2, "clear_tool_results", "", None, 15, 0), Change(1, "drop_oldest", "", None, 9, 0)
+    new = Change(4, "truncate_tool_output", "", message("tool a short"), 90, 15)
+    cut = Cut(6, "p", "v", (old, later, new), 0, 0, 0, (Gap(1, 2, "drop_oldest", "", 9, 0),))
+    plan = planned((), cut, moved=True, made=(gone, later, new))
+    assert plan.changes == (gone, old, later, new)
+    assert plan.edits == ("drop_oldest", "truncate_tool_output", "clear_tool_results")
+
+
+@pytest.mark.parametrize(
+    ("role", "sent"), [("user", "user So."), ("system", "system So."), ("merge", "system So.")]
+)
+def test_a_summary_is_a_message(role: SummaryRole, sent: str) -> None:
+    assert line(Summary("So.", role, 2, 30, "statistics", 2, 25).message) == sent

@@ -60,7 +60,7 @@ ALWAYS = {"every_request": True}
         ),
         (
             {"edits": [CALLS]},
-            "need a trigger; it takes any of tokens, ratio, messages, tool_calls, every_request",
+            r"need a trigger; it takes any of tokens, ratio, messages, .*, every_request",
         ),
         ({"target": {"tokens": 5}}, "need a trigger"),
         ({"trigger": ALWAYS}, "a trigger without edits trims nothing"),
@@ -72,7 +72,7 @@ ALWAYS = {"every_request": True}
             {"on_arrival": [DROP]},
             "drop_oldest may not stand under on_arrival; allowed here: truncate_tool_output",
         ),
-        ({"edits": [{"type": "forget"}]}, "'keep_tool_calls', 'truncate_tool_output', 'drop_oldest'"),
+        ({"edits": [{"type": "forget"}]}, "'keep_tool_calls', .*'drop_oldest'"),
         ({"edits": [{"last": 3}]}, "Unable to extract tag using discriminator 'type'"),
         ({"edits": [{"type": "keep_tool_calls", "last": -1}]}, "greater than or equal to 0"),
         ({"edits": [{"type": "keep_tool_calls", "lasst": 1}]}, "Extra inputs are not permitted"),
@@ -99,6 +99,64 @@ ALWAYS = {"every_request": True}
 def test_mistakes_are_errors_that_say_what_is_allowed(keys: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         Policy.model_validate(keys)
+
+
+CUT = {"type": "truncate_tool_output", "max_lines": 9}
+
+
+@pytest.mark.parametrize(
+    ("keys", "at"),
+    [
+        ({"edits": [CALLS, CALLS]}, ("edits", 1)),
+        ({"edits": [DROP, CALLS, DROP]}, ("edits", 2)),
+        ({"edits": [CALLS, DROP, {**CALLS, "when": {"messages": 9}}]}, ("edits", 2)),
+        ({"edits": [{**CALLS, "when": {"messages": 9}}, {**CALLS, "when": {"messages": 9}}]}, ("edits", 1)),
+        ({"edits": [{**CALLS, "last": 3}, {**CALLS, "last": 5}]}, ("edits", 1)),
+        ({"on_arrival": [CUT, {**CUT, "direction": "tail"}, CUT]}, ("on_arrival", 2)),
+    ],
+)
+def test_an_edit_to_which_one_before_it_leaves_nothing_is_an_error(
+    keys: dict[str, Any], at: tuple[str, int]
+) -> None:
+    with pytest.raises(ValidationError, match="can never do anything here") as refusal:
+        Policy.model_validate({"trigger": {"tokens": 10}, "target": {"tokens": 5}, "edits": [CALLS], **keys})
+    (error,) = refusal.value.errors()
+    assert error["ctx"]["at"] == at
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [{**CALLS, "last": 5}, {**CALLS, "last": 3}],
+        [{**CALLS, "scope": "history"}, {**CALLS, "scope": "all"}],
+        [{**CALLS, "when": {"messages": 9}}, CALLS],
+        [{**CALLS, "when": {"messages": 9}}, {**CALLS, "when": {"messages": 8}}],
+        [CUT, {**CUT, "max_lines": 10}],
+        [CALLS, CUT, DROP],
+    ],
+)
+def test_two_edits_of_a_type_that_may_both_do_something_are_fine(edits: list[dict[str, Any]]) -> None:
+    policy = Policy.model_validate({"trigger": {"tokens": 10}, "target": {"tokens": 5}, "edits": edits})
+    assert len(policy.edits) == len(edits)
+    assert policy.doubts == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "at"),
+    [
+        ({"trigger": {"every_request": True, "messages": 4}}, [("trigger", "messages")]),
+        ({"trigger": {"every_request": True, "cost": "auto"}}, []),
+        ({"trigger": {"every_request": True}}, []),
+        ({"edits": [DROP, CALLS]}, [("edits", 0)]),
+        ({"edits": [{**DROP, "when": {"messages": 9}}, CALLS]}, []),
+        ({"edits": [{**DROP, "target": {"tokens": 7}}, CALLS]}, []),
+        ({"edits": [DROP, CALLS], "trigger": {"cost": "auto"}}, []),
+        ({"edits": [DROP, CALLS], "target": {"ratio": 0.5}}, []),
+    ],
+)
+def test_what_is_allowed_and_does_nothing_is_told(keys: dict[str, Any], at: list[tuple[str, ...]]) -> None:
+    given = {"trigger": {"tokens": 10}, "target": {"tokens": 5}, "edits": [CALLS, DROP], **keys}
+    assert [tuple(place) for _, *place in Policy.model_validate(given).doubts] == at
 
 
 def test_a_target_in_another_unit_than_the_trigger_is_fine() -> None:
@@ -143,6 +201,7 @@ def test_the_version_stands_for_what_the_policy_does() -> None:
     assert Policy.model_validate(FULL).version == version
     assert Policy.model_validate({**FULL, "keep": {"spans": 4, "first_user": True}}).version == version
     assert Policy.model_validate({**FULL, "match": {}}).version == version
+    assert Policy.model_validate({**FULL, "extends": "base"}).version == version
     assert Policy.model_validate({**FULL, "keep": {"spans": 5}}).version != version
     assert Policy.model_validate({**FULL, "edits": FULL["edits"][::-1]}).version != version
 
@@ -165,4 +224,19 @@ def test_the_schema_carries_the_words_of_the_fields() -> None:
 
 
 def test_edits_of_tool_output_are_known_by_what_they_are() -> None:
-    assert TOOL_OUTPUT_TYPES == ("truncate_tool_output",)
+    assert {"truncate_tool_output", "compact_tool_output"} <= set(TOOL_OUTPUT_TYPES)
+    assert not {"drop_oldest", "keep_tool_calls"} & set(TOOL_OUTPUT_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reckons"),
+    [
+        ({}, False),
+        ({"trigger": ALWAYS, "edits": [CALLS]}, False),
+        ({"trigger": {"cost": "auto"}, "edits": [CALLS]}, True),
+        ({"trigger": ALWAYS, "edits": [{**CALLS, "when": {"messages": 3}}]}, False),
+        ({"trigger": ALWAYS, "edits": [CUT, {**CALLS, "when": {"cost": "auto"}}]}, True),
+    ],
+)
+def test_it_reckons_where_anything_depends_on_what_a_move_costs(keys: dict[str, Any], reckons: bool) -> None:
+    assert Policy.model_validate(keys).reckons is reckons

@@ -74,6 +74,12 @@ def test_an_empty_log_and_one_without_a_question() -> None:
     assert protected(alone, spans(alone), rounds(alone), policy) == {0}
 
 
+def test_without_a_question_the_last_span_stays_so_that_something_is_sent() -> None:
+    policy = Policy.model_validate({"keep": NOTHING})
+    log = messages(["assistant hello", "assistant | a f", "tool a 1"])
+    assert protected(log, spans(log), rounds(log), policy) == {1, 2}
+
+
 def test_what_comes_later_pins_nothing_on_arrival() -> None:
     policy = Policy.model_validate({"pin": [{"regex": "two"}]})
     assert [pinned_so_far(LOG, position, policy) for position in (7, 8, 10)] == [False, True, False]

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proxy.trimming.plan import Cut
+from proxy.trimming.plan import Cut, Known
+from proxy.trimming.prices import ASSUMED
 from proxy.trimming.trigger import Size, Target, Trigger
+
+
+def known(window: int | None = None, idle: float | None = None) -> Known:
+    return Known(len, context_window=window, idle=idle)  # type: ignore[arg-type]  # nothing is counted here
 
 
 def standing(tokens: int = 0, messages: int = 0, tool_calls: int = 0) -> Cut:
@@ -28,27 +33,27 @@ def test_a_key_is_passed_by_what_is_above_it(
     keys: dict[str, Any], below: Size, above: Size, words: str
 ) -> None:
     trigger = Trigger.model_validate(keys)
-    assert trigger.fired(below, 1000, None, None) == ""
-    assert trigger.fired(above, 1000, None, None) == words
-    assert (trigger.holds(below, 1000), trigger.holds(above, 1000)) == (False, True)
+    assert trigger.fired(below, known(1000), None, None) == ""
+    assert trigger.fired(above, known(1000), None, None) == words
+    assert (trigger.holds(below, known(1000)), trigger.holds(above, known(1000))) == (False, True)
 
 
 def test_every_request_fires_at_every_request() -> None:
-    assert Trigger(every_request=True).fired(Size(0, 0, 0), None, standing(), None) == "every_request"
-    assert Trigger(every_request=True).holds(Size(0, 0, 0), None)
+    assert Trigger(every_request=True).fired(Size(0, 0, 0), known(), standing(), None) == "every_request"
+    assert Trigger(every_request=True).holds(Size(0, 0, 0), known())
 
 
 def test_any_key_is_enough_to_fire_and_all_are_needed_to_hold() -> None:
     trigger = Trigger(messages=10, tool_calls=2)
-    assert trigger.fired(Size(0, 11, 0), None, None, None) == "messages 11 > 10"
-    assert trigger.fired(Size(0, 11, 3), None, None, None) == "messages 11 > 10; tool_calls 3 > 2"
-    assert not trigger.holds(Size(0, 11, 0), None)
-    assert trigger.holds(Size(0, 11, 3), None)
+    assert trigger.fired(Size(0, 11, 0), known(), None, None) == "messages 11 > 10"
+    assert trigger.fired(Size(0, 11, 3), known(), None, None) == "messages 11 > 10; tool_calls 3 > 2"
+    assert not trigger.holds(Size(0, 11, 0), known())
+    assert trigger.holds(Size(0, 11, 3), known())
 
 
 def test_a_ratio_of_an_unknown_window_neither_fires_nor_holds() -> None:
-    assert Trigger(ratio=0.5).fired(Size(10**9, 0, 0), None, None, None) == ""
-    assert not Trigger(ratio=0.5, messages=1).holds(Size(10**9, 5, 0), None)
+    assert Trigger(ratio=0.5).fired(Size(10**9, 0, 0), known(), None, None) == ""
+    assert not Trigger(ratio=0.5, messages=1).holds(Size(10**9, 5, 0), known())
 
 
 @pytest.mark.parametrize(
@@ -82,14 +87,38 @@ def test_after_a_move_that_left_it_above_it_waits(
     keys: dict[str, Any], target: int | None, after: Cut, waits: Size, fires: Size
 ) -> None:
     trigger = Trigger.model_validate(keys)
-    assert trigger.fired(waits, 1000, after, target) == ""
-    assert trigger.fired(fires, 1000, after, target) != ""
+    assert trigger.fired(waits, known(1000), after, target) == ""
+    assert trigger.fired(fires, known(1000), after, target) != ""
+
+
+def test_time_fires_when_the_session_was_idle_for_longer() -> None:
+    minute = Trigger(idle_seconds=60)
+    assert minute.fired(Size(0, 0, 0), known(), None, None) == ""
+    assert minute.fired(Size(0, 0, 0), known(idle=60), None, None) == ""
+    assert minute.fired(Size(0, 0, 0), known(idle=60.6), None, None) == "idle for 61 s"
+    assert not minute.holds(Size(0, 0, 0), known(idle=60))
+    assert minute.holds(Size(0, 0, 0), known(idle=61))
+    auto = Trigger(idle_seconds="auto")
+    assert auto.fired(Size(0, 0, 0), known(idle=ASSUMED.lifetime), None, None) == ""
+    assert auto.fired(Size(0, 0, 0), known(idle=301), None, None) == "idle for 301 s"
+
+
+def test_cost_is_judged_elsewhere() -> None:
+    auto = Trigger(cost="auto")
+    assert auto.fired(Size(10**9, 10**9, 10**9), known(), None, None) == ""
+    assert auto.holds(Size(0, 0, 0), known())
+
+
+@pytest.mark.parametrize(("keys", "only"), [({"ratio": 0.5}, True), ({"ratio": 0.5, "cost": "auto"}, False)])
+def test_whether_only_a_ratio_fires(keys: dict[str, Any], only: bool) -> None:
+    assert Trigger.model_validate(keys).only_ratio == only
 
 
 @pytest.mark.parametrize("keys", [{}, {"every_request": False}])
 def test_a_trigger_that_never_fires_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(
-        ValidationError, match="at least one of tokens, ratio, messages, tool_calls, every_request"
+        ValidationError,
+        match="at least one of tokens, ratio, messages, tool_calls, idle_seconds, cost, every_request",
     ):
         Trigger.model_validate(keys)
 

@@ -12,6 +12,7 @@ import pytest
 
 from proxy.errors import UpstreamBusy, UpstreamTimeout, UpstreamUnreachable
 from proxy.settings.model import UpstreamSettings
+from proxy.upstream import transport
 from proxy.upstream.client import Upstream
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +79,36 @@ async def test_what_is_sent_is_what_was_given_and_nothing_else() -> None:
     assert head.split(b"\r\n")[0] == b"POST /v1/files/%7E%2f%E4?q=a%20b+%3D HTTP/1.1"
     assert body == b"{}"
     assert [(k, v) for k, v in _headers(head) if k.lower() not in {b"host", b"content-length"}] == headers
+
+
+async def test_a_proxy_of_the_environment_is_asked_for_completions_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provider = _Provider(OK)
+    server = await asyncio.start_server(provider, "127.0.0.1", 0)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.setenv("no_proxy", "")
+    transport.proxy_of.cache_clear()
+    upstream = Upstream(UpstreamSettings(base_url="http://provider.example/v1"), shares_key=False)
+    try:
+        answer = await upstream.ask(upstream.base, "POST", "/chat/completions", [], b"{}")
+        assert await answer.read() == b"ok"
+        await answer.aclose()
+    finally:
+        transport.proxy_of.cache_clear()
+        await upstream.aclose()
+        server.close()
+    assert provider.requests[0].startswith(b"POST http://provider.example/v1/chat/completions HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_whichever_way_a_request_goes_its_path_is_the_same(method: str) -> None:
+    provider = _Provider(OK)
+    async with _upstream(provider) as upstream:
+        answer = await upstream.ask(upstream.base, method, "/x?q=%7e#part", [(b"x-a", b"1")], b"")
+        assert await answer.read() == b"ok"
+        await answer.aclose()
+    assert provider.requests[0].startswith(b"%b /v1/x?q=%%7e HTTP/1.1\r\nHost: 127.0.0.1:" % method.encode())
 
 
 async def test_no_cookie_is_kept_for_the_next_tenant() -> None:

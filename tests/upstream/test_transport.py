@@ -25,7 +25,7 @@ def no_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    transport._proxy_of.cache_clear()
+    transport.proxy_of.cache_clear()
 
 
 class _Server:

@@ -30,7 +30,7 @@ def test_what_was_kept_is_recalled_by_an_equal_text_in_the_order_asked_for() -> 
 def test_new_facts_know_no_more_than_they_are_told() -> None:
     new = Facts(b"{}", "tool", has_own_fields=True, has_calls=True)
     assert (new.raw, new.role, new.has_own_fields) == (b"{}", "tool", True)
-    assert (new.content, new.body, new.step) == (None, None, None)
+    assert (new.content, new.body, new.step, new.ties) == (None, None, None, None)
 
 
 def test_the_first_facts_of_a_text_stay() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.wire.facts import Facts
+from proxy.wire.facts import MOST_IDS, Facts, Ties
 from proxy.wire.messages import Call, Message, text_of
 
 CALLS = [
@@ -196,3 +196,56 @@ def test_what_may_go_upstream_has_no_field_of_ours() -> None:
     message = Message(b'{"role":"user","agent":"a","content":"x"}')
 
     assert message.without_own_fields().raw == b'{"role":"user","content":"x"}'
+
+
+def test_ties_are_what_holds_a_message_to_others() -> None:
+    assert Message.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties("user")
+    assert Message.of({"role": "tool", "tool_call_id": "a"}).ties == Ties("tool", answers="a")
+    assert Message.of({"role": "tool", "tool_call_id": 1}).ties == Ties("tool")
+    both = Message.of({"role": "assistant", "tool_calls": [*CALLS, {}], "function_call": {}, "content": "a"})
+    assert both.ties == Ties("assistant", ("a", "b", ""), None, True, True, True)
+    assert Message.of({"role": "assistant", "tool_calls": [], "content": []}).ties == Ties(
+        "assistant", names_calls=True
+    )
+    assert Message.of({"role": "assistant", "audio": {"id": "x"}}).ties == Ties("assistant", has_content=True)
+
+
+class Unread(Message):
+    """A message whose text must not be parsed."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "assistant", "content": "so"},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ],
+)
+def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
+    raw = Message.of(data).raw
+    facts = Facts(raw, data["role"], has_own_fields=False, has_calls="tool_calls" in data)
+    ties = Message(raw, None, facts).ties
+
+    assert Unread(raw, None, facts).ties is ties
+    assert Unread(raw, None, facts).answers == data.get("tool_call_id")
+
+
+def test_of_very_many_calls_nothing_is_remembered_with_the_text() -> None:
+    calls = [{"id": str(number)} for number in range(MOST_IDS + 1)]
+    raw = Message.of({"role": "assistant", "tool_calls": calls}).raw
+    message = Message(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=True))
+
+    assert message.ties is message.ties
+    assert len(message.ties.ids) == MOST_IDS + 1
+    assert message.facts is not None
+    assert message.facts.ties is None
+
+
+def test_calls_are_read_once() -> None:
+    message = Message.of({"role": "assistant", "tool_calls": CALLS})
+    assert message.calls is message.calls

@@ -1,7 +1,16 @@
 """Every edit there is: one file each, and one name in the list below.
 
 keep_tool_calls         of the tool calls of the history, only the newest
+clear_tool_results      of older tool results a stub stays, with a digest of the values in them
 truncate_tool_output    tool output over a limit of lines or bytes is cut, with a mark
+compact_tool_output     tool output in a shorter form that fits its kind: JSON, logs, pages
+deduplicate_results     an output that repeats an earlier one points back to it
+digest_agent_calls      what other agents told of their older tool calls, as one count
+drop_internal           what is marked as internal goes
+evict_images            older images become a text that names them
+keep_rounds             of the rounds of the history, only the newest
+recent_window           from the newest message back, what fits into a budget
+summarize               older rounds become one summary
 drop_oldest             whole rounds from the oldest, then spans, until the target is met
 
 edit                    what an edit is, and what an edit of tool output is
@@ -13,12 +22,35 @@ from typing import Annotated, Final, TypeAlias, get_args
 
 from pydantic import Field
 
+from proxy.trimming.edits.clear_tool_results import ClearToolResults
+from proxy.trimming.edits.compact_tool_output import CompactToolOutput
+from proxy.trimming.edits.deduplicate_results import DeduplicateResults
+from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
+from proxy.trimming.edits.drop_internal import DropInternal
 from proxy.trimming.edits.drop_oldest import DropOldest
 from proxy.trimming.edits.edit import BaseEdit, ToolOutputEdit
+from proxy.trimming.edits.evict_images import EvictImages
+from proxy.trimming.edits.keep_rounds import KeepRounds
 from proxy.trimming.edits.keep_tool_calls import KeepToolCalls
+from proxy.trimming.edits.recent_window import RecentWindow
+from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 
-Edit: TypeAlias = Annotated[KeepToolCalls | TruncateToolOutput | DropOldest, Field(discriminator="type")]
+Edit: TypeAlias = Annotated[
+    KeepToolCalls
+    | ClearToolResults
+    | TruncateToolOutput
+    | CompactToolOutput
+    | DeduplicateResults
+    | DigestAgentCalls
+    | DropInternal
+    | EvictImages
+    | KeepRounds
+    | RecentWindow
+    | Summarize
+    | DropOldest,
+    Field(discriminator="type"),
+]
 """The one list. `type` tells them apart; a new edit is a new file and its name here."""
 
 TOOL_OUTPUT_TYPES: Final[tuple[str, ...]] = tuple(

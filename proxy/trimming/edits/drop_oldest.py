@@ -8,27 +8,40 @@ from typing import ClassVar, Literal
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
+from proxy.trimming.trigger import Target
 
 
 class DropOldest(BaseEdit, frozen=True):
     """Whole rounds go, from the oldest; then, inside the current round, its oldest spans.
 
     What is protected stays, and the rest of its round goes. It stops as soon as the view is
-    within the target.
+    within the target: its own, or else the policy's.
     """
 
     needs_target: ClassVar[bool] = True
 
     type: Literal["drop_oldest"] = "drop_oldest"
     """Which strategy this is."""
+    target: Target | None = None
+    """How far this edit goes, in place of the policy's target."""
+
+    @property
+    def lacks_target(self) -> bool:
+        """Whether it names no target of its own."""
+        return self.target is None
+
+    def is_done(self, draft: Draft) -> bool:
+        """Tell whether the view is within its own target, or else the policy's."""
+        return draft.within(self.target)
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Remove group after group, as long as the draft is above its target."""
-        if draft.target is None:
+        """Remove group after group, as long as the draft is above the target."""
+        target = draft.limit(self.target)
+        if target is None:
             return
         total = draft.total
         for start, stop, reason in _groups(draft):
-            if total <= draft.target:
+            if total <= target:
                 return
             for position, _ in draft.standing(start, stop):
                 if position not in draft.protected:

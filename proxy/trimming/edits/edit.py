@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from proxy.history.spans import is_result
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Change, Entry
+from proxy.trimming.plan import Change, Entry, Summary
 from proxy.trimming.section import Section
-from proxy.trimming.trigger import Trigger
+from proxy.trimming.trigger import Target, Trigger
 from proxy.wire.messages import Message
 
 
@@ -23,16 +23,46 @@ class BaseEdit(Section, ABC, frozen=True):
     """One trimming strategy, configured. The settings are the strategy: nothing else is told to it."""
 
     needs_target: ClassVar[bool] = False
-    """Whether it can do nothing without a target."""
+    """Whether an edit of this type can do nothing without a target, if its settings name none."""
+
+    piecemeal: ClassVar[bool] = False
+    """Whether what it does to one span does not depend on what it does to others: some may be left out."""
 
     type: str
     """Which strategy this is."""
     when: Trigger | None = None
     """Only then: all the keys that are set must be passed, judged as things stand when its turn comes."""
 
+    @property
+    def lacks_target(self) -> bool:
+        """Whether, as it is set, it can do nothing unless the policy has a target."""
+        return self.needs_target
+
+    @property
+    def budget(self) -> Target | None:
+        """A target of its own that it keeps to at every move; None where it has none."""
+        return None
+
+    def is_done(self, draft: Draft) -> bool:
+        """Tell whether nothing is left for it to do; what has a limit of its own goes by that."""
+        return draft.within_target
+
+    @property
+    def must_pay(self) -> bool:
+        """Whether it runs only if what it frees pays for what it rewrites, whatever moved the cut."""
+        return self.when is not None and self.when.cost is not None
+
     @abstractmethod
-    def apply(self, draft: Draft) -> Iterable[Change]:
-        """Return what it changes in `draft`: at most one change per position, none where protected."""
+    def apply(self, draft: Draft) -> Iterable[Change | Summary]:
+        """Return what it changes in `draft`: at most one change per position, none where protected.
+
+        What it made at an earlier move still stands, and stays as it is, or is made anew where it has to take
+        in what is new. At most one `Summary` may be among the changes that remove what it covers.
+        """
+
+    def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
+        """Return what must follow from what all the edits of a move did; asked after each pass of them."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +75,8 @@ class Shortened:
 
 class ToolOutputEdit(BaseEdit, frozen=True):
     """An edit that decides about one tool result at a time, from its content alone."""
+
+    piecemeal: ClassVar[bool] = True
 
     @abstractmethod
     def shorten(self, message: Message, entry: Entry) -> Shortened | None:

@@ -14,6 +14,7 @@ from proxy.trimming.edits import BaseEdit, Edit
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.protocol import repair
+from tests.trimming.edits.held import outcome
 from tests.trimming.notation import count, entries, lines, messages
 
 TABLES = Path(__file__).parent.parent / "golden"
@@ -55,8 +56,8 @@ class Case:
     def check(self) -> None:
         """Compare what the edit makes of the history, sent with repairs, with what the table says."""
         before = self.draft()
-        changes = list(self.edit().apply(before))
-        after = before.after(changes)
+        changes, summary = outcome(self.edit(), before)
+        after = before.after(changes, summary)
         left = repair([message for message in after.messages if message is not None]).messages
         expected = self.row["before"] if self.row["after"] == "same" else self.row["after"]
         assert lines(left) == expected, self.row["why"]

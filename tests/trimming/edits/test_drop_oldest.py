@@ -45,5 +45,5 @@ def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(
         newest = changes[-1].position
         past = [turn for turn in draft.rounds[:-1] if turn.start <= newest < turn.stop]
         start = past[0].start if past else next(span.start for span in draft.spans if newest < span.stop)
-        assert draft.after(change for change in changes if change.position < start).total > target
+        assert draft.after([change for change in changes if change.position < start]).total > target
     assert list(DropOldest().apply(after)) == []

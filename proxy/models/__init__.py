@@ -1,0 +1,11 @@
+"""What is known of models: context windows, prices, and how their providers cache.
+
+    dollars     prices in dollars per million tokens, and what an exchange cost
+    published   what the price list that comes with a package says of a model
+    caches      how providers cache, by model and host
+    facts       all of it, for one model
+    catalogue   what everybody else asks for facts; the operator's word counts first
+
+Nothing here touches the network, and the price list is read when it is first asked for, not when a
+module is imported. It knows no request and no policy.
+"""

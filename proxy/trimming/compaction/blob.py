@@ -1,0 +1,45 @@
+"""Bytes written as text, base64 or hexadecimal: no model reads them.
+
+How many characters they had is said in their place. A long word is no blob: letters of both cases and
+digits must be mixed as they are in bytes. It does not know what the bytes are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from proxy.trimming.compaction.mark import omitted
+
+SMALLEST: Final = 200
+"""Characters of the shortest blob."""
+
+_SAMPLE: Final = 2000
+# One attempt for each run of these characters: it begins where the run begins.
+_RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
+_LONG_WORD: Final = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{60}")
+"""What every blob begins with."""
+_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
+
+
+def without_blobs(text: str) -> str:
+    """Return the text with a mark in the place of each blob."""
+    if len(text) < SMALLEST or _LONG_WORD.search(text) is None:
+        return text
+    return _WRAPPED.sub(_marked, _RUN.sub(_marked, text))
+
+
+def _marked(found: re.Match[str]) -> str:
+    kind = _kind(found[0][:_SAMPLE].replace("\n", ""))
+    return found[0] if kind is None else omitted(f"{len(found[0])} characters of {kind}")
+
+
+def _kind(sample: str) -> str | None:
+    """Return what a run of characters is: base64, hexadecimal, or None where it may be words."""
+    digits = sum(map(sample.count, "0123456789"))
+    if digits * 4 > len(sample) and all(character in "0123456789abcdefABCDEF" for character in sample):
+        return "hexadecimal" if len(set(sample)) > 8 else None
+    upper = sum(character.isupper() for character in sample)
+    lower = sum(character.islower() for character in sample)
+    mixed = min(upper, lower) * 6 > len(sample) and digits * 25 > len(sample)
+    return "base64" if mixed and len(set(sample)) > 24 else None

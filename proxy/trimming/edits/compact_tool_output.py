@@ -1,0 +1,225 @@
+"""`compact_tool_output`: tool output said in less, first without losing anything.
+
+What is known of tokens is the count of the original. What another form costs is estimated from it: by its
+bytes in the same proportion, and near the limit by its weight. Whether it does cost less is judged by the
+engine, which counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from proxy.trimming.compaction.blob import without_blobs
+from proxy.trimming.compaction.document import Value, write
+from proxy.trimming.compaction.embedded import Embedded, pieces
+from proxy.trimming.compaction.log import condensed
+from proxy.trimming.compaction.mark import ending, names_ref
+from proxy.trimming.compaction.markup import is_markup, shown
+from proxy.trimming.compaction.preview import preview
+from proxy.trimming.compaction.table import tabulated, tabulated_lines
+from proxy.trimming.compaction.weight import weight
+from proxy.trimming.compaction.whitespace import tidied
+from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
+from proxy.trimming.plan import Entry
+from proxy.trimming.section import Natural, Positive
+from proxy.wire.messages import Message, text_of
+from proxy.wire.shapes import is_array
+
+Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
+
+_MEDIA_BYTES_PER_TOKEN: Final = 3
+"""Where a result holds more than text, its count tells nothing of the text: so many bytes are a token."""
+
+_HOPELESS: Final = 50
+"""A table of records has hardly ever less than this part of their size."""
+
+_NEAR: Final = 1.4
+"""Bytes tell tokens within this factor; nearer to the limit the weight is asked."""
+_LARGE: Final = 200_000
+"""Bytes of a result of which the weight is not asked: what is left of so much is far from the limit."""
+
+
+class CompactToolOutput(ToolOutputEdit, frozen=True):
+    """Tool output over a limit is put in a shorter form that fits its kind.
+
+    First what loses nothing: JSON without white space, records as a table, text without terminal escapes and
+    blanks. Only where that is still over the limit, what loses something and says so: lists and long texts
+    of JSON cut, lines of a log counted, HTML as text, bytes written as text left out. A mark names the ref
+    under which the whole output can be read. Each text part of a result is put in form by itself; parts that
+    are no text stay, and so does what would not get shorter.
+    """
+
+    type: Literal["compact_tool_output"] = "compact_tool_output"
+    """Which strategy this is."""
+    over_tokens: Natural = 200
+    """Only results of more tokens, and nothing is lost once a result is within it."""
+    keep_items: Positive = 2
+    """So many items at each end of a long list, and lines at each end of those of one kind."""
+    max_string: Positive = 200
+    """Characters of a text inside JSON; of a longer one its beginning is shown."""
+    methods: tuple[Method, ...] = ("minify", "table", "preview", "log", "noise")
+    """What may be done, what loses less first: their order here does not matter."""
+
+    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+        """Return the result in a shorter form; None where it is short enough or has none."""
+        text = message.text
+        if message == entry.message:
+            return self._compacted(message, entry, _size(text))
+        if names_ref(text, entry.ref):
+            # Something was left out of it before: the original is taken, so that numbers tell of all of it.
+            return self._compacted(entry.message, entry, _size(text))
+        again = self._compacted(entry.message, entry, _size(entry.message.text))
+        if again is not None and again.message == message:
+            return None
+        return self._compacted(message, entry, _size(text))
+
+    def _compacted(self, message: Message, entry: Entry, size: int) -> Shortened | None:
+        """Return `message` in a shorter form; None where that has `size` bytes or more."""
+        content = message.data.get("content")
+        given = [text_of([part]) for part in content] if is_array(content) else [text_of(content)]
+        before, per_byte = _size("".join(given)), _tokens_per_byte(entry)
+        if before * per_byte <= self.over_tokens:
+            return None
+        forms = [_Form(text, self, per_byte) for text in given]
+        for step in (_Form.tidy, _Form.clean, _Form.cut):
+            if self._is_over(forms, given, before * per_byte):
+                for form in forms:
+                    form.take(step, entry.ref)
+        made = [form.text for form in forms]
+        if not "".join(made).strip():
+            # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
+            made = [ending(entry.ref), *("" for _ in made[1:])]
+        after = _size("".join(made))
+        if after >= size:
+            return None
+        used = dict.fromkeys(name for form in forms for name in form.used)
+        reason = f"{', '.join(used)}: {before} bytes become {after}"
+        return Shortened(message.replacing("content", _content(content, made)), reason)
+
+    def _is_over(self, forms: Sequence[_Form], given: Sequence[str], tokens: float) -> bool:
+        """Tell whether the forms have more tokens than the limit, where the texts `given` have `tokens`."""
+        before = max(sum(map(_size, given)), 1)
+        estimate = tokens * sum(form.size for form in forms) / before
+        if before > _LARGE or not self.over_tokens <= estimate * _NEAR <= self.over_tokens * _NEAR**2:
+            return estimate > self.over_tokens
+        weights = sum(weight(form.text) for form in forms) / max(sum(map(weight, given)), 1)
+        return tokens * weights > self.over_tokens
+
+
+class _Form:
+    """One text on its way to a shorter form."""
+
+    def __init__(self, text: str, edit: CompactToolOutput, per_byte: float) -> None:
+        """Begin with `text`, of `per_byte` tokens a byte; what may be done with it is what `edit` says."""
+        self._per_byte = per_byte
+        self.text = text
+        self.size = _size(text)
+        self.used: list[str] = []
+        """The methods that made it shorter, in order."""
+        self._edit = edit
+        self._is_markup = is_markup(text)
+        looks = not self._is_markup and not {"minify", "table", "preview"}.isdisjoint(edit.methods)
+        self._pieces: list[str | Embedded] = pieces(text) if looks else [text]
+        self._shown = [piece if isinstance(piece, str) else piece.source for piece in self._pieces]
+        """Each of the pieces as it stands now."""
+        self._is_marked = False
+        """Whether a line at the end must say that something was left out."""
+
+    def take(self, step: Callable[[_Form, str], None], ref: str) -> None:
+        """Take a step, unless the text would not get shorter by it."""
+        shown, used, is_marked = list(self._shown), list(self.used), self._is_marked
+        step(self, ref)
+        text = "".join(self._shown)
+        if self._is_marked:
+            text = f"{text.rstrip()}\n{ending(ref)}"
+        size = _size(text)
+        if size < self.size:
+            self.text, self.size = text, size
+        else:
+            self._shown, self.used, self._is_marked = shown, used, is_marked
+
+    def tidy(self, _: str) -> None:
+        """Do what loses nothing."""
+        for place, piece in enumerate(self._pieces):
+            if isinstance(piece, Embedded):
+                self._tidy_document(place, piece)
+            elif "noise" in self._edit.methods:
+                self._offer(place, "noise", tidied(piece))
+
+    def clean(self, _: str) -> None:
+        """Leave out what no model reads, outside of documents."""
+        if "noise" not in self._edit.methods:
+            return
+        for place, piece in enumerate(self._pieces):
+            if isinstance(piece, str):
+                text = shown(self._shown[place]) if self._is_markup else self._shown[place]
+                self._is_marked |= self._offer(place, "noise", without_blobs(text))
+
+    def cut(self, ref: str) -> None:
+        """Cut documents and count lines."""
+        for place, piece in enumerate(self._pieces):
+            if isinstance(piece, str):
+                if "log" in self._edit.methods:
+                    text = condensed(self._shown[place], self._edit.keep_items)
+                    self._is_marked |= self._offer(place, "log", text)
+            elif "preview" in self._edit.methods:
+                alone = len(self._pieces) == 1
+                made = preview(
+                    piece.value, self._edit.keep_items, self._edit.max_string, ref if alone else None
+                )
+                if made is not None:
+                    taken = self._offer(place, "preview", self._written(made))
+                    self._is_marked |= taken and not alone
+
+    def _tidy_document(self, place: int, piece: Embedded) -> None:
+        minified = "\n".join(map(write, piece.value)) if piece.is_lines else write(piece.value)
+        if "minify" in self._edit.methods:
+            self._offer(place, "minify", minified)
+        if "table" in self._edit.methods and not self._is_hopeless(piece):
+            value = tabulated_lines(piece.value) if piece.is_lines else tabulated(piece.value)
+            table = write(value) if value is not None else minified
+            if len(table) < len(minified):
+                self._offer(place, "table", table)
+
+    def _is_hopeless(self, piece: Embedded) -> bool:
+        """Tell whether a document is so far over the limit that it will be cut in any case."""
+        return "preview" in self._edit.methods and (
+            len(piece.source) * self._per_byte > _HOPELESS * self._edit.over_tokens
+        )
+
+    def _written(self, made: Value) -> str:
+        """Return a cut document as text: what it still holds of records may be a table."""
+        return write(tabulated(made) if "table" in self._edit.methods else made)
+
+    def _offer(self, place: int, method: Method, text: str) -> bool:
+        """Put `text` in the place of a piece where it is shorter; tell whether it is."""
+        if len(text) >= len(self._shown[place]):
+            return False
+        self._shown[place] = text
+        if method not in self.used:
+            self.used.append(method)
+        return True
+
+
+def _tokens_per_byte(entry: Entry) -> float:
+    """Return about how many tokens a byte of the result has: never more than one."""
+    size = _size(entry.message.text)
+    if not size:
+        return 0.0
+    content = entry.message.data.get("content")
+    if is_array(content) and not all(text_of([part]) for part in content):
+        return 1 / _MEDIA_BYTES_PER_TOKEN
+    return min(entry.tokens / size, 1.0)
+
+
+def _size(text: str) -> int:
+    """Return the bytes of a text in UTF-8; a request with half a surrogate pair comes not as far as here."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _content(content: Any, made: Sequence[str]) -> Any:
+    """Return `content` with other texts; parts that are no text stay."""
+    if not is_array(content):
+        return made[0]
+    return [{**part, "text": text} if text else part for part, text in zip(content, made, strict=True)]

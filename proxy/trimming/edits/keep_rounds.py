@@ -1,0 +1,43 @@
+"""`keep_rounds`: of the rounds of the history only the newest are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from proxy.history.spans import Round
+from proxy.trimming.draft import Draft
+from proxy.trimming.edits.edit import BaseEdit
+from proxy.trimming.plan import Change
+from proxy.trimming.section import Natural
+
+
+class KeepRounds(BaseEdit, frozen=True):
+    """The newest whole rounds of the history stay, and the current one; older ones go.
+
+    A round begins with a user message. What stands before the first one goes with the oldest round. What is
+    protected stays, and the rest of its round goes.
+    """
+
+    type: Literal["keep_rounds"] = "keep_rounds"
+    """Which strategy this is."""
+    last: Natural = 10
+    """So many rounds of the history stay; the current one is not counted."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove what is older than the rounds that stay."""
+        reason = f"its round is not among the newest {self.last} of the history"
+        for position, _ in draft.standing(0, start_of_newest(draft.rounds, self.last)):
+            if position not in draft.protected:
+                yield draft.removing(position, self.type, reason)
+
+
+def start_of_newest(rounds: Sequence[Round], last: int) -> int:
+    """Return where the newest `last` rounds of the history begin; 0 where there are not more than these.
+
+    The last of `rounds` is the current one and no history; what precedes the first user message is no round.
+    """
+    history = [each for each in rounds[:-1] if each.number > 0]
+    if len(history) <= last:
+        return 0
+    return history[-last].start if last else rounds[-1].start

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.backtest.baselines import CLEARED, NONE, baseline, every_baseline
+from proxy.backtest.cache import Rule
+from proxy.backtest.counted import Counted
+from proxy.backtest.histories import read_file
+from proxy.backtest.replay import Model, Request, replayed
+from proxy.errors import InvalidRequest
+from proxy.trimming.protocol import problems
+from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
+
+TRAJECTORIES = sorted((Path(__file__).parents[1] / "data" / "trajectories").glob("*.json"))
+
+
+def requests(ready: Counted, name: str) -> list[Request]:
+    return list(replayed(ready, baseline(name), [Rule()], Model()))
+
+
+def texts(request: Request) -> list[str]:
+    return [message.text or "call" for message in request.sent.messages]
+
+
+TALK = [user("1"), reply("2"), user("3"), reply("4"), user("5"), reply("6"), user("7")]
+TOOLS = [
+    user("go"),
+    *(call("a", "b"), result("a", "A"), result("b", "B")),
+    *(call("c"), result("c", "C")),
+    *(call("d"), result("d", "D")),
+    reply("done"),
+]
+
+
+def test_nothing_is_left_out_of_no_trimming() -> None:
+    found = requests(counted(TALK), "baseline:none")
+    assert [texts(request) for request in found] == [["1"], ["1", "2", "3"], [*"12345"], [*"1234567"]]
+    assert not any(request.sent.moved for request in found)
+
+
+def test_the_last_messages() -> None:
+    found = requests(counted([{"role": "system", "content": "s"}, *TALK]), "baseline:last=3")
+    assert [texts(request) for request in found] == [["s", "1"], [*"s123"], [*"s345"], [*"s567"]]
+    assert [request.sent.moved for request in found] == [False, False, True, True]
+
+
+def test_the_last_messages_never_begin_with_a_result() -> None:
+    found = requests(counted(TOOLS), "baseline:last=4")
+    assert [texts(request) for request in found] == [
+        ["go"],
+        ["go", "call", "A", "B"],
+        ["call", "C"],  # A and B would stand there without their call
+        ["call", "C", "call", "D"],
+    ]
+    found = requests(counted(TOOLS), "baseline:last=1")
+    assert texts(found[1]) == ["call", "A", "B"]  # nothing but a result is left: its span goes whole
+
+
+def test_masking_at_every_request() -> None:
+    found = requests(counted(TOOLS), "baseline:mask=1")
+    assert [texts(request) for request in found] == [
+        ["go"],
+        ["go", "call", CLEARED, "B"],
+        ["go", "call", CLEARED, CLEARED, "call", "C"],
+        ["go", "call", CLEARED, CLEARED, "call", CLEARED, "call", "D"],
+    ]
+    assert [request.sent.moved for request in found] == [False, False, True, True]
+
+
+def test_clearing_waits_and_then_stays() -> None:
+    ready = counted(agent(12))
+    found = requests(ready, "baseline:clear=3000")
+    cleared = [texts(request).count(CLEARED) for request in found]
+    moves = [place for place, request in enumerate(found) if request.sent.moved]
+    assert cleared[0] == 0
+    assert cleared[-1] > 0
+    assert cleared == sorted(cleared)
+    assert 1 <= len(moves) < 6
+    for place in moves:
+        # What is above the limit is cleared but for three; then it may grow to it again.
+        assert cleared[place] == place - 3
+        assert found[place - 1].tokens <= 3000
+    assert [place for place in range(1, len(found)) if cleared[place] > cleared[place - 1]] == moves
+
+
+def test_the_oldest_slide_out_at_every_request() -> None:
+    found = requests(counted(agent(12)), "baseline:slide=3000")
+    assert all(request.tokens <= 3000 for request in found)
+    assert all(request.sent.moved for request in found[8:])
+    assert all(texts(request)[:2] == ["be brief", "do all of it"] for request in found)
+
+
+def test_the_middle_goes_and_both_ends_stay() -> None:
+    ready = counted(agent(12))
+    found = requests(ready, "baseline:middle=3000")
+    assert all(request.tokens <= 3000 for request in found)
+    last = texts(found[-1])
+    assert last[:4] == ["be brief", "do all of it", "call", ready.messages[2].text]
+    assert last[-1] == ready.messages[24].text
+    whole = [message.raw for message in ready.messages[:25]]
+    sent = [message.raw for message in found[-1].sent.messages[1:]]
+    gap = len(whole) - len(sent)
+    assert any(whole[:cut] + whole[cut + gap :] == sent for cut in range(len(sent)))
+
+
+def test_the_middle_goes_though_the_newest_alone_is_too_much() -> None:
+    ready = counted([user("go"), call("a"), result("a", "word " * 2000), reply("ok")])
+    found = requests(ready, "baseline:middle=100")
+    assert [texts(request) for request in found] == [["go"], ["go", "call", ready.messages[2].text]]
+
+
+def test_the_clairvoyant_keeps_what_is_used_again() -> None:
+    said = [
+        user("look"),
+        *(
+            call("a", arguments='{"at": "here"}'),
+            result("a", "the number is 48151623 and nothing else matters"),
+        ),
+        *(call("b", arguments='{"at": "there"}'), result("b", "nothing at all is to be found in this place")),
+        *(
+            call("c", arguments='{"at": "everywhere"}'),
+            result("c", "and nothing in that one, as it seems to be"),
+        ),
+        call("d", arguments='{"number": "48151623"}'),
+        *(result("d", "right"), reply("done")),
+    ]
+    found = requests(counted(said), "baseline:clairvoyant")
+    asked = texts(found[3])
+    assert asked[2].startswith("the number")
+    assert asked[4] == "[cleared]"
+    assert asked[6].startswith("and nothing")  # it has not been sent yet
+    assert texts(found[4])[2] == "[cleared]"
+
+
+def test_names_say_what_is_not_usual() -> None:
+    assert [each.name for each in every_baseline()] == [
+        *("baseline:none", "baseline:last", "baseline:slide", "baseline:mask", "baseline:clear"),
+        *("baseline:middle", "baseline:clairvoyant"),
+    ]
+    assert baseline("baseline:last=20").name == "baseline:last"
+    assert baseline("baseline:last=7").name == "baseline:last=7"
+    assert baseline("baseline:slide=7000").name == "baseline:slide=7000"
+    assert all(each.about for each in every_baseline())
+    assert not any(each.by_price for each in every_baseline())
+    assert baseline(NONE).about == "no trimming"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "baseline:",
+        "baseline:nine",
+        "baseline:none=3",
+        "baseline:clairvoyant=1",
+        "baseline:last=",
+        "baseline:last=0",
+    ],
+)
+def test_what_there_is_not(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="baseline:last"):
+        baseline(name)
+
+
+@pytest.mark.parametrize("name", ["baseline:last=-1", "baseline:last=1.5", "baseline:mask=²"])
+def test_numbers_are_whole_and_above_nothing(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="whole number"):
+        baseline(name)
+
+
+@pytest.mark.parametrize("path", TRAJECTORIES, ids=lambda path: path.stem)
+def test_none_of_them_breaks_the_protocol(path: Path) -> None:
+    (history,) = read_file(path)
+    ready = Counted(history, COUNTER)
+    already = len(problems(ready.messages))  # real histories are broken at times
+    for strategy in every_baseline():
+        for request in replayed(ready, strategy, [Rule()], Model()):
+            assert len(problems(request.sent.messages)) <= already

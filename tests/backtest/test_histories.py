@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.api import jsonl
+from proxy.backtest.histories import History, of_messages, read_file, stored
+from proxy.errors import InvalidRequest
+from proxy.store.store import Store
+from tests.backtest.histories import call, reply, result, user
+from tests.support.talk import Talk, body
+
+SYSTEM = {"role": "system", "content": "be brief"}
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+SAID = [SYSTEM, user("one"), reply("1"), user("two"), reply("2")]
+
+
+def written(path: Path, *values: Any) -> Path:
+    path.write_text("\n".join(map(json.dumps, values)), "utf-8")
+    return path
+
+
+def told(history: History) -> list[Any]:
+    return [message.data for message in (*history.instructions, *history.messages)]
+
+
+def test_leading_instructions_are_no_part_of_the_log(tmp_path: Path) -> None:
+    said = [SYSTEM, {"role": "developer", "content": "really"}, user("hi"), SYSTEM, reply("ho")]
+    (history,) = read_file(written(tmp_path / "talk.json", said))
+    assert [message.role for message in history.instructions] == ["system", "developer"]
+    assert [message.role for message in history.messages] == ["user", "system", "assistant"]
+    assert told(history) == said
+    assert history.name == "talk"
+
+
+def test_an_object_names_itself_its_tools_and_its_model(tmp_path: Path) -> None:
+    value = {"id": "mine", "model": "gpt-4o", "tools": TOOLS, "messages": SAID, "notes": "none"}
+    (history,) = read_file(written(tmp_path / "a.json", value))
+    assert (history.name, history.model, told(history)) == ("mine", "gpt-4o", SAID)
+    assert history.tools is not None
+    assert json.loads(history.tools) == TOOLS
+
+
+def test_an_array_of_sessions_is_several(tmp_path: Path) -> None:
+    other = {"messages": [user("else"), reply("so")], "tools": []}
+    found = read_file(written(tmp_path / "a.json", [{"id": "x", "messages": SAID}, other]))
+    assert [(history.name, len(history.messages), history.tools) for history in found] == [
+        ("x", 4, None),
+        ("a:2", 2, None),
+    ]
+
+
+def test_a_message_a_line_is_one_session(tmp_path: Path) -> None:
+    for said in (SAID, SAID[1:2]):
+        (history,) = read_file(written(tmp_path / "talk.jsonl", *said))
+        assert (history.name, told(history)) == ("talk", said)
+
+
+def test_requests_that_go_on_are_one_session(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "log.jsonl",
+        {"messages": SAID[:2]},
+        {"messages": SAID[:4], "model": "m"},
+        {"messages": [user("else")]},
+        {"messages": [user("else"), reply("so"), user("?")]},
+    )
+    found = read_file(file)
+    assert [(history.name, told(history)) for history in found] == [
+        ("log:1", SAID[:4]),
+        ("log:3", [user("else"), reply("so"), user("?")]),
+    ]
+    assert found[0].model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        ('{"role": "user"', "line 1"),
+        ('{"role": "user", "content": "a"}\nnonsense', "line 2"),
+        ("42", "an object with `messages`"),
+        ('{"other": []}', "no array `messages`"),
+        ('[{"content": "a"}]', "message 0"),
+        ('[{"role": "user", "content": "a"}, 7]', "message 1"),
+        ('{"messages": []}', "no message"),
+        ('[{"role": "system", "content": "a"}]', "no message"),
+    ],
+)
+def test_what_is_no_session_is_refused_with_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=said):
+        read_file(file)
+
+
+def test_a_file_that_is_not_there_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_file(tmp_path / "none.json")
+
+
+def test_times_are_taken_out_of_messages() -> None:
+    said = [
+        {**SYSTEM, "timestamp": 1},
+        {**user("a"), "created_at": 1_700_000_000},
+        {**reply("b"), "timestamp": "2023-11-14T22:13:30+00:00"},
+        {**user("c"), "created_at": 1_700_000_020_500},
+        {**reply("d"), "timestamp": "2023-11-14T22:13:35"},
+    ]
+    history = of_messages("t", said)
+    # The last is earlier than the one before it: times never fall.
+    assert history.times == (1_700_000_000, 1_700_000_010, 1_700_000_020.5, 1_700_000_020.5)
+    assert told(history) == [SYSTEM, user("a"), reply("b"), user("c"), reply("d")]
+
+
+@pytest.mark.parametrize("wrong", [None, "yesterday", True, [], "missing"])
+def test_where_one_has_no_time_there_is_no_clock(wrong: Any) -> None:
+    last = {**reply("b"), **({} if wrong == "missing" else {"timestamp": wrong})}
+    history = of_messages("t", [{**user("a"), "timestamp": 5}, last])
+    assert history.times is None
+    assert told(history) == [user("a"), reply("b")]
+
+
+def test_halves_of_characters_are_mended(tmp_path: Path) -> None:
+    file = tmp_path / "half.json"
+    file.write_text('[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]')
+    (history,) = read_file(file)
+    assert history.messages[0].text == "\ufffd"
+
+
+def test_what_nobody_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    deep = "[" * 3000 + "]" * 3000
+    for text in (deep, f'[{{"role": "user", "content": {deep}}}]', f'{{"role": "user", "content": {deep}}}'):
+        file.write_text(text)
+        with pytest.raises(InvalidRequest, match="deeply"):
+            read_file(file)
+
+
+@pytest.mark.parametrize("levels", range(200, 1100, 45))
+def test_however_deep_it_is_read_or_refused(tmp_path: Path, levels: int) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text(
+        f'[{{"role": "user", "content": {"[" * levels + "]" * levels}}}, {{"role": "assistant"}}]'
+    )
+    try:
+        (history,) = read_file(file)
+    except InvalidRequest as why:
+        assert levels > 800
+        assert "deeply" in why.message  # noqa: PT017
+    else:
+        assert history.requests == (1,)
+
+
+def test_there_was_a_request_before_each_reply_and_one_after_the_last_result() -> None:
+    talk = of_messages("t", SAID)
+    assert talk.requests == (1, 3)
+    assert of_messages("t", SAID[:-1]).requests == (1, 3)
+    calls = [user("go"), call("a", "b"), result("a", "1"), result("b", "2"), reply("ok"), call("c")]
+    assert of_messages("t", calls).requests == (1, 4, 5)
+    assert of_messages("t", [*calls, result("c", "3")]).requests == (1, 4, 5, 7)
+    # What an assistant says first was not asked for, but where instructions asked for it.
+    assert of_messages("t", [reply("welcome"), user("hi")]).requests == (2,)
+    assert of_messages("t", [SYSTEM, reply("welcome"), user("hi")]).requests == (0, 2)
+
+
+async def _filled(store: Store) -> None:
+    talk = Talk(store, "anne", "kept")
+    await talk.say("one", "first")
+    await talk.say("two", "second")
+    asked = body("user", "three")
+    exchange = await talk.begin(asked)
+    called = body("assistant", "", content=None, tool_calls=[call("c", text=None)["tool_calls"][0]])
+    await talk.settle(exchange, asked, replies=(called,))
+
+
+def test_the_store_and_its_export_tell_the_same(tmp_path: Path) -> None:
+    url, file = f"sqlite:///{tmp_path / 'sessions.db'}", tmp_path / "kept.jsonl"
+
+    async def both() -> History:
+        store = await Store.open(url)
+        try:
+            await _filled(store)
+            (row,) = await store.find("kept")
+            file.write_bytes(b"".join([line async for line in jsonl.written(store.export(row.key))]))
+            return await stored(store, row)
+        finally:
+            await store.close()
+
+    ours = asyncio.run(both())
+    (theirs,) = read_file(file)
+    assert [message.text for message in ours.messages][:4] == ["one", "first", "two", "second"]
+    assert ours.messages[-1].calls[0].name == "look"
+    assert (ours.name, ours.tenant, ours.times is not None) == ("kept", "anne", True)
+    assert (theirs.name, theirs.tenant, theirs.times) == (ours.name, ours.tenant, ours.times)
+    assert told(theirs) == told(ours)
+    assert theirs.requests == ours.requests == (1, 3, 5)
+
+
+def test_an_export_without_messages_or_with_one_missing_is_refused(tmp_path: Path) -> None:
+    session = {"record": "session", "id": "s", "head": "n"}
+    with pytest.raises(InvalidRequest, match="no messages"):
+        read_file(written(tmp_path / "a.jsonl", session))
+    node = {"record": "node", "node": "n", "parent": "", "body": "b"}
+    with pytest.raises(InvalidRequest, match="text of node n"):
+        read_file(written(tmp_path / "a.jsonl", session, node))
+    unreadable = {"record": "body", "body": "b", "text": "{half"}
+    with pytest.raises(InvalidRequest, match="text of node n"):
+        read_file(written(tmp_path / "a.jsonl", session, node, unreadable))
+    broken: dict[str, Any] = {"record": "body", "body": "b", "data": {**call("c"), "role": "assistant"}}
+    broken["data"]["tool_calls"][0]["function"]["arguments"] = '{"half'
+    whole = {"record": "body", "body": "w", "text": json.dumps(user("go"))}
+    partial = {"record": "node", "node": "n", "parent": "m", "body": "b", "partial": True}
+    first = {"record": "node", "node": "m", "parent": "", "body": "w"}
+    (history,) = read_file(written(tmp_path / "a.jsonl", session, partial, first, broken, whole))
+    assert told(history) == [user("go"), {"role": "assistant", "content": None}]

@@ -1,0 +1,192 @@
+"""What is done for the provider's prompt cache: marks and keys, seen by the provider."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.e2e.conftest import Serve
+from tests.support.replay import raw_messages
+from tests.support.server import Proxy, settings_for
+from tests.support.upstream import Upstream
+
+JsonObject = dict[str, Any]
+
+MARKED = "say:ok+marked"
+PLAIN = "say:ok"
+MODELS = [
+    {"match": ["*marked"], "cache": {"matching": "breakpoints", "breakpoints": "openai", "key": True}},
+    {"match": ["*claude*"], "cache": {"matching": "breakpoints", "breakpoints": "anthropic"}},
+]
+POLICY = {
+    "trigger": {"messages": 12},
+    "keep": {"rounds": 1, "spans": 1},
+    "edits": [{"type": "clear_tool_results", "keep": 1, "digest_chars": 60}],
+}
+_NUMBERS = count(1)
+
+
+@pytest.fixture(scope="module")
+def proxy(serve: Serve) -> Proxy:
+    return serve(policies={"default": POLICY}, models=MODELS, cache={"key": "session"})
+
+
+@pytest.fixture
+def session() -> str:
+    return f"marks-{next(_NUMBERS)}"
+
+
+def turn(number: int) -> list[JsonObject]:
+    """Return what a client adds to a conversation: a question and what a tool said to it."""
+    function = {"name": "look", "arguments": orjson.dumps({"number": number}).decode()}
+    return [
+        {"role": "user", "content": f"question {number}"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}],
+        },
+        {
+            "role": "tool",
+            "tool_call_id": f"c{number}",
+            "content": f"result {number}: " + "so much of it " * 60,
+        },
+    ]
+
+
+def converse(proxy: Proxy, session: str, turns: int, model: str = MARKED, **given: Any) -> list[JsonObject]:
+    """Resend a growing conversation; return its receipts."""
+    said: list[JsonObject] = [{"role": "system", "content": "You look things up."}]
+    for number in range(turns):
+        said += turn(number)
+        answer = proxy.chat(session, said, model, **given)
+        assert answer.status_code == 200, answer.text
+        said.append(answer.json()["choices"][0]["message"])
+    return proxy.exchanges(session)
+
+
+def marks(body: JsonObject, name: str = "prompt_cache_breakpoint") -> list[int]:
+    """Return the places of the messages that are marked."""
+    return [at for at, message in enumerate(body["messages"]) if name.encode() in orjson.dumps(message)]
+
+
+def unmarked(message: bytes) -> JsonObject:
+    """Return a message without its mark."""
+    data: JsonObject = orjson.loads(message)
+    if isinstance(data.get("content"), list):
+        assert [set(part) for part in data["content"]] == [{"type", "text", "prompt_cache_breakpoint"}]
+        data["content"] = data["content"][0]["text"]
+    return data
+
+
+def test_a_mark_stands_at_the_end_of_what_will_not_change(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    rows = converse(proxy, session, 14)
+    moves = [place for place, row in enumerate(rows) if row["cut"] is not None and row["cut"]["moved"]]
+    assert len(moves) >= 2
+    for place, (row, request) in enumerate(zip(rows, upstream.log, strict=True)):
+        found = marks(request.json)
+        if row["cut"] is None:
+            assert found == []
+            continue
+        # The last thing that a move ever changed is the last that is marked; behind it all is new.
+        last = max(line["position"] for line in row["plan"] if line["action"] == "replace")
+        assert found[-1] == 1 + last  # the instructions stand before
+        # A move marks where it goes, and where the cache still holds what was sent before it.
+        assert len(found) == (2 if place in moves[1:] and found[0] != found[-1] else 1)
+    assert any(len(marks(upstream.log[place].json)) == 2 for place in moves[1:])
+
+
+def test_between_moves_the_marks_stand_still(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    rows = converse(proxy, session, 14)
+    bodies = [raw_messages(request.body) for request in upstream.log]
+    for place, (earlier, later) in enumerate(pairwise(bodies), start=1):
+        if rows[place]["cut"] is None or rows[place]["cut"]["moved"]:
+            continue
+        if rows[place - 1]["cut"]["moved"]:  # a move may mark the end of what was sent before it, too
+            assert list(map(unmarked, later[: len(earlier)])) == list(map(unmarked, earlier))
+        else:
+            assert later[: len(earlier)] == earlier
+
+
+@pytest.mark.parametrize("append", [False, True], ids=["resend", "append"])
+def test_other_models_get_none(proxy: Proxy, upstream: Upstream, session: str, append: bool) -> None:
+    rows = converse(proxy, session, 8, PLAIN)
+    assert rows[-1]["cut"] is not None
+    if append:
+        proxy.chat(session, "more", PLAIN, headers={"x-session-mode": "append"})
+    for request in upstream.log:
+        assert b"breakpoint" not in request.body
+        assert b"cache_control" not in request.body
+        assert "prompt_cache_key" not in request.json
+
+
+def test_those_of_claude_are_written_its_own_way(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    converse(proxy, session, 8, "say:ok+claude")
+    assert marks(upstream.last.json, "cache_control")
+    assert b"breakpoint" not in upstream.last.body
+
+
+def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:
+    proxy = serve(policies={"default": POLICY}, models=MODELS, cache={"breakpoints": "never"})
+    rows = converse(proxy, session, 8)
+    assert rows[-1]["cut"] is not None
+    for request in upstream.log:
+        assert b"breakpoint" not in request.body
+        assert "prompt_cache_key" not in request.json  # no key is the default
+
+
+def test_an_untrimmed_request_keeps_the_clients_bytes_but_for_the_key(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    converse(proxy, session, 1)
+    body = upstream.last.json
+    assert marks(body) == []
+    assert set(body) == {"model", "messages", "prompt_cache_key"}
+
+
+def test_a_key_is_of_one_session_and_says_nothing(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    converse(proxy, session, 3)
+    (key,) = {request.json["prompt_cache_key"] for request in upstream.log}
+    assert len(key) == 32
+    assert session not in key
+    upstream.forget()
+    converse(proxy, f"{session}-other", 1)
+    assert upstream.last.json["prompt_cache_key"] != key
+
+
+def test_tenants_and_installations_have_keys_of_their_own(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    keys = []
+    for _ in range(2):
+        proxy = serve(models=MODELS, cache={"key": "session"}, auth={"mode": "passthrough"})
+        for bearer in ("sk-one", "sk-two"):
+            proxy.chat(session, "hi", MARKED, headers={"authorization": f"Bearer {bearer}"})
+            keys.append(upstream.last.json["prompt_cache_key"])
+    assert len(set(keys)) == 4
+
+
+def test_a_key_outlives_a_restart(upstream: Upstream, tmp_path: Any, session: str) -> None:
+    settings = settings_for(upstream, tmp_path, {"models": MODELS, "cache": {"key": "session"}})
+    for _ in range(2):
+        with Proxy(settings) as proxy:
+            proxy.chat(session, "hi", MARKED)
+    first, second = (request.json["prompt_cache_key"] for request in upstream.log)
+    assert first == second
+
+
+def test_a_client_that_decides_itself_is_left_alone(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    converse(proxy, session, 8, prompt_cache_key="mine")
+    assert {request.json["prompt_cache_key"] for request in upstream.log} == {"mine"}
+    upstream.forget()
+    said = [message for number in range(8) for message in turn(number)]
+    part = {"type": "text", "text": "mark this", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    said += [{"role": "user", "content": [part]}]
+    proxy.chat(f"{session}-own", said, MARKED)
+    assert proxy.exchanges(f"{session}-own")[-1]["cut"]["moved"]
+    assert marks(upstream.last.json) == [len(upstream.last.json["messages"]) - 1]

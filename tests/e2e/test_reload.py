@@ -1,0 +1,111 @@
+"""A configuration that changes while it is served. What is refused: tests/settings/test_reload.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from tests.support.command import run_command
+from tests.support.served import SECONDS, Served, config_file
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+SMALL: dict[str, Any] = {
+    "trigger": {"messages": 2},
+    "target": {"tokens": 1},
+    "keep": {"rounds": 0},
+    "edits": [{"type": "drop_oldest"}],
+}
+TALK = [{"role": role, "content": f"{role} says"} for role in ("user", "assistant", "user")]
+
+
+@pytest.fixture
+def config(tmp_path: Path, upstream: Upstream) -> Path:
+    return config_file(tmp_path, upstream, f"sqlite:///{tmp_path / 'palimpsest.db'}", policies={"whole": {}})
+
+
+BY_WINDOW: dict[str, Any] = {**SMALL, "trigger": {"ratio": 0.5}}
+
+
+def changed(config: Path, **policies: Any) -> bytes:
+    """Return the configuration with other policies."""
+    return orjson.dumps({**orjson.loads(config.read_bytes()), "policies": policies})
+
+
+def ask(served: Served) -> tuple[str, str]:
+    """Ask over a connection of its own, without a session; return the policy, and the messages sent."""
+    body = {"model": "echo", "messages": TALK}
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-context-policy"], answer.headers["x-context-messages-sent"]
+
+
+def hang_up(served: Served, workers: int) -> None:
+    """Send SIGHUP, which ends nothing: every worker reads the configuration again."""
+    served.process.send_signal(signal.SIGHUP)
+    until(lambda: served.log.count("changed: nothing") == workers, "each reads it again", SECONDS)
+
+
+def test_a_changed_policy_serves_the_next_request_and_a_broken_file_does_not(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with Served(config).wait() as served:
+        hang_up(served, workers=1)
+        assert ask(served) == ("whole", "3")
+        config.write_bytes(changed(config, small=SMALL))
+        until(lambda: ask(served) == ("small", "1"), "the changed policy serves", SECONDS)
+
+        good = config.read_bytes()
+        config.write_bytes(changed(config, small={**SMALL, "target": {"tokens": 0}}))
+        until(lambda: "stays in force" in served.log, "the broken file is refused", SECONDS)
+        code, _, lines = run_command(monkeypatch, capfdbinary, "check", "--config", config)
+        assert code == 2
+        assert all(f"configuration refused: {line}\n" in served.log for line in lines.splitlines())
+        assert ask(served) == ("small", "1")
+
+        new = config.with_name("new.yaml")
+        new.write_bytes(changed(config, whole={}, small=SMALL))
+        new.replace(config)
+        until(lambda: ask(served) == ("whole", "3"), "the file that took its place serves", SECONDS)
+
+        config.write_bytes(changed(config, by_window=BY_WINDOW))
+        until(lambda: ask(served) == ("by_window", "3"), "the window is large, or not known", SECONDS)
+        models = [{"match": ["echo"], "context_window": 10}]
+        config.write_bytes(orjson.dumps({**orjson.loads(config.read_bytes()), "models": models}))
+        until(lambda: ask(served) == ("by_window", "1"), "the window is small", SECONDS)
+
+        assert not _is_quiet(served)
+        other = {**orjson.loads(good), "server": {"port": 1}, "telemetry": {"log_level": "warning"}}
+        config.write_bytes(orjson.dumps(other))
+        until(lambda: ask(served) == ("small", "1"), "what can change changes", SECONDS)
+        until(lambda: "needs a restart: server.port" in served.log, "what cannot is named", SECONDS)
+        assert _is_quiet(served)
+        assert served.stop() == 0
+        assert "Traceback" not in served.log
+
+
+def test_every_worker_follows_and_one_that_comes_later_too(config: Path) -> None:
+    with Served(config, "--workers", "2").wait() as served:
+        hang_up(served, workers=2)
+        assert ask(served) == ("whole", "3")
+        config.write_bytes(changed(config, small=SMALL))
+        until(lambda: served.log.count("changed: policies") == 2, "both read it", SECONDS)
+        assert {ask(served) for _ in range(20)} == {("small", "1")}
+        for process in served.workers:
+            os.kill(process, signal.SIGKILL)
+        until(lambda: len(served.workers) == 4, "others take their places", SECONDS)
+        until(lambda: served.log.count("changed: policies") == 4, "they read it before they serve", SECONDS)
+        assert {ask(served) for _ in range(20)} == {("small", "1")}
+
+
+def _is_quiet(served: Served) -> bool:
+    before = served.log
+    ask(served)
+    return served.log == before

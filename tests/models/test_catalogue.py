@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.models import catalogue as module
+from proxy.models.catalogue import Catalogue
+from proxy.models.dollars import Dollars, DollarStep
+from proxy.models.facts import ModelFacts
+from proxy.models.published import Published
+from proxy.settings.model import Settings
+from proxy.trimming.prices import Prices, Step
+
+OPENAI = "https://api.openai.com/v1"
+NOVEMBER_2026 = 1_793_534_400.0
+"""Prices are listed with the dates from which they hold."""
+
+
+def catalogue(*rules: dict[str, Any]) -> Catalogue:
+    return Catalogue(Settings.model_validate({"models": list(rules)}).models, clock=lambda: NOVEMBER_2026)
+
+
+@pytest.mark.parametrize(
+    ("model", "base_url", "window"),
+    [
+        ("gpt-4o", OPENAI, 128_000),
+        ("gpt-4o-mini-2024-07-18", None, 128_000),
+        ("openai/gpt-4.1", "https://openrouter.ai/api/v1", 1_000_000),
+        ("gpt-5", "https://me.openai.azure.com/openai/v1", 400_000),
+        ("o3", OPENAI, 200_000),
+        ("gpt-5.6-sol", OPENAI, 1_000_000),
+        ("claude-sonnet-4-5", None, 200_000),
+        ("anthropic/claude-opus-4.5", "https://openrouter.ai/api/v1", 200_000),
+        ("deepseek-chat", "https://api.deepseek.com/v1", 64_000),
+        ("gemini-2.5-flash", "https://generativelanguage.googleapis.com/v1beta/openai", 1_000_000),
+        ("grok-4-0709", "https://api.x.ai/v1", 256_000),
+        ("kimi-k2-0905-preview", "https://api.moonshot.ai/v1", 250_000),
+        ("mistral-large-2512", "https://api.mistral.ai/v1", 250_000),
+    ],
+)
+def test_known_models(model: str, base_url: str | None, window: int) -> None:
+    facts = catalogue().facts(model, base_url)
+    assert facts.context_window is not None
+    assert facts.context_window >= window
+    assert facts.prices.source == "known"
+    assert 0 < facts.prices.read < 1 <= facts.prices.write <= 1.25
+    assert facts.prices.output > 1
+    assert facts.dollars is not None
+    assert 0 < facts.dollars.cached_read < facts.dollars.input
+    assert facts.prices.read == pytest.approx(facts.dollars.cached_read / facts.dollars.input, abs=1e-6)
+
+
+def test_a_model_that_caches_by_itself_writes_for_free() -> None:
+    facts = catalogue().facts("gpt-4o", OPENAI)
+    assert facts.prices == Prices(0.5, 1.0, 4.0, 300.0, 1024, source="known")
+    assert (facts.matching, facts.block, facts.breakpoints) == ("blocks", 128, "none")
+
+
+def test_a_model_that_caches_at_breakpoints_pays_for_writing() -> None:
+    facts = catalogue().facts("gpt-5.6-sol", OPENAI)
+    assert (facts.prices.read, facts.prices.write, facts.prices.lifetime) == (0.1, 1.25, 1800)
+    assert (facts.matching, facts.breakpoints) == ("breakpoints", "openai")
+    claude = catalogue().facts("anthropic/claude-sonnet-4.5", "https://openrouter.ai/api/v1")
+    assert (claude.prices.read, claude.prices.write, claude.prices.lifetime) == (0.1, 1.25, 300)
+    assert (claude.matching, claude.breakpoints) == ("breakpoints", "anthropic")
+
+
+def test_steps_of_the_price() -> None:
+    prices = catalogue().facts("claude-sonnet-4-5", None).prices
+    assert prices.steps == (Step(200_000, 2.0),)
+    assert (prices.factor(200_000), prices.factor(200_001)) == (1.0, 2.0)
+
+
+def test_where_nothing_is_cached_a_cached_token_costs_what_others_do() -> None:
+    here = catalogue().facts("claude-sonnet-4-5", "https://api.anthropic.com/v1")
+    assert (here.prices.read, here.prices.write, here.breakpoints) == (1.0, 1.0, "none")
+    old = catalogue().facts("claude-2", None)
+    assert (old.prices.read, old.prices.write, old.breakpoints) == (1.0, 1.0, "none")
+
+
+def test_a_model_that_nobody_knows() -> None:
+    assert catalogue().facts("my-model", OPENAI) == ModelFacts(
+        context_window=None,
+        prices=Prices(0.1, 1.0, 4.0, 300.0, 1024, source="assumed"),
+        dollars=None,
+        matching="blocks",
+        block=128,
+        breakpoints="none",
+    )
+
+
+def test_a_model_whose_cache_alone_is_known() -> None:
+    facts = catalogue().facts("gpt-9.9-unheard-of", None)
+    assert (facts.prices.source, facts.dollars, facts.breakpoints) == ("assumed", None, "openai")
+    assert (facts.prices.read, facts.prices.write, facts.prices.lifetime) == (0.1, 1.25, 1800)
+
+
+RULE = {
+    "match": ["gpt-4o*", "mine"],
+    "context_window": 32_768,
+    "prices": {"input": 0.5, "cached_read": 0.05, "cache_write": 0.6, "output": 2},
+    "cache": {
+        "matching": "breakpoints",
+        "minimum": 7,
+        "lifetime": 60,
+        "breakpoints": "anthropic",
+        "key": False,
+    },
+}
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4o-mini", "mine"])
+def test_the_operators_word_counts_first(model: str) -> None:
+    assert catalogue(RULE).facts(model, OPENAI) == ModelFacts(
+        context_window=32_768,
+        prices=Prices(0.1, 1.2, 4.0, 60.0, 7, source="configured"),
+        dollars=Dollars(0.5, 0.05, 0.6, 2),
+        matching="breakpoints",
+        block=128,
+        breakpoints="anthropic",
+    )
+
+
+@pytest.mark.parametrize(
+    ("base_url", "taken"),
+    [
+        (OPENAI, True),
+        ("https://mine.openai.azure.com/openai/v1", True),
+        ("https://notopenai.com/v1", False),
+        ("http://127.0.0.1:8000/v1", False),
+    ],
+)
+def test_who_takes_a_cache_key(base_url: str, taken: bool) -> None:
+    assert catalogue().facts("gpt-4o", base_url).takes_key is taken
+    assert catalogue({"match": ["*"], "cache": {"key": True}}).facts("gpt-4o", base_url).takes_key
+
+
+def test_others_are_left_as_they_are() -> None:
+    assert catalogue(RULE).facts("gpt-5", OPENAI) == catalogue().facts("gpt-5", OPENAI)
+    assert catalogue(RULE).facts("GPT-4o", OPENAI) == catalogue().facts("GPT-4o", OPENAI)
+
+
+@pytest.mark.parametrize("key", ["context_window", "prices", "cache"])
+def test_what_a_rule_leaves_out_stays_as_it_is_known(key: str) -> None:
+    known = catalogue().facts("gpt-4o", OPENAI)
+    facts = catalogue({"match": ["gpt-4o"], key: RULE[key]}).facts("gpt-4o", OPENAI)
+    assert (facts.context_window == known.context_window) is (key != "context_window")
+    assert (facts.dollars == known.dollars) is (key != "prices")
+    assert (facts.prices.lifetime == known.prices.lifetime) is (key != "cache")
+    assert (facts.prices.source == "configured") is (key == "prices")
+
+
+def test_a_rule_may_speak_of_one_thing_of_the_cache() -> None:
+    facts = catalogue({"match": ["*"], "cache": {"breakpoints": "none"}}).facts("gpt-5.6-sol", OPENAI)
+    assert (facts.breakpoints, facts.matching, facts.prices.lifetime) == ("none", "breakpoints", 1800)
+
+
+def test_who_says_how_something_caches_says_that_it_does() -> None:
+    there = "https://api.anthropic.com/v1"
+    cache = {"matching": "breakpoints", "breakpoints": "anthropic"}
+    facts = catalogue({"match": ["claude*"], "cache": cache}).facts("claude-sonnet-4-5", there)
+    assert (facts.prices.read, facts.prices.write, facts.breakpoints) == (0.1, 1.25, "anthropic")
+
+
+def test_the_first_rule_that_fits_is_taken_alone() -> None:
+    found = catalogue(
+        {"match": ["a*"], "context_window": 1},
+        {"match": ["ab"], "context_window": 2, "prices": {"input": 1}},
+    ).facts("ab", None)
+    assert (found.context_window, found.dollars) == (1, None)
+
+
+def test_prices_that_are_left_out() -> None:
+    facts = catalogue({"match": ["a"], "prices": {"input": 2}}).facts("a", None)
+    assert facts.dollars == Dollars(input=2, cached_read=2, cache_write=2, output=None)
+    assert facts.prices == Prices(1.0, 1.0, 4.0, 300.0, 1024, source="configured")
+
+
+def test_steps_that_the_operator_names() -> None:
+    steps = [
+        {"above": 1000, "input": 4},
+        {"above": 2000, "input": 8, "cached_read": 1, "cache_write": 9, "output": 10},
+    ]
+    rule = {"match": ["a"], "prices": {"input": 2, "cached_read": 0.5, "output": 3, "steps": steps}}
+    facts = catalogue(rule).facts("a", None)
+    assert facts.dollars == Dollars(
+        2, 0.5, 2, 3, steps=(DollarStep(1000, Dollars(4, 1, 4, 6)), DollarStep(2000, Dollars(8, 1, 9, 10)))
+    )
+    assert facts.prices.steps == (Step(1000, 2.0), Step(2000, 4.0))
+
+
+def test_what_costs_nothing_is_weighed_like_what_is_not_known() -> None:
+    facts = catalogue({"match": ["a"], "prices": {"input": 0, "output": 0}}).facts("a", None)
+    assert facts.dollars == Dollars(0, 0, 0, 0)
+    assert facts.prices == Prices(0.1, 1.0, 4.0, 300.0, 1024, source="assumed")
+
+
+FALLBACK = {**RULE, "match": ["*"], "fallback": True}
+
+
+def test_a_fallback_speaks_where_nothing_is_known() -> None:
+    facts = catalogue(FALLBACK).facts("my-model", None)
+    assert facts.context_window == 32_768
+    assert facts.prices == Prices(0.1, 1.2, 4.0, 60.0, 7, source="assumed")
+    assert facts.dollars == Dollars(0.5, 0.05, 0.6, 2)
+    assert (facts.matching, facts.breakpoints) == ("breakpoints", "anthropic")
+
+
+def test_a_fallback_is_silent_where_something_is_known() -> None:
+    assert catalogue(FALLBACK).facts("gpt-4o", OPENAI) == catalogue().facts("gpt-4o", OPENAI)
+
+
+def test_a_fallback_is_silent_where_a_rule_speaks() -> None:
+    mine = {"match": ["my-model"], "prices": {"input": 1}, "cache": {"lifetime": 5}}
+    facts = catalogue(FALLBACK, mine).facts("my-model", None)
+    assert (facts.prices.source, facts.prices.read, facts.prices.lifetime) == ("configured", 1.0, 5)
+    assert (facts.context_window, facts.prices.minimum) == (32_768, 7)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names that are looked up, as they come to be."""
+    names: list[str] = []
+
+    def look_up(model: str, *_: object) -> Published | None:
+        names.append(model)
+        return None
+
+    monkeypatch.setattr(module, "published", look_up)
+    return names
+
+
+def test_what_was_found_holds_for_a_quarter_of_an_hour(asked: list[str]) -> None:
+    now = [900_000.0]
+    facts = Catalogue(clock=lambda: now[0]).facts
+    for now[0] in (900_000.0, 900_000.0, 900_899.0):
+        facts("a", None)
+    assert asked == ["a"]
+    facts("a", OPENAI)
+    now[0] = 900_900.0
+    facts("a", None)
+    assert asked == ["a"] * 3
+
+
+def test_names_of_any_length_take_little_room(asked: list[str]) -> None:
+    facts = catalogue().facts
+    facts("a" * 10_000_000, None)
+    facts("a" * 10_000_001, None)
+    assert asked == ["a" * 256]
+
+
+def test_warming_reads_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(module, "load", lambda: calls.append(1))
+    catalogue().warm()
+    assert calls == [1]

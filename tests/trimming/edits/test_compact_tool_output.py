@@ -1,0 +1,312 @@
+"""`compact_tool_output`: its table, what it does to any text, real tool results, texts made to be slow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.tokens.counter import TokenCounter
+from proxy.trimming.edits.compact_tool_output import CompactToolOutput
+from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
+from proxy.trimming.plan import Entry
+from proxy.wire.messages import Message
+from tests.trimming.edits.golden import rows
+
+REF = "ref"
+TRAJECTORIES = Path(__file__).parents[2] / "data" / "trajectories"
+LOSSLESS = CompactToolOutput(methods=("minify", "table", "noise"))
+
+
+def result(content: Any) -> Message:
+    return Message.of({"role": "tool", "tool_call_id": "a", "content": content})
+
+
+def entry(message: Message) -> Entry:
+    """Return a result as trimming sees it; a letter is a token."""
+    return Entry(message, len(message.text), REF, position=0)
+
+
+def compacted(edit: CompactToolOutput, content: Any) -> Message | None:
+    message = result(content)
+    shortened = edit.shorten(message, entry(message))
+    return shortened.message if shortened is not None else None
+
+
+@pytest.mark.parametrize("row", rows("compact_tool_output"), ids=lambda row: row["name"])
+def test_golden(row: dict[str, Any]) -> None:
+    message = result("".join(text * times for text, times in row["text"]))
+    shortened = CompactToolOutput.model_validate(row["edit"]).shorten(message, entry(message))
+    if row["after"] == "same":
+        assert shortened is None, row["why"]
+    else:
+        assert shortened is not None
+        assert shortened.message.text == row["after"], row["why"]
+        assert shortened.reason == row.get("reason", shortened.reason)
+
+
+# ------------------------------------------------------------------------------- content in parts
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+def part(text: str, **more: str) -> dict[str, str]:
+    return {"type": "text", "text": text, **more}
+
+
+def test_text_parts_are_put_in_form_and_others_stay() -> None:
+    content = [part('{"a":    1}', mine="x"), IMAGE, part("words  \n" * 90), part(""), "no part"]
+    after = compacted(CompactToolOutput(over_tokens=10), content)
+    assert after is not None
+    assert after.data["content"] == [
+        part('{"a":1}', mine="x"),
+        IMAGE,
+        part("words\n… (88 lines omitted: 88 x words)\nwords\n[... compacted; full output: ref ...]"),
+        part(""),
+        "no part",
+    ]
+
+
+def test_beside_an_image_the_text_alone_is_judged() -> None:
+    message = result([part('{"a":    1}'), IMAGE])
+    dear = Entry(message, 1000, REF, position=0)
+    assert CompactToolOutput(over_tokens=10).shorten(message, dear) is None
+    shortened = CompactToolOutput(over_tokens=2).shorten(message, dear)
+    assert shortened is not None
+    assert shortened.message.text == '{"a":1}'
+
+
+@pytest.mark.parametrize("content", [None, "", [], [IMAGE], 7, {"a": 1}])
+def test_what_has_no_text_stays(content: Any) -> None:
+    assert compacted(CompactToolOutput(over_tokens=0), content) is None
+
+
+@pytest.mark.parametrize("text", [" " * 5000, "\n \n" * 3000, "\x1b[31m\x1b[0m" * 900])
+def test_what_is_nothing_but_blanks_and_colours_says_so(text: str) -> None:
+    made = compacted(CompactToolOutput(over_tokens=10), text)
+    assert made is not None
+    assert made.text == f"[... compacted; full output: {REF} ...]"
+
+
+def test_other_fields_keep_their_bytes() -> None:
+    message = Message(b'{"tool_call_id": "a", "role":"tool", "content":"[1,   2]", "n": 1.00}')
+    shortened = CompactToolOutput(over_tokens=1).shorten(message, entry(message))
+    assert shortened is not None
+    assert shortened.message.raw == b'{"tool_call_id":"a","role":"tool","content":"[1,2]","n":1.00}'
+
+
+# ------------------------------------------------------------------------- met again, and others
+
+LOG = "".join(f"request {number} served\n" for number in range(200))
+
+
+def test_what_was_cut_before_is_made_anew_from_the_original_where_that_is_shorter() -> None:
+    original = result(LOG)
+    cut = TruncateToolOutput(max_lines=150).shorten(original, entry(original))
+    assert cut is not None
+    alone = CompactToolOutput().shorten(original, entry(original))
+    assert CompactToolOutput().shorten(cut.message, entry(original)) == alone
+    much = TruncateToolOutput(max_lines=1, max_bytes=20).shorten(original, entry(original))
+    assert much is not None
+    assert CompactToolOutput().shorten(much.message, entry(original)) is None
+
+
+def test_what_another_edit_made_of_it_is_put_in_form_itself() -> None:
+    original = result(json.dumps({"a": list(range(100))}))
+    other = result(json.dumps({"b": "text", "c": [1, 2]}))
+    shortened = CompactToolOutput(over_tokens=10).shorten(other, entry(original))
+    assert shortened is not None
+    assert shortened.message.text == '{"b":"text","c":[1,2]}'
+    assert CompactToolOutput(over_tokens=30).shorten(other, entry(original)) is None
+    assert CompactToolOutput(over_tokens=9).shorten(result("gone from here"), entry(result(""))) is None
+
+
+def test_a_document_too_large_for_a_table_is_cut_and_stays_whole_without_preview() -> None:
+    text = json.dumps([{"number": number, "city": f"c{number}"} for number in range(600)])
+    cut = compacted(CompactToolOutput(), text)
+    assert cut is not None
+    assert json.loads(cut.text)["items_preview"][2] == "… (596 omitted)"
+    whole = compacted(LOSSLESS, text)
+    assert whole is not None
+    assert len(json.loads(whole.text)["rows"]) == 600
+
+
+def test_a_step_that_makes_nothing_shorter_is_not_taken() -> None:
+    blob = "Ab3" * 5 + "xY9zQ7wE5rT1" * 20
+    text = f"{blob} {'word ' * 10}end"
+    assert compacted(CompactToolOutput(over_tokens=10), text) is None
+    list_of_few = json.dumps({"a": list(range(11))}, separators=(",", ":"))
+    assert compacted(CompactToolOutput(over_tokens=10), list_of_few) is None
+
+
+def test_near_the_limit_the_weight_decides_whether_anything_must_be_lost() -> None:
+    # Of its bytes a table keeps four fifths, of its words and signs little more than half.
+    letters = "abcdefghijklmnopqrstuvwxyzabcd"
+    text = json.dumps([{"k1": letters[number:] + letters[:number]} for number in range(30)])
+    message = result(text)
+    for limit, rows_shown in ((700, 30), (400, 0)):
+        edit = CompactToolOutput(over_tokens=limit)
+        shortened = edit.shorten(message, Entry(message, 1000, REF, position=0))
+        assert shortened is not None
+        assert len(json.loads(shortened.message.text).get("rows", [])) == rows_shown
+
+
+# --------------------------------------------------------------------------------- any text at all
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["failed", "x" * 300]),
+    lambda inner: (
+        st.lists(inner, max_size=12)
+        | st.dictionaries(st.sampled_from(["id", "name", "error", "city", "compressed"]), inner)
+    ),
+    max_leaves=40,
+)
+PIECES = st.one_of(
+    st.text(max_size=20),
+    JSON.map(lambda value: json.dumps(value, indent=1)),
+    JSON.map(json.dumps),
+    JSON.map(lambda value: f"text={json.dumps(value)!r}"),
+    st.sampled_from(
+        [
+            "\n",
+            "\n\n\n",
+            "\x1b[31m",
+            "a line 1\n" * 9,
+            "10%\r20%\r",
+            "<html><p>",
+            "&lt;p>",
+            '["\\ud800", 1]',
+            "  \n",
+        ]
+    ),
+)
+TEXTS = st.lists(PIECES, max_size=8).map("".join)
+METHODS = st.lists(st.sampled_from(["minify", "table", "preview", "log", "noise"]), unique=True).map(tuple)
+EDITS = st.builds(
+    CompactToolOutput,
+    over_tokens=st.integers(0, 300),
+    keep_items=st.integers(1, 3),
+    max_string=st.integers(1, 50),
+    methods=METHODS,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(EDITS, TEXTS)
+def test_it_gets_shorter_the_same_each_time_and_its_own_work_stays(
+    edit: CompactToolOutput, text: str
+) -> None:
+    original = result(text)
+    once = edit.shorten(original, entry(original))
+    assert edit.shorten(result(text), entry(original)) == once
+    if once is None:
+        return
+    assert len(once.message.text.encode()) < len(text.encode())
+    assert edit.shorten(once.message, entry(original)) is None
+    assert original == result(text)
+
+
+# -------------------------------------------------------------------------------- real tool results
+
+HEAVY = [
+    "tau-airline-t00-r2.json",
+    "tau-airline-t46-r3.json",
+]
+"""Conversations whose tool results are JSON for the most part."""
+
+
+class Digits(str):
+    """A number, as it was written."""
+
+    __slots__ = ()
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """Yield every name and value, a number by its digits."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield name
+            yield from leaves(member)
+    elif isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, str):
+        yield value
+    else:
+        yield json.dumps(value)
+
+
+def results(name: str) -> Iterator[Message]:
+    """Yield the tool results of a recorded conversation."""
+    data = json.loads((TRAJECTORIES / name).read_text(encoding="utf-8"))
+    return (Message.of(each) for each in data["messages"] if each["role"] == "tool")
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_nothing_is_lost_and_a_fifth_of_the_tokens_is_free(name: str) -> None:
+    counter = TokenCounter()
+    before = after = 0
+    for message in results(name):
+        tokens = counter.message(message, "gpt-4o")
+        shortened = LOSSLESS.shorten(message, Entry(message, tokens, REF, position=0))
+        form = shortened.message if shortened is not None else message
+        before, after = before + tokens, after + min(tokens, counter.message(form, "gpt-4o"))
+        try:
+            value = json.loads(message.text, parse_int=Digits, parse_float=Digits)
+        except ValueError:
+            assert shortened is None
+            continue
+        for leaf in leaves(value):
+            assert leaf in form.text or json.dumps(leaf, ensure_ascii=False)[1:-1] in form.text
+    assert after <= 0.8 * before
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(TRAJECTORIES.glob("*.json"))])
+def test_any_recorded_result_gets_shorter_or_stays(name: str) -> None:
+    for message in results(name):
+        given_entry = Entry(message, len(message.text) // 4, REF, position=0)
+        for edit in (CompactToolOutput(), LOSSLESS):
+            shortened = edit.shorten(message, given_entry)
+            if shortened is not None:
+                assert len(shortened.message.text.encode()) < len(message.text.encode())
+                assert edit.shorten(shortened.message, given_entry) is None
+
+
+# ------------------------------------------------------------------------------- texts made to be slow
+
+RECORDS = [{"id": number, "name": f"n{number}", "price": number * 1.5} for number in range(3_000)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(json.dumps(RECORDS, indent=1), id="records"),
+        pytest.param("\n".join(map(json.dumps, RECORDS)), id="records by line"),
+        pytest.param("[" + "1," * 200_000 + "1]", id="little but commas"),
+        pytest.param("[" * 200_000, id="brackets"),
+        pytest.param("[" * 10_000 + "]" * 10_000, id="ten thousand levels"),
+        pytest.param('{"a":\n' * 30_000, id="objects that do not end"),
+        pytest.param(': ["a ' * 200_000, id="a beginning after each colon"),
+        pytest.param("='{" * 100_000, id="strings that do not end"),
+        pytest.param("='[" + "\\" * 999_999, id="escapes"),
+        pytest.param("x" * 10_000_000, id="ten megabytes on one line"),
+        pytest.param("a line of text\n" * 100_000, id="a hundred thousand lines"),
+        pytest.param(" " * 1_000_000, id="a million spaces"),
+        pytest.param("".join(map(chr, range(256))) * 4000, id="binary"),
+        pytest.param(json.dumps({"a": "x" * 3_000_000}), id="a long text in JSON"),
+        pytest.param(json.dumps({f"k{number}": number for number in range(30_000)}), id="many keys"),
+        pytest.param(json.dumps(RECORDS)[:-1], id="JSON that is broken at its end"),
+        pytest.param("<html>" + "<div>" * 100_000, id="tags in tags"),
+    ],
+)
+def test_large_texts(text: str) -> None:
+    message = result(text)
+    shortened = CompactToolOutput().shorten(message, entry(message))
+    if shortened is not None:
+        assert len(shortened.message.text) < len(text)
+        assert CompactToolOutput().shorten(shortened.message, entry(message)) is None

@@ -1,0 +1,309 @@
+"""`summarize`: what is covered and when, what the summary says, and how the next one is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from proxy.trimming.draft import Draft
+from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.engine import plan
+from proxy.trimming.plan import Cut, Summary
+from proxy.trimming.policy import Policy
+from proxy.wire.messages import Message
+from tests.trimming.edits.held import check, draft_of, outcome, recorded, standing
+from tests.trimming.histories import TRIED, valid
+from tests.trimming.notation import KNOWN, log, messages
+
+
+def edit(**settings: Any) -> Summarize:
+    """Return the edit without its conditions, keeping two rounds, unless the settings say otherwise."""
+    free = {"keep_rounds": 2, "min_messages": 0, "min_new_messages": 0, "growth_ratio": 0}
+    return Summarize.model_validate({"mode": "statistics", **free, **settings})
+
+
+def talk(rounds: int, first: int = 1) -> list[str]:
+    """Return rounds of about 640 tokens, and the question of another one."""
+    lines = []
+    for number in range(first, first + rounds):
+        lines += [
+            f"user {number}. question {'?' * 200}",
+            f"assistant | a search_{number}",
+            f"tool a result {number} {'=' * 280}",
+            f"assistant answer {number} {'.' * 100}",
+        ]
+    return [*lines, "user and now"]
+
+
+def summed(settings: Summarize, draft: Draft) -> Summary:
+    summary = outcome(settings, draft)[1]
+    assert summary is not None
+    return summary
+
+
+def test_rounds_older_than_those_that_stay_become_one_summary() -> None:
+    draft = draft_of(messages(talk(5)))
+    after = check(edit(), draft)
+    assert standing(after) == list(draft.messages[12:])
+    summary = after.summary
+    assert summary is not None
+    assert summary.text.startswith(
+        "Archived Session Summary\nRounds 1-3: 12 messages (3 user, 6 assistant, 3 tool).\n"
+    )
+    assert replace(summary, text="", state={}) == Summary(
+        text="",
+        role="merge",
+        until=12,
+        tokens=draft.count(summary.message),
+        kind="statistics",
+        covered_messages=12,
+        covered_tokens=sum(draft.tokens[:12]),
+    )
+    assert json.loads(json.dumps(summary.state)) == summary.state
+
+
+def test_too_few_rounds_change_nothing() -> None:
+    assert outcome(edit(), draft_of(messages(talk(2)))) == ([], None)
+    assert outcome(edit(), draft_of([])) == ([], None)
+    assert outcome(Summarize(mode="statistics"), draft_of(messages(talk(10)))) == ([], None)
+    assert outcome(Summarize(mode="statistics"), draft_of(messages(talk(11))))[1] is not None
+
+
+def test_what_stands_before_the_first_question_is_covered_too() -> None:
+    draft = draft_of(messages(["assistant welcome", *talk(3)]))
+    assert summed(edit(), draft).text.splitlines()[1] == (
+        "Rounds 1-1: 5 messages (3 assistant, 1 user, 1 tool)."
+    )
+
+
+def test_what_is_protected_is_not_covered_and_stays() -> None:
+    draft = draft_of(messages(talk(4)), {"rounds": 0, "first_user": True})
+    after = check(edit(keep_rounds=3), draft)
+    assert standing(after) == [draft.messages[0], *draft.messages[4:]]
+    assert after.summary is not None
+    assert (after.summary.covered_messages, after.summary.until) == (3, 4)
+
+
+def test_where_all_of_it_is_protected_nothing_is_covered() -> None:
+    draft = draft_of(messages(talk(4)), {"rounds": 9, "spans": 9})
+    assert outcome(edit(), draft) == ([], None)
+
+
+def test_a_preamble_alone_has_no_rounds() -> None:
+    draft = draft_of(messages(["assistant welcome", "user q1", *talk(2)]), {"rounds": 0, "first_user": True})
+    assert summed(edit(), draft).text.splitlines()[1:2] == ["1 messages (1 assistant)."]
+
+
+def test_with_a_limit_only_as_many_rounds_as_it_takes() -> None:
+    draft = draft_of(messages(talk(9)))
+    each = sum(draft.tokens[:4])
+    some = summed(edit(max_tokens=100), replace(draft, target=draft.total - 2 * each + 100))
+    assert some.until == 8
+    more = summed(edit(max_tokens=100), replace(draft, target=draft.total - 2 * each + 99))
+    assert more.until == 12
+    least = summed(edit(max_tokens=100), replace(draft, target=1))
+    assert least.until == summed(edit(max_tokens=100), draft).until == 28
+    assert outcome(edit(), replace(draft, target=draft.total)) == ([], None)
+
+
+def test_where_the_shortest_summary_does_not_get_within_the_limit_more_is_covered() -> None:
+    draft = draft_of(messages(["user q1", f"user {'?' * 90}", "assistant a2", f"user {'?' * 40}"]))
+    tight = replace(draft, target=draft.total - 12 + 1)
+    short = edit(keep_rounds=0, max_tokens=1)
+    assert summed(short, tight).until == 3
+    assert check(short, tight).total <= draft.total - 12 + 1
+
+
+def test_upper_and_lower_take_the_place_of_the_trigger_and_the_target() -> None:
+    draft = replace(draft_of(messages(talk(9))), target=1, fixed_tokens=50)
+    each = sum(draft.tokens[:4])
+    assert outcome(edit(upper=draft.total), draft) == ([], None)
+    assert summed(edit(upper=draft.total - 1), draft).until == 28
+    limit = draft.total - 2 * each + 100
+    assert summed(edit(max_tokens=100, lower=limit), draft).until == 8
+    # Upstream counts twice what is counted here.
+    assert summed(edit(max_tokens=100, lower=limit * 2), replace(draft, scale=2.0)).until == 8
+    assert outcome(edit(upper=draft.total * 2), replace(draft, scale=2.0)) == ([], None)
+
+
+def test_the_first_summary_waits_for_messages() -> None:
+    draft = draft_of(messages(talk(4)))
+    assert outcome(edit(min_messages=18), draft) == ([], None)
+    assert outcome(edit(min_messages=17), draft)[1] is not None
+
+
+def next_draft(before: Draft, more: Sequence[str]) -> Draft:
+    """Return what stands, with its summary, and what came since."""
+    stood = [
+        (entry, message) for entry, message in zip(before.entries, before.messages, strict=True) if message
+    ]
+    new = log(*more)
+    start = before.entries[-1].position + 1
+    later = [replace(entry, position=start + place) for place, entry in enumerate(new)]
+    entries = [replace(entry, ref="") for entry, _ in stood] + [replace(entry, ref="") for entry in later]
+    made = draft_of(entries)
+    return replace(
+        made,
+        entries=tuple(
+            replace(entry, position=old.position) for entry, old in zip(made.entries, entries, strict=True)
+        ),
+        summary=before.summary,
+    )
+
+
+def test_the_next_summary_is_made_of_the_standing_one_and_what_is_new() -> None:
+    first = check(edit(), draft_of(messages(talk(5))))
+    second = check(edit(), next_draft(first, talk(3, first=6)))
+    assert first.summary is not None
+    assert second.summary is not None
+    assert (first.summary.generation, second.summary.generation) == (1, 2)
+    # The fifth question was never answered: it is a round of its own.
+    whole = check(edit(), draft_of(messages(talk(5) + talk(3, first=6))))
+    assert whole.summary is not None
+    assert second.summary == replace(whole.summary, generation=2)
+    assert "search_1 ×1" in second.summary.text
+    assert second.summary.until == 25
+
+
+def test_further_summaries_wait_until_they_are_worth_it() -> None:
+    draft = next_draft(check(edit(), draft_of(messages(talk(5)))), talk(1, first=6))
+    summary = draft.summary
+    assert summary is not None
+    covered = 8
+    new = sum(draft.tokens[:covered])
+    assert summed(edit(min_new_messages=covered), draft).generation == 2
+    assert outcome(edit(min_new_messages=covered + 1), draft) == ([], None)
+    assert summed(edit(growth_ratio=(new - 1) / summary.tokens), draft).generation == 2
+    assert outcome(edit(growth_ratio=new / summary.tokens), draft) == ([], None)
+
+
+def test_with_a_limit_it_goes_on_until_it_is_worth_it() -> None:
+    first = check(edit(), draft_of(messages(talk(5))))
+    draft = next_draft(first, talk(5, first=6))
+    close = replace(draft, target=draft.total - 1)
+    assert summed(edit(max_tokens=300), close).until == 16
+    assert summed(edit(max_tokens=300, min_new_messages=5), close).until == 20
+    assert outcome(edit(max_tokens=300, min_new_messages=99), close) == ([], None)
+
+
+def test_a_summary_by_a_model_is_left_alone() -> None:
+    draft = draft_of(messages(talk(5)))
+    made = summed(edit(), draft)
+    assert outcome(edit(), replace(draft, summary=replace(made, kind="model"))) == ([], None)
+
+
+def test_it_has_fewer_tokens_than_it_may_and_than_it_replaces() -> None:
+    draft = draft_of(messages(talk(9)))
+    assert 500 < summed(edit(), draft).tokens <= 1500
+    assert summed(edit(max_tokens=300), draft).tokens <= 300
+    assert summed(edit(budget_ratio=0.1), replace(draft, target=3000, fixed_tokens=100)).tokens <= 290
+    short = draft_of(messages(["user q1", "assistant a1", "user q2", "assistant a2", *talk(1)]))
+    made = summed(edit(), short)
+    assert made.text == "Archived Session Summary\nRounds 1-1: 2 messages (1 user, 1 assistant)."
+
+
+def test_how_it_is_headed_where_it_goes_and_its_language() -> None:
+    draft = draft_of(messages(["user 你好，请帮我查一下订单的状态", "assistant 好的", *talk(2)]))
+    auto = summed(edit(), draft)
+    assert (auto.role, auto.message.role) == ("merge", "system")
+    assert auto.text == "Archived Session Summary\n第 1-1 轮：共 2 条消息（用户 1，助手 1）。"
+    told = summed(edit(heading="Before", language="en", role="user"), draft)
+    assert (told.role, told.message.role) == ("user", "user")
+    assert told.text.startswith("Before\nRounds 1-1: ")
+    assert summed(edit(role="system"), draft).role == "system"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mode": "model"}, "not available in this version; use mode: statistics"),
+        ({"mode": "statistics", "upper": 10, "lower": 11}, "above upper"),
+        ({"mode": "statistics", "growth_ratio": -1}, "greater than or equal to 0"),
+        ({"mode": "statistics", "heading": ""}, "at least 1 character"),
+        ({}, "Field required"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Summarize.model_validate(settings)
+    assert Summarize(mode="statistics", upper=10, lower=10).lower == 10
+
+
+def test_at_four_fifths_of_the_window_ten_whole_rounds_stay() -> None:
+    """As HelloAgent's history manager does it, request by request; nothing is summed up before its time."""
+    policy = Policy.model_validate(
+        {
+            "trigger": {"ratio": 0.8},
+            "edits": [{"type": "summarize", "mode": "statistics", "min_messages": 0, "min_new_messages": 0}],
+        }
+    )
+    known = replace(KNOWN, context_window=20_000)
+    lines = talk(64)
+    cut: Cut | None = None
+    generations = set()
+    for stop in range(1, len(lines) + 1, 4):
+        made = plan(log(*lines[:stop]), policy, "p", known, cut, composed=True)
+        assert made.tokens_before <= 16_000 or made.summary is not None
+        assert made.tokens_sent <= 16_000
+        if made.moved:
+            assert made.summary is not None
+            generations.add(made.summary.generation)
+            assert made.view == tuple(messages(lines[:stop])[-41:])
+            assert f"Rounds 1-{(stop - 1) // 4 - 10}: " in made.summary.text
+        cut = made.cut
+    assert max(generations) >= 3
+
+
+def test_a_recorded_session_in_short() -> None:
+    draft = draft_of(recorded("tau-airline-t46-r3"))
+    after = check(edit(keep_rounds=3), draft)
+    assert after.summary is not None
+    assert after.total < 0.6 * draft.total
+    text = after.summary.text
+    assert "Rounds 1-9: 34 messages (9 user, 17 assistant, 8 tool)." in text
+    assert "search_direct_flight ×2" in text
+    assert "noah_muller_9847" in text
+    spoken = "\n".join(message.text for message in draft.messages if message is not None)
+    for line in text.splitlines():
+        number, _, words = line.partition(". ")
+        if number.isdecimal():
+            assert words.removesuffix("…") in spoken
+
+
+def test_a_recorded_session_in_chinese() -> None:
+    after = check(edit(keep_rounds=1), draft_of(recorded("crosswoz-val-11290")))
+    assert after.summary is not None
+    assert "第 1-10 轮：共 20 条消息（用户 10，助手 10）。" in after.summary.text
+
+
+@TRIED
+@given(
+    st.lists(valid(), max_size=3),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.none() | st.integers(1, 400),
+    st.sampled_from([1, 60, 1500]),
+)
+def test_it_is_safe_on_any_history(
+    parts: list[list[Message]], last: int, kept: int, target: int | None, most: int
+) -> None:
+    history = [message for part in parts for message in part]
+    draft = replace(draft_of(history, {"rounds": kept, "spans": 2, "first_user": kept > 1}), target=target)
+    after = check(edit(keep_rounds=last, max_tokens=most), draft)
+    summary = after.summary
+    assert (summary is None) == (after.messages == draft.messages)
+    if summary is not None:
+        gone = [place for place, message in enumerate(after.messages) if message is None]
+        assert len(gone) == summary.covered_messages
+        assert sum(draft.tokens[place] for place in gone) == summary.covered_tokens
+        assert max(gone) < summary.until
+        least = len(summary.text.splitlines()) == 2
+        assert least or summary.tokens < summary.covered_tokens
+        assert least or summary.tokens <= most

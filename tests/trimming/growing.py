@@ -1,0 +1,134 @@
+"""A session that grows request by request, as an agent has it, and what must hold of each plan for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from proxy.history.spans import rounds, spans
+from proxy.trimming.engine import plan
+from proxy.trimming.gaps import standing
+from proxy.trimming.plan import Change, Entry, Known, Plan
+from proxy.trimming.policy import Policy
+from proxy.trimming.protection import protected
+from proxy.trimming.protocol import problems
+from proxy.trimming.view import merged
+from proxy.wire.messages import Message
+from tests.support import api_rules
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a session, and what was planned for it."""
+
+    entries: tuple[Entry, ...]
+    """The whole log."""
+    plan: Plan
+    last: Plan | None
+    """What was planned for the request before it."""
+
+
+def requests(
+    log: Sequence[Entry], stops: Iterable[int], policy: Policy, known: Known, *, idle: Sequence[float] = (0,)
+) -> Iterator[Request]:
+    """Yield each request of a session; it speaks of the log up to each of `stops`, put together by the store.
+
+    What lies in the gaps of the cut is left out, unless the plan asks for it. The session is `idle` for so
+    many seconds before each request, in turns.
+    """
+    arrivals: list[tuple[Change, ...]] = []
+    last: Plan | None = None
+    for number, stop in enumerate(stops):
+        asked = replace(known, idle=idle[number % len(idle)] if last is not None else None)
+        cut = last.cut if last is not None else None
+        whole = [replace(each, arrival=then) for each, then in zip(log, arrivals, strict=False)]
+        whole += log[len(arrivals) : stop]
+        left = standing(whole, cut.gaps, attrgetter("position")) if cut is not None else whole
+        made = plan(left, policy, "p", asked, cut, composed=True)
+        if made.needs_whole:
+            left, made = whole, plan(whole, policy, "p", asked, cut, composed=True)
+        assert made == plan(left, policy, "p", asked, cut, composed=True)
+        decided = {entry.position: each for entry, each in zip(left, made.decided, strict=True)}
+        arrivals += [decided[position] for position in range(len(arrivals), stop)]
+        yield Request(tuple(whole), made, last)
+        last = made
+
+
+def check(request: Request, policy: Policy, known: Known, instructions: Sequence[Message] = ()) -> None:
+    """Check that a plan keeps what is promised of every plan."""
+    made = request.plan
+    sent = tuple(instructions)
+    if made.summary is not None and made.summary.role == "merge":
+        sent = merged(sent, made.summary)
+    assert problems(made.view) == []
+    if sent or made.view:
+        body = {"model": "m", "messages": [message.data for message in (*sent, *made.view)]}
+        api_rules.check(body, plain=False, lenient=True)
+    check_counts(made, known)
+    check_target(made, policy, known)
+    check_protected(request, policy)
+    check_prefix(made, request.last)
+
+
+def check_counts(made: Plan, known: Known) -> None:
+    """Check that the tokens that are told are those of what is sent."""
+    summed = made.summary.tokens if made.summary is not None and made.summary.role == "merge" else 0
+    assert made.tokens_sent == known.fixed_tokens + summed + sum(map(known.count, made.view))
+    if made.moved:
+        assert made.cut is not None
+        assert (made.cut.tokens, made.cut.messages) == (made.tokens_sent, len(made.view))
+        assert made.cut.summary == made.summary
+
+
+def check_target(made: Plan, policy: Policy, known: Known) -> None:
+    """Check that a target is met, or that it is told by how much it is missed."""
+    if made.moved and policy.target is not None:
+        limit = policy.target.within(known.context_window)
+        missed = any(warning.startswith("target missed") for warning in made.warnings)
+        assert missed == (limit is not None and made.tokens_sent > int(limit / known.scale))
+
+
+def check_protected(request: Request, policy: Policy) -> None:
+    """Check that no move touches what is protected as it stands then; a message that is pinned stays so."""
+    made, last = request.plan, request.last
+    if not made.moved:
+        return
+    cut = last.cut if last is not None else None
+    same = cut is not None and cut.version == policy.version
+    left = standing(request.entries, cut.gaps, attrgetter("position")) if cut is not None and same else None
+    entries = request.entries if left is None else left
+    log = [entry.message for entry in entries]
+    kept = {entries[place].position for place in protected(log, spans(log), rounds(log), policy)}
+    assert not kept & {change.position for change in made.made}
+
+
+def check_prefix(made: Plan, last: Plan | None) -> None:
+    """Check that a view begins with the last one, up to the first message that a move changes newly."""
+    if last is None:
+        return
+    if not made.moved:
+        assert made.view[: len(last.view)] == last.view
+        assert made.summary == last.summary
+        return
+    same = last.cut is not None and last.cut.version == made.version
+    if made.summary != last.summary or not (same or last.cut is None):
+        return
+    if any(warning.startswith("repaired") for warning in (*made.warnings, *last.warnings)):
+        return
+    assert made.cut is not None
+    first = min((change.position for change in made.made), default=made.cut.position)
+    ahead = len(standing_before(last, first))
+    assert made.view[:ahead] == last.view[:ahead]
+
+
+def standing_before(made: Plan, position: int) -> range:
+    """Return the places in the view of what stands before this position; there must be no repair in it."""
+    cut = made.cut
+    ahead = int(made.summary is not None and made.summary.role != "merge")
+    if cut is None:
+        return range(min(position + ahead, len(made.view)))
+    gone = {at for gap in cut.gaps for at in range(gap.start, gap.stop)}
+    last = {change.position: change.message for change in cut.changes}
+    gone.update(at for at, message in last.items() if message is None)
+    return range(min(ahead + position - sum(at < position for at in gone), len(made.view)))

@@ -1,0 +1,88 @@
+"""What is sent: the messages that stand, a summary before them, and what is repaired."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.trimming.plan import Known, Summary
+from proxy.trimming.protocol import NO_RESULT
+from proxy.trimming.view import View, merged, view_of
+from proxy.wire.messages import Message
+from tests.trimming.notation import count, lines, message, messages
+
+KNOWN = Known(count, fixed_tokens=100)
+SOUND = messages(("user one", "assistant | a f", "tool a 1", "user two"))
+
+
+def tokens(given: list[Message]) -> list[int]:
+    return [count(each) for each in given]
+
+
+def summary(role: Any) -> Summary:
+    return Summary("So far.", role, 3, 17, "statistics", 3, 50)
+
+
+def test_what_stands_is_sent_with_its_tokens() -> None:
+    view = view_of([SOUND[0], None, None, SOUND[3]], [13, 0, 0, 13], KNOWN, repairing=True)
+    assert view == View((SOUND[0], SOUND[3]), 126, ())
+    assert view.tool_calls == 0
+    assert view_of(SOUND, tokens(SOUND), KNOWN, repairing=False).tool_calls == 1
+    assert view_of([], [], KNOWN, repairing=True) == View((), 100)
+
+
+@pytest.mark.parametrize("repairing", [True, False])
+def test_a_summary_is_sent_before_it_or_added_to_the_instructions(repairing: bool) -> None:
+    def view(role: str) -> View:
+        return view_of(SOUND, tokens(SOUND), KNOWN, repairing=repairing, summary=summary(role))
+
+    assert lines(view("user").messages) == ["user So far.", *lines(SOUND)]
+    assert lines(view("system").messages) == ["system So far.", *lines(SOUND)]
+    assert view("merge").messages == tuple(SOUND)
+    assert {view(role).tokens for role in ("user", "system", "merge")} == {100 + 17 + 13 + 10 + 11 + 13}
+
+
+def test_what_breaks_the_rules_is_repaired_where_that_is_asked_and_counted_anew() -> None:
+    broken = [SOUND[1], SOUND[0], SOUND[2], SOUND[3]]
+    as_it_is = view_of(broken, tokens(broken), KNOWN, repairing=False)
+    assert (as_it_is.messages, as_it_is.tokens, as_it_is.notes) == (tuple(broken), 147, ())
+    view = view_of([None, *broken], [0, *tokens(broken)], KNOWN, repairing=True, summary=summary("user"))
+    assert lines(view.messages) == [
+        "user So far.",
+        "assistant | a f",
+        f"tool a {NO_RESULT}",
+        "user one",
+        "user two",
+    ]
+    assert view.tokens == 100 + 17 + 10 + (10 + len(NO_RESULT)) + 13 + 13
+    assert len(view.notes) == 2
+
+
+def test_tokens_that_were_given_are_kept_where_a_message_stays() -> None:
+    # What the counter says now may differ from what was stored: only what is put in is counted here.
+    view = view_of(SOUND[:2], [1000, 2000], KNOWN, repairing=True)
+    assert view.tokens == 100 + 3000 + 10 + len(NO_RESULT)
+
+
+def test_a_summary_ends_the_last_instruction() -> None:
+    first, last = message("system be good"), message("developer be short")
+    assert lines(merged((first, last), summary("merge"))) == [
+        "system be good",
+        "developer be short\n\nSo far.",
+    ]
+    assert lines(merged((), summary("merge"))) == ["system So far."]
+    empty = Message.of({"role": "system", "content": None})
+    assert lines(merged((empty,), summary("merge"))) == ["system So far."]
+
+
+def test_instructions_in_parts_get_another_part() -> None:
+    part = {"type": "text", "text": "be good", "cache_control": {"type": "ephemeral"}}
+    given = Message.of({"role": "system", "content": [part], "name": "boss"})
+    (longer,) = merged((given,), summary("merge"))
+    assert longer.data == {
+        "role": "system",
+        "content": [part, {"type": "text", "text": "So far."}],
+        "name": "boss",
+    }
+    assert given.data["content"] == [part]
