@@ -21,7 +21,7 @@ Below it, going there takes longer than reading."""
 COUNTING: Final = 16
 """How many times longer than reading a text it takes to count its tokens."""
 
-TRIMMING: Final = 4
+TRIMMING: Final = 2
 """How many times longer than reading a text it may take to trim it: at a move of the cut values are read."""
 
 _LOG: Final = logging.getLogger("palimpsest.background")

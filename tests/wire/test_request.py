@@ -250,6 +250,31 @@ def test_what_the_client_says_of_the_usage_stands(options: bytes) -> None:
     assert compose(parse_chat_request(raw), add_usage=True) == raw
 
 
+@pytest.mark.parametrize(
+    ("rest", "limit"),
+    [
+        (b"", None),
+        (b',"max_tokens":7', 7),
+        (b',"max_tokens":7,"max_completion_tokens":9', 9),
+        (b',"max_completion_tokens":null,"max_tokens":7', 7),
+        (b',"max_tokens":0', None),
+        (b',"max_tokens":"7","max_completion_tokens":true', None),
+    ],
+)
+def test_how_long_the_reply_may_be(rest: bytes, limit: int | None) -> None:
+    assert parse_chat_request(body(rest=rest)).reply_tokens == limit
+
+
+def test_a_cache_is_named_unless_the_client_names_one() -> None:
+    request = parse_chat_request(body())
+    assert orjson.loads(compose(request, cache_key="k")) == {
+        **orjson.loads(request.raw),
+        "prompt_cache_key": "k",
+    }
+    named = parse_chat_request(body(rest=b',"prompt_cache_key":"mine"'))
+    assert compose(named, cache_key="k") == named.raw
+
+
 def test_usage_is_asked_for_beside_other_changes() -> None:
     request = parse_chat_request(b'{"stream_options":{"x": 1}, "messages":[%b], "user":"u"}' % HELLO)
 
