@@ -192,6 +192,8 @@ class ChatCompletions:
         known = self._knowledge.known(
             request.model, fixed=fixed, agent=agent, updated_at=past.updated_at, scale=past.scale
         )
+        if past.id is None:
+            known = replace(known, keeps=False)
         composed = past.arrival.composed
         if policy is None:
             return known, await compute(past.size, lambda: bypass(past.entries, known, composed=composed))

@@ -251,7 +251,7 @@ def _costs(
     always: bool,
 ) -> Costs | None:
     """Return what is needed to judge a move by its cost; None where that is not asked, or not now."""
-    if policy.trigger is None or not policy.reckons:
+    if policy.trigger is None or not policy.reckons or not known.keeps:
         return None
     replied = _last_reply(remains.log.entries)
     if not always:

@@ -166,7 +166,7 @@ def _edited(
     while waiting:
         refused: list[Edit] = []
         for edit in waiting:
-            if edit.is_done(draft):
+            if edit.is_done(draft) or (edit.must_pay and costs is None):
                 continue
             if edit.when is not None and not edit.when.holds(draft.size, known):
                 continue

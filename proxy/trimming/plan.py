@@ -170,6 +170,8 @@ class Known:
     """What the model's input costs; `cost: auto` needs it."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here: limits are in upstream's."""
+    keeps: bool = True
+    """Whether a cut that moves is kept for the next request; where it is not, `cost: auto` never pays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -516,6 +516,17 @@ def test_in_a_short_session_nothing_pays() -> None:
     assert plans[-1].tokens_sent > 2048
 
 
+def test_where_no_cut_is_kept_nothing_pays() -> None:
+    known = replace(KNOWN, prices=PRICES, idle=301)
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    assert plan(log(*calls(5)), auto, "p", known).moved
+    assert not plan(log(*calls(5)), auto, "p", replace(known, keeps=False)).moved
+    edit = {**SHORTER, "when": {"cost": "auto"}}
+    other = policy(trigger={"every_request": True}, keep=NEWEST, edits=[edit])
+    assert plan(log(*calls(5)), other, "p", known).made
+    assert not plan(log(*calls(5)), other, "p", replace(known, keeps=False)).made
+
+
 def test_what_comes_in_a_cold_cache_is_trimmed_at_once() -> None:
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     known = replace(KNOWN, prices=PRICES)
