@@ -192,7 +192,7 @@ class ChatCompletions:
         known = self._knowledge.known(
             request.model, fixed=fixed, agent=agent, updated_at=past.updated_at, scale=past.scale
         )
-        if past.id is None:
+        if past.id is None:  # nothing is stored of it, no cut either
             known = replace(known, keeps=False)
         composed = past.arrival.composed
         if policy is None:

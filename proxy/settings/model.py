@@ -171,7 +171,7 @@ class TokenSettings(_Section):
     method: TokenMethod = "tiktoken"
     """`tiktoken` counts with the vocabularies of OpenAI's models, `estimate` by classes of characters."""
     calibrate: bool = True
-    """Whether counts are scaled, model by model, to what the upstream says that it counted."""
+    """Whether counts are scaled, session by session, to what the upstream says that it counted."""
 
 
 class CacheSettings(_Section):
