@@ -5,7 +5,7 @@ Before this is merged:
 - Other processes run the version before while this runs: add first, use later, remove in a later release.
 - It is one transaction, and everyone waits for a table that it has altered: no long UPDATE of old rows here.
 - On SQLite a batch operation makes the table anew, and its triggers are lost: set them again
-  (`bodies`, `instructions` and `nodes` refuse an UPDATE; a test checks it).
+  (`bodies`, `hidden`, `instructions`, `nodes` and `summaries` refuse an UPDATE; a test checks it).
 - `downgrade` takes back exactly what `upgrade` did.
 - Name it by the next number, as the files beside it: `revision = "0002"`, `0002_what_it_does.py`.
 """

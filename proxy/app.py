@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Final
 
-import anyio.to_thread
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,17 +20,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from proxy import __version__
-from proxy.api import exchanges, health, sessions, tokens
+from proxy.api import actions, exchanges, health, sessions, tokens
 from proxy.api.chat import ChatEndpoint
 from proxy.api.connection import Connection, Receive, Scope, Send
 from proxy.api.deps import Services
 from proxy.api.gate import Gate
 from proxy.api.passthrough import Passthrough
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
-from proxy.exchange.background import Background
 from proxy.exchange.exchange import ChatCompletions
 from proxy.exchange.knowledge import Knowledge
-from proxy.exchange.past import Memory
+from proxy.exchange.means import opened
 from proxy.models.catalogue import Catalogue
 from proxy.settings.load import Loaded
 from proxy.settings.model import Settings
@@ -39,8 +37,6 @@ from proxy.settings.policies import Policies
 from proxy.settings.reload import Reload, Takes
 from proxy.store.store import Store
 from proxy.telemetry.log import set_level
-from proxy.tokens.counter import TokenCounter
-from proxy.upstream.client import Upstream
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = frozenset({b"/v1/chat/completions", b"/chat/completions"})
@@ -111,42 +107,20 @@ class Application:
         """Open everything, wire it, and close it in the opposite order."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            store = await Store.open(settings.store.url, migrate=settings.store.migrate)
-            stack.push_async_callback(store.close)
-            await store.ready()
-            background = Background()
-            stack.push_async_callback(background.drain)
-            upstream = Upstream(settings.upstream, shares_key=settings.auth.mode == "keys")
-            stack.push_async_callback(upstream.aclose)
-            counter = TokenCounter(settings.tokens.method)
-            await anyio.to_thread.run_sync(counter.warm)  # or the first request would wait for it
+            means = await stack.enter_async_context(opened(settings))
+            store = means.store
             gate = Gate(settings.auth, await store.secret(_TENANT_SECRET))
             if self._ended != ():
                 await give_up_pending(store, self._ended)
-            memory = Memory(store, counter, settings.upstream.reasoning)
-            catalogue = Catalogue(settings.models)
-            await anyio.to_thread.run_sync(catalogue.warm)
-            calibration = counter.calibration if settings.tokens.calibrate else None
-            knowledge = Knowledge(counter, catalogue, upstream, calibration)
-            chat = ChatCompletions(
-                settings,
-                store,
-                upstream,
-                background,
-                memory,
-                knowledge,
-                mark=self._mark,
-                cache_secret=await store.secret(_CACHE_SECRET),
-            )
-            api.state.services = Services(
-                settings, store, upstream, counter, background, gate, memory, chat.policies, knowledge
-            )
+            secret = await store.secret(_CACHE_SECRET)
+            chat = ChatCompletions(settings, means, mark=self._mark, cache_secret=secret)
+            api.state.services = Services(settings, means, gate, chat.policies)
             self._gate = gate
             self._chat = ChatEndpoint(settings, gate, chat)
-            self._passthrough = Passthrough(settings, gate, upstream)
+            self._passthrough = Passthrough(settings, gate, means.upstream)
             if self._loaded is not None:
                 await stack.enter_async_context(
-                    Reload(self._loaded, _takes(chat.policies, knowledge)).running()
+                    Reload(self._loaded, _takes(chat.policies, means.knowledge)).running()
                 )
             yield
 
@@ -247,7 +221,7 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever name the client calls us by
     )
-    for module in (health, sessions, exchanges, tokens):
+    for module in (health, sessions, actions, exchanges, tokens):
         api.include_router(module.router)
     api.add_exception_handler(PalimpsestError, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_parameter)

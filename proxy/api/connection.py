@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -14,6 +14,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+UNWATCHED_SECONDS: Final = 0.1
+"""How long work goes on before it is looked whether the client is still there: nearly always it is."""
 
 
 class ClientLeft(Exception):
@@ -45,19 +49,32 @@ class Connection:
             TooLarge: it is longer than `limit` bytes.
             ClientLeft: the client left before all of it was here.
         """
-        return await bounded(self.pieces(), self.header(b"content-length"), limit)
+        _check_length(self.header(b"content-length"), limit)
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            body: bytes = message.get("body", b"")  # nearly always it comes in one piece
+            if len(body) > limit:
+                raise _too_large(limit)
+            self._body_read.set()
+            return body
+        return await bounded(self._pieces_from(message), None, limit)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
-        more = True
-        while more:
-            message = await self._receive()
+        async for piece in self._pieces_from(await self._receive()):
+            yield piece
+
+    async def _pieces_from(self, message: MutableMapping[str, Any]) -> AsyncIterator[bytes]:
+        """Yield the request's body from this message on."""
+        while True:
             if message["type"] == "http.disconnect":
                 self.gone = True
                 raise ClientLeft
-            more = message.get("more_body", False)
             if body := message.get("body", b""):
                 yield body
+            if not message.get("more_body", False):
+                break
+            message = await self._receive()
         self._body_read.set()
 
     async def left(self) -> None:
@@ -70,13 +87,21 @@ class Connection:
     async def serve(self, work: Awaitable[None], *, stops: bool = True) -> None:
         """Do the work for the client; where it leaves, and `stops`, the work is cancelled.
 
-        Before a response has begun, no server tells of that: someone must wait for it beside the work.
+        Before a response has begun, no server tells of that: someone must wait for it beside the work. What
+        is done within `UNWATCHED_SECONDS` is spared that.
         """
         mine = asyncio.current_task()
         if mine is None:
             raise RuntimeError("a connection is served by a task")
         # Not a task group: with one, waiting beside the work costs more than the work of a small request.
-        watching = asyncio.get_running_loop().create_task(self._stop_when_left(mine, stops=stops))
+        watching: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+
+        def watch() -> None:
+            nonlocal watching
+            watching = loop.create_task(self._stop_when_left(mine, stops=stops))
+
+        unwatched = loop.call_later(UNWATCHED_SECONDS, watch)
         try:
             await work
         except asyncio.CancelledError:
@@ -84,7 +109,9 @@ class Connection:
                 raise
             mine.uncancel()
         finally:
-            watching.cancel()
+            unwatched.cancel()
+            if watching is not None:
+                watching.cancel()
 
     async def _stop_when_left(self, work: asyncio.Task[Any], *, stops: bool) -> None:
         await self.left()
@@ -124,8 +151,7 @@ async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: 
     Raises:
         TooLarge: it is longer than `limit` bytes; the rest is not read.
     """
-    if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit)
+    _check_length(announced, limit)
     parts: list[bytes] = []
     size = 0
     async for part in pieces:
@@ -134,6 +160,11 @@ async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: 
             raise _too_large(limit)
         parts.append(part)
     return b"".join(parts)
+
+
+def _check_length(announced: bytes | None, limit: int) -> None:
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
 
 
 def _too_large(limit: int) -> TooLarge:

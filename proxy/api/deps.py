@@ -12,15 +12,12 @@ from fastapi import Depends, Query, Request, Response
 
 from proxy.api.gate import Caller, Gate
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.exchange.background import Background
-from proxy.exchange.knowledge import Knowledge
-from proxy.exchange.past import Memory
+from proxy.exchange.means import Means
 from proxy.settings.model import Settings
 from proxy.settings.policies import Policies
 from proxy.store.records import SessionRow
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
-from proxy.upstream.client import Upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,19 @@ class Services:
     """Everything that is open while the process serves."""
 
     settings: Settings
-    store: Store
-    upstream: Upstream
-    counter: TokenCounter
-    background: Background
+    means: Means
     gate: Gate
-    memory: Memory
     policies: Policies
-    knowledge: Knowledge
+
+    @property
+    def store(self) -> Store:
+        """Everything that is kept."""
+        return self.means.store
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What counts tokens."""
+        return self.means.counter
 
 
 def services_of(request: Request) -> Services:

@@ -33,6 +33,9 @@ _UNSETTLED: Final[dict[str, Any]] = {
     "upstream_status": None,
     "error": None,
     "cost": None,
+    "finished": False,
+    "summarizer": None,
+    "own_calls": [],
     "timings": {},
 }
 """What a receipt holds that nobody settled."""

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Literal
 
 import orjson
-import re2  # type: ignore[import-untyped]  # the package ships no types
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from proxy.api import jsonl
 from proxy.api.connection import bounded
 from proxy.api.deps import After, Asking, FoundSession, Limit, OpenServices, Tenant, json_response, tenant_of
+from proxy.api.display import display_of
 from proxy.api.gate import DEFAULT_TENANT
 from proxy.errors import InvalidRequest, NotFound
 from proxy.exchange.background import compute
 from proxy.exchange.identity import valid_id
-from proxy.exchange.past import REF_PREFIX
-from proxy.exchange.preview import last_answered, preview
-from proxy.store.records import NodeRow, SessionRow
+from proxy.exchange.present import last_answered, present
+from proxy.exchange.preview import preview
+from proxy.recall.lines import chosen, pattern_of, span_of
+from proxy.recall.refs import REF_PREFIX, name_in, ref_of
+from proxy.store.records import NodeRow, SessionRow, SummaryRow, SummaryStatus
 from proxy.trimming.plan import Summary
 
 router = APIRouter(tags=["sessions"])
-
-_RE2: Final[Any] = re2
-_REF: Final = re.compile(r"(?:ref_)?([0-9a-f]{12,40})")
-_LINES: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 @router.get("/sessions")
@@ -37,7 +35,8 @@ async def list_sessions(
     """Return the sessions, the one used last first."""
     owner = tenant_of(caller, tenant)
     rows, cursor = await services.store.sessions(owner, limit=limit, after=after)
-    return json_response({"data": [summary_of(row) for row in rows], "next": cursor})
+    finishing = services.settings.finish.tools
+    return json_response({"data": [summary_of(row, finishing) for row in rows], "next": cursor})
 
 
 @router.get("/sessions/{session}")
@@ -47,8 +46,9 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     branches = await services.store.branches(found.key)
     last = await last_answered(found, services.store)
     made = await services.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
+    tried = await services.store.summary_rows(found.key) if found.summaries else []
     return json_response(
-        summary_of(found)
+        summary_of(found, services.settings.finish.tools)
         | {
             "instructions": [orjson.Fragment(m.raw) for m in instructions.messages] if instructions else [],
             "branches": [
@@ -60,7 +60,9 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
                 }
                 for branch in branches
             ],
-            "summaries": [summary_told(summary, at) for summary, at in made],
+            "summaries": [summary_told(row) for row in _different(tried)]
+            + [statistics_told(summary, at) for summary, at in made if summary.kind == "statistics"],
+            "summarizer": summarizer_told(tried),
         }
     )
 
@@ -70,21 +72,31 @@ async def list_messages(
     found: FoundSession,
     services: OpenServices,
     branch: Annotated[str | None, Query(description="A node: the branch that ends there.")] = None,
-    channel: Annotated[str | None, Query(description="Not there yet.")] = None,
+    channel: Annotated[
+        Literal["display"] | None, Query(description="display: clean text and sender, for people.")
+    ] = None,
     meta: Annotated[bool, Query(description="With what is known of each message.")] = False,
+    limit: Annotated[int | None, Query(ge=1, le=1000, description="So many at most; else all.")] = None,
+    after: After = None,
 ) -> Response:
-    """Return the messages of a branch, that of the head unless another is named, each as it arrived."""
-    if channel is not None:
-        raise InvalidRequest("There are no channels yet: leave `channel` out.", param="channel")
+    """Return the messages of a branch, that of the head unless another is named, each as it arrived.
+
+    With `limit`, `next` is the node after which the next ones stand.
+    """
     rows = await services.store.path(found.key, found.head if branch is None else branch)
     if branch is not None and not rows:
         raise NotFound(f"There is no node {branch!r} in this session.", param="branch")
-    return await compute(
-        sum(len(row.message.raw) for row in rows),
-        lambda: json_response(
-            {"data": [node_of(row) if meta else orjson.Fragment(row.message.raw) for row in rows]}
-        ),
-    )
+    rows, following = _paged(rows, limit, after)
+
+    def told() -> Response:
+        data: list[Any]
+        if channel is not None:
+            data = display_of(rows)
+        else:
+            data = [node_of(row) if meta else orjson.Fragment(row.message.raw) for row in rows]
+        return json_response({"data": data} | ({} if limit is None else {"next": following}))
+
+    return await compute(sum(len(row.message.raw) for row in rows), told)
 
 
 @router.get("/sessions/{session}/context")
@@ -94,10 +106,8 @@ async def show_context(
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    shown = await preview(
-        found, policy, services.policies, services.store, services.knowledge, services.memory
-    )
-    return json_response(shown)
+    now = await present(found, policy, services.policies, services.means)
+    return json_response(await preview(now))
 
 
 @router.get("/sessions/{session}/refs/{ref}")
@@ -111,27 +121,27 @@ async def show_ref(
     ] = None,
 ) -> Response:
     """Return the original of something trimmed."""
-    match = _REF.fullmatch(ref)
-    body = await services.store.body(found.key, match[1]) if match else None
+    prefix = name_in(ref)
+    body = await services.store.body(found.key, prefix) if prefix is not None else None
     if body is None:
         raise NotFound(
             f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.",
             param="ref",
         )
     name, message = body
-    span = _span(lines) if lines is not None else slice(None)
-    pattern = _compiled(grep) if grep is not None else None
+    span = span_of(lines) if lines is not None else slice(None)
+    pattern = pattern_of(grep) if grep is not None else None
     text = message.text
-    chosen = await compute(len(message.raw), lambda: _chosen(text, span, pattern))
+    shown = await compute(len(message.raw), lambda: chosen(text, span, pattern))
     return json_response(
         {
-            "ref": REF_PREFIX + name[:16],
+            "ref": ref_of(name),
             "role": message.role,
             "tool_call_id": message.answers,
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "lines": text.count("\n") + 1,
-            "text": "\n".join(line for _, line in chosen),
-            "numbers": [number for number, _ in chosen] if grep is not None else None,
+            "text": "\n".join(line for _, line in shown),
+            "numbers": [number for number, _ in shown] if grep is not None else None,
             "message": orjson.Fragment(message.raw),
         }
     )
@@ -174,8 +184,8 @@ async def delete_session(found: FoundSession, services: OpenServices) -> Respons
     return json_response({"id": found.id, "deleted": True})
 
 
-def summary_of(row: SessionRow) -> dict[str, Any]:
-    """Return a session for a list."""
+def summary_of(row: SessionRow, finishing: Collection[str] = ()) -> dict[str, Any]:
+    """Return a session for a list; `finishing` are the tools that finish a task."""
     return {
         "id": row.id,
         "tenant": row.tenant,
@@ -187,29 +197,82 @@ def summary_of(row: SessionRow) -> dict[str, Any]:
         "requests": row.requests,
         "tokens_sent": row.tokens_sent,
         "tokens_saved": row.tokens_saved,
-        "cost": None,
+        "cost": row.cost,
         "cost_saved": None,
         "head": row.head or None,
-        "finished": False,
+        "finished": any(name in finishing for name in row.calls),
     }
 
 
-def summary_told(summary: Summary, made_at: int) -> dict[str, Any]:
-    """Return a summary for a reader; `made_at` is in milliseconds since 1970."""
-    original = summary.covered_tokens
+def summary_told(row: SummaryRow) -> dict[str, Any]:
+    """Return a summary by a model for a reader."""
+    return {
+        "summary": row.text,
+        "summarized_until": row.until,
+        "summary_tokens": row.tokens,
+        "created_at": timestamp(row.created_at),
+        "message_count": row.covered_messages,
+        "original_tokens": row.covered_tokens,
+        "compression_rate": _rate(row.tokens, row.covered_tokens),
+        "kind": "model",
+        "model": row.model,
+        "generation": row.generation,
+        "id": row.id,
+        "predecessor": row.predecessor,
+        "usage": row.usage,
+        "cost": row.cost,
+    }
+
+
+def statistics_told(summary: Summary, made_at: int) -> dict[str, Any]:
+    """Return a summary of statistics for a reader; `made_at` is in milliseconds since 1970."""
     return {
         "summary": summary.text,
         "summarized_until": summary.until,
         "summary_tokens": summary.tokens,
         "created_at": timestamp(made_at),
         "message_count": summary.covered_messages,
-        "original_tokens": original,
-        # The part of them that is left.
-        "compression_rate": round(summary.tokens / original, 3) if original else None,
+        "original_tokens": summary.covered_tokens,
+        "compression_rate": _rate(summary.tokens, summary.covered_tokens),
         "kind": summary.kind,
-        "model": None,  # no model makes one yet
+        "model": summary.model,
         "generation": summary.generation,
     }
+
+
+def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
+    """Return what summaries by a model came to, the newest first: how they ended and what they cost."""
+    spent = [row.cost for row in tried if row.cost is not None]
+    used: dict[str, int] = {"prompt_tokens": 0, "completion_tokens": 0}
+    for row in tried:
+        for name in used:
+            tokens = (row.usage or {}).get(name)
+            used[name] += tokens if isinstance(tokens, int) else 0
+    last = tried[0] if tried else None
+    return {
+        **{status.value: sum(row.status is status for row in tried) for status in SummaryStatus},
+        **used,
+        "cost": sum(spent) if spent else None,
+        "last": None
+        if last is None
+        else {
+            "status": last.status.value,
+            "reason": last.reason,
+            "created_at": timestamp(last.created_at),
+            "model": last.model,
+        },
+    }
+
+
+def _different(tried: Iterable[SummaryRow]) -> list[SummaryRow]:
+    """Return the summaries that are ready; of one that was made and then asked for, the one that was made."""
+    rows = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
+    return list(rows.values())
+
+
+def _rate(left: int, original: int) -> float | None:
+    """Return the part of the tokens that is left."""
+    return round(left / original, 3) if original else None
 
 
 def node_of(row: NodeRow) -> dict[str, Any]:
@@ -234,38 +297,17 @@ def timestamp(milliseconds: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _span(lines: str) -> slice:
-    """Return which lines `a-b` means.
+def _paged(rows: list[NodeRow], limit: int | None, after: str | None) -> tuple[list[NodeRow], str | None]:
+    """Return up to `limit` messages that follow the node `after`, and the node of the last if more follow.
 
     Raises:
-        InvalidRequest: it is no range of lines.
+        InvalidRequest: there is no such node on the branch.
     """
-    match = _LINES.fullmatch(lines)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise InvalidRequest(
-            f"lines is {lines!r}. Send the first and the last line, counted from 1, such as lines=10-20.",
-            param="lines",
-        )
-    return slice(int(match[1]) - 1, int(match[2]))
-
-
-def _chosen(text: str, span: slice, pattern: Any | None) -> list[tuple[int, str]]:
-    """Return (number, line) for the lines of `span` in which `pattern` is found."""
-    lines = list(enumerate(text.split("\n"), start=1))[span]
-    return lines if pattern is None else [line for line in lines if pattern.search(line[1])]
-
-
-def _compiled(pattern: str) -> Any:
-    """Return the compiled pattern. RE2 is told not to write to stderr on its own.
-
-    Raises:
-        InvalidRequest: it is none.
-    """
-    options = _RE2.Options()
-    options.log_errors = False
-    try:
-        return _RE2.compile(pattern, options)
-    except _RE2.error as why:
-        raise InvalidRequest(
-            f"grep is no regular expression that RE2 knows: {why.args[0].decode()}.", param="grep"
-        ) from why
+    if after is not None:
+        place = next((number for number, row in enumerate(rows, 1) if row.node == after), None)
+        if place is None:
+            raise InvalidRequest(f"after is {after!r}, which is no node of this branch.", param="after")
+        rows = rows[place:]
+    if limit is None or len(rows) <= limit:
+        return rows, None
+    return rows[:limit], rows[limit - 1].node

@@ -26,7 +26,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from proxy.history.spans import is_result
-from proxy.trimming.atoms import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
+from proxy.trimming.atoms import CHUNKS, atoms_of_arguments, labels_of, stands_alone, words_near
+from proxy.trimming.values import leaves_of
 from proxy.wire.messages import Message
 from proxy.wire.shapes import is_object
 

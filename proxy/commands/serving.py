@@ -20,6 +20,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from proxy import __version__
 from proxy.app import Application, Worker, give_up_pending
+from proxy.commands.gathering import GatheringProtocol
 from proxy.commands.options import Config
 from proxy.commands.workers import Told, Workers
 from proxy.settings.load import Loaded, Source
@@ -75,6 +76,7 @@ def server_config(
     chosen: dict[str, Any] = {
         "host": settings.server.host,
         "port": settings.server.port,
+        "http": GatheringProtocol,
         "ws": "none",
         "lifespan": "on",
         "log_config": None,

@@ -17,17 +17,26 @@ from rich.table import Table
 
 from proxy.api import jsonl
 from proxy.api.gate import DEFAULT_TENANT
-from proxy.api.sessions import summary_of, timestamp
+from proxy.api.sessions import summary_of, summary_told, timestamp
 from proxy.commands.options import AsJson, Config, Tenant
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
+from proxy.exchange.compacting import compact
 from proxy.exchange.identity import valid_id
+from proxy.exchange.means import opened
+from proxy.exchange.present import present
 from proxy.settings.load import load
+from proxy.settings.model import Settings
+from proxy.settings.policies import Policies
 from proxy.store.address import SqliteFile, address_of
-from proxy.store.records import SessionRow
+from proxy.store.records import SessionRow, SummaryRow
 from proxy.store.store import Store
+from proxy.summaries.summarizer import Caller
 
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="The session's id.")]
+
+_TRIES = 3
+"""Answers of the summarizer that are waited for: one may be refused, and a long history takes several."""
 
 app = typer.Typer(help="The stored sessions.", no_args_is_help=True, add_completion=False)
 
@@ -134,6 +143,66 @@ def delete(session: Session, config: Config = None, tenant: Tenant = None) -> No
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
 
 
+@app.command("fork")
+def fork(
+    session: Session,
+    as_id: Annotated[str, typer.Option("--as", help="The new session's id.")],
+    at: Annotated[
+        str | None, typer.Option(help="The node up to which the history is shared; else all of it.")
+    ] = None,
+    config: Config = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a session that shares the history of another one."""
+
+    async def work(store: Store) -> SessionRow:
+        row = await _find(store, session, tenant)
+        return await store.fork(row.tenant, row.key, at or row.head, valid_id(as_id, "--as"))
+
+    row = _with_store(config, work)
+    typer.echo(
+        json.dumps(summary_of(row), ensure_ascii=False)
+        if as_json
+        else f"{row.id} ({row.tenant}): {row.messages} messages"
+    )
+
+
+@app.command("compact")
+def compact_session(
+    session: Session,
+    policy: Annotated[
+        str | None, typer.Option(help="Whose settings are taken; else those of the policy that serves it.")
+    ] = None,
+    config: Config = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sum up now what may be summed up; the session's next request uses it.
+
+    The model is asked with `summarizer.api_key` or `upstream.api_key`: no client is there who has a key.
+    """
+
+    async def run() -> SummaryRow | None:
+        settings = load(config)
+        _must_exist(settings)
+        async with opened(settings) as means:
+            row = await _find(means.store, session, tenant)
+            now = await present(row, policy, Policies(settings.policies), means)
+            if now.policy is None:
+                raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="--policy")
+            patience = _TRIES * settings.summarizer.timeout
+            return await compact(row, now, now.policy, Caller(row.tenant), means, patience=patience)
+
+    made = asyncio.run(run())
+    if as_json:
+        typer.echo(json.dumps(summary_told(made) if made else {"summary": None}, ensure_ascii=False))
+    elif made is None:
+        typer.echo("There is nothing to sum up yet.")
+    else:
+        typer.echo(made.text)
+
+
 def _opened(file: Path) -> BinaryIO:
     """Open a file to be written; raises `InvalidRequest` where that cannot be."""
     try:
@@ -153,12 +222,8 @@ def _with_store(
 
     async def run() -> Result:
         settings = load(config)
-        address = address_of(settings.store.url)
-        if isinstance(address, SqliteFile) and not makes and not address.path.exists():
-            raise StoreUnavailable(
-                f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
-                "go to the folder of its configuration, or name that with --config."
-            )
+        if not makes:
+            _must_exist(settings)
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)
         try:
             return await work(store)
@@ -166,6 +231,16 @@ def _with_store(
             await store.close()
 
     return asyncio.run(run())
+
+
+def _must_exist(settings: Settings) -> None:
+    """Raise `StoreUnavailable` where the store would be made by opening it."""
+    address = address_of(settings.store.url)
+    if isinstance(address, SqliteFile) and not address.path.exists():
+        raise StoreUnavailable(
+            f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
+            "go to the folder of its configuration, or name that with --config."
+        )
 
 
 async def _find(store: Store, session: str, tenant: str | None) -> SessionRow:

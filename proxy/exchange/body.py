@@ -6,43 +6,47 @@ Where nothing was trimmed or added, it is the client's own bytes. It decides not
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from proxy.exchange.past import Past
 from proxy.settings.model import Breakpoints
 from proxy.trimming.plan import Plan
 from proxy.trimming.view import merged
 from proxy.wire.marks import decides_itself, marked
+from proxy.wire.messages import INSTRUCTION_ROLES, Message
 from proxy.wire.request import ChatRequest, compose
+from proxy.wire.roles import Shape, shaped
 
 
-def body_of_view(
-    request: ChatRequest,
-    past: Past,
-    plan: Plan,
-    *,
-    add_usage: bool,
-    drop_fields: Collection[str],
-    breakpoints: Breakpoints = "none",
-    key: str | None = None,
-) -> bytes:
-    """Return the body to send.
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What is done to a body beside putting the view in it."""
 
-    Args:
-        request: what the client sent.
-        past: where it belongs.
-        plan: what is sent of that.
-        add_usage: ask for the usage of a stream.
-        drop_fields: members that are taken out.
-        breakpoints: the explicit cache marks that the model takes.
-        key: names the session in the provider's cache; None where that is not wanted.
-    """
+    add_usage: bool = False
+    """Ask for the usage of a stream."""
+    drop_fields: Collection[str] = ()
+    """Members that are taken out."""
+    breakpoints: Breakpoints = "none"
+    """The explicit cache marks that the model takes."""
+    key: str | None = None
+    """Names the session in the provider's cache; None where that is not wanted."""
+    tools: bytes | None = None
+    """The JSON text of the tools to offer; None: those of the request."""
+    rounds: tuple[Message, ...] = ()
+    """What is sent after the view: calls of the proxy's own tools, with their results."""
+    shapes: Collection[Shape] = ()
+    """The order of roles that the upstream insists on."""
+
+
+def body_of_view(request: ChatRequest, past: Past, plan: Plan, sending: Sending) -> bytes:
+    """Return the body to send: what the client sent, in its place in the log, as planned."""
     instructions = tuple(message.without_own_fields() for message in past.instructions)
     if plan.summary is not None and plan.summary.role == "merge":
         instructions = merged(instructions, plan.summary)
     view = plan.view
-    if breakpoints != "none" and plan.settled and not decides_itself(request.fields):
+    if sending.breakpoints != "none" and plan.settled and not decides_itself(request.fields):
         whole = marked(
-            (*instructions, *view), [len(instructions) + end - 1 for end in plan.settled], breakpoints
+            (*instructions, *view), [len(instructions) + end - 1 for end in plan.settled], sending.breakpoints
         )
         instructions, view = whole[: len(instructions)], whole[len(instructions) :]
     untouched = (
@@ -50,11 +54,28 @@ def body_of_view(
         and view == tuple(entry.message for entry in past.entries)
         and instructions == past.instructions
     )
+    if sending.rounds:
+        view, untouched = (*view, *sending.rounds), False
+    if sending.shapes:
+        instructions, view = _shaped(instructions, view, sending.shapes)
+        untouched = untouched and view == request.messages and instructions == request.instructions
     return compose(
         request,
         instructions=None if untouched else instructions,
         messages=None if untouched else view,
-        add_usage=add_usage,
-        drop_fields=drop_fields,
-        cache_key=key,
+        add_usage=sending.add_usage,
+        drop_fields=sending.drop_fields,
+        cache_key=sending.key,
+        tools=sending.tools,
     )
+
+
+def _shaped(
+    instructions: tuple[Message, ...], view: tuple[Message, ...], shapes: Collection[Shape]
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return instructions and view with their roles in the order that the upstream insists on."""
+    whole = (*instructions, *view)
+    for shape in sorted(shapes):
+        whole = shaped(whole, shape)
+    lead = next((i for i, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
+    return whole[:lead], whole[lead:]

@@ -11,56 +11,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from hashlib import blake2b
 from typing import Final
 
-from proxy.errors import InvalidRequest, PalimpsestError
-from proxy.exchange.background import COUNTING, TRIMMING, Background, compute
-from proxy.exchange.body import body_of_view
+from proxy.errors import PalimpsestError
+from proxy.exchange.asking import Asking, asking_of
+from proxy.exchange.background import COUNTING, compute
+from proxy.exchange.finished import FINISH_REASON, FINISHED, finished_answer, finishing_reply
 from proxy.exchange.identity import header_of, session_of
-from proxy.exchange.knowledge import Knowledge
-from proxy.exchange.past import Asking, Memory, Past, size_of
-from proxy.exchange.receipt import Ticket, log_line
+from proxy.exchange.inquiry import Inquiry
+from proxy.exchange.means import Means
+from proxy.exchange.offering import own_tools
+from proxy.exchange.past import Past, request_form, size_of
+from proxy.exchange.planning import nothing_sent, planned_of, ticket_of
+from proxy.exchange.receipt import log_line
 from proxy.exchange.relay import Client, Outcome, StreamRelay, relay_json, relay_refusal
+from proxy.exchange.rounds import Rounds
+from proxy.exchange.sharing import Moves, Where
+from proxy.exchange.summing import asked_for, caller_of, missed, prepared_of, work_of
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
-from proxy.history.reconcile import Mode
+from proxy.exchange.virtual import VirtualRelay
 from proxy.models.dollars import cost
+from proxy.recall.refs import name_in
+from proxy.recall.tools import offered, with_tools
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, Policies
-from proxy.store.records import Status
-from proxy.store.store import Store
-from proxy.trimming.engine import bypass, plan
-from proxy.trimming.plan import Known, Plan
+from proxy.store.records import Settled, Status, SummaryRow, session_key
+from proxy.trimming.plan import Entry, Known, Plan
 from proxy.trimming.policy import Policy
-from proxy.upstream.client import Answer, Destination, Upstream
+from proxy.upstream.client import Answer
 from proxy.wire import headers
-from proxy.wire.cache_key import cache_key
-from proxy.wire.overflow import Overflow, overflow_of
+from proxy.wire.messages import Message
 from proxy.wire.request import ChatRequest, parse_chat_request
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
-_RETRY_COUNT: Final = "x-stainless-retry-count"
-_IDEMPOTENCY_KEY: Final = "idempotency-key"
-_POSITIVE: Final = re.compile("0*[1-9][0-9]*")
 _EVENTS: Final = b"text/event-stream"
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
-_LEAST_REPLY: Final = 256
-"""Tokens that are left for a reply whose length nobody names."""
-_MARGIN: Final = 0.8
-"""How much of a window is filled after an overflow. What is left is text of another kind than what went, and
-the two counts of it may differ by a fourth more; and the next turns need room too."""
-_TRIALS: Final = 2
-"""Plans that are made after an overflow: a second one where the first seems to be too long by its bytes."""
-_LEAST_STEP: Final = 0.5
-"""By how much less the second one may aim. (An image has many bytes and few tokens.)"""
-RESCUED: Final = "upstream found the request too long: it was trimmed and asked once more"
-"""What is said of a request that went through at the second try."""
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 
 
@@ -68,15 +58,7 @@ class ChatCompletions:
     """Answers requests for chat completions. One for the life of the process."""
 
     def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        upstream: Upstream,
-        background: Background,
-        memory: Memory,
-        knowledge: Knowledge,
-        mark: str | None = None,
-        cache_secret: bytes = b"",
+        self, settings: Settings, means: Means, mark: str | None = None, cache_secret: bytes = b""
     ) -> None:
         """Put together what an exchange needs.
 
@@ -86,19 +68,15 @@ class ChatCompletions:
         self._settings = settings
         self.policies = Policies(settings.policies)
         """Those in force; exchanged when the configuration is read again."""
-        self._store = store
-        self._upstream = upstream
-        self._background = background
-        self._memory = memory
-        self._knowledge = knowledge
-        self._cache_secret = cache_secret
+        self._store = means.store
+        self._background = means.background
+        self._moves = Moves()
+        self._memory = means.memory
+        self._knowledge = means.knowledge
+        self._summaries = means.summaries
+        self._recall = means.recall
         self._mark = secrets.token_hex(4) if mark is None else mark
-        self._dropped = frozenset(
-            {b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)}
-        )
-        """Headers that do not go upstream, beside those that never do."""
-        self._refuses_usage: set[tuple[str, str]] = set()
-        """(address, model) of those that refuse to be asked for their usage."""
+        self._inquiry = Inquiry(settings, means.upstream, means.knowledge, cache_secret)
 
     async def answer(self, call: Call, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
@@ -106,42 +84,15 @@ class ChatCompletions:
         Raises:
             PalimpsestError: it could not be read or planned; `client` was told nothing yet.
         """
-        started = time.monotonic()
-        request = await compute(len(call.body), lambda: parse_chat_request(call.body))
-        sent = headers.first_values(call.headers)
-        agent = header_of(sent, headers.AGENT_NAME)
-        name, policy = self._policy(call, sent, request)
-        asking = Asking(
-            tenant=call.tenant,
-            mode=_mode_of(sent),
-            retried=_announces_retry(sent),
-            idempotency=_idempotency_of(sent),
-            agent=agent,
-            policy=name if policy is not None else None,
-        )
-        past = await self._past(sent, request, asking)
-        known, planned = await self._plan(request, past, name, policy, agent)
-        if planned.needs_whole:  # the policy was changed: it decides over what was not read, too
-            past = await self._past(sent, request, replace(asking, whole=True))
-            known, planned = await self._plan(request, past, name, policy, agent)
-        ticket = Ticket(
-            session=past.id,
-            exchange=self._new_id(),
-            plan=planned,
-            instructions=len(past.instructions),
-            messages=planned.messages_before,
-            warnings=(_TOOLS_ABSENT,) if _lacks_tools(request, planned) else (),
-            window=known.context_window,
-            fixed_tokens=known.fixed_tokens,
-            scale=known.scale,
-        )
-        turn = Turn(
-            call, request, past, ticket, asking, known, started, stored=past.id is not None, policy=policy
-        )
+        turn = await self._turn(call)
         turn.mark("planned")
         self._begin(turn)
         try:
-            await self._serve(turn, client)
+            if turn.finishing is not None:
+                await self._repeat(turn, turn.finishing, client)
+            else:
+                await self._sum_up_first(turn)
+                await self._serve(turn, client)
         except PalimpsestError as why:
             await self._settle(turn, Outcome(Status.FAILED, error=why.message))
             await client.fail(why, turn.ticket.headers())
@@ -156,6 +107,62 @@ class ChatCompletions:
                 else Outcome(Status.FAILED, error=f"internal error: {type(why).__name__}"),
             )
             raise
+
+    async def _turn(self, call: Call) -> Turn:
+        """Read a request, find its place, and plan what is sent."""
+        started = time.monotonic()
+        request = await compute(len(call.body), lambda: parse_chat_request(call.body))
+        sent = headers.first_values(call.headers)
+        name, policy = self._policy(call, sent, request)
+        asking = asking_of(call.tenant, sent, request, name, policy)
+        past = await self._past(sent, request, asking)
+        own = offered(request, self._settings.virtual_tools, stateless=past.id is None, off=policy is None)
+        tools = with_tools(request, own) if own else request.tools
+        finishing = finishing_reply(past.entries, self._settings.finish.tools)
+        known = await self._known(request, past, tools, asking.agent)
+        if finishing is not None:
+            planned = nothing_sent(past.entries, known)
+        else:
+            past, planned = await self._planned(past, asking, request.model, name, policy, known)
+            if planned.needs_whole:  # the policy was changed: it decides over what was not read, too
+                past = await self._past(sent, request, replace(asking, whole=True))
+                known = await self._known(request, past, tools, asking.agent)
+                past, planned = await self._planned(past, asking, request.model, name, policy, known)
+        ticket = ticket_of(past, planned, known, self._new_id())
+        turn = Turn(
+            call,
+            request,
+            past,
+            ticket,
+            asking,
+            known,
+            started,
+            stored=past.id is not None,
+            policy=policy,
+            own=own,
+            tools=tools,
+            finishing=finishing,
+        )
+        return self._warned(turn)
+
+    def _warned(self, turn: Turn) -> Turn:
+        """Say with its ticket what is to be known of how a request was planned."""
+        planned = turn.ticket.plan
+        if turn.finishing is not None:
+            warnings: tuple[str, ...] = (FINISHED,)
+        else:
+            waits = planned.wanted is not None and not self._settings.summarizer.background
+            if planned.wanted is not None and not waits:
+                turn.hindered = self._summaries.none_begins(turn.request.model, caller_of(turn.call))
+            warnings = ()
+            if turn.waited is not None or not waits:
+                reason, hindered = turn.waited or "", turn.hindered
+                attempt = turn.past.attempt
+                warnings = missed(planned.wanted, attempt, planned.cut, reason=reason, hindered=hindered)
+            if turn.tools is None and any(message.calls for message in planned.view):
+                warnings += (_TOOLS_ABSENT,)
+        turn.ticket = replace(turn.ticket, warnings=warnings)
+        return turn
 
     def _policy(
         self, call: Call, sent: Mapping[bytes, bytes], request: ChatRequest
@@ -181,77 +188,37 @@ class ChatCompletions:
             return await self._memory.past_of(request, incoming, session, asking)
         return await self._memory.past_of_unnamed(request, incoming, asking)
 
-    async def _plan(
-        self, request: ChatRequest, past: Past, name: str, policy: Policy | None, agent: str | None
-    ) -> tuple[Known, Plan]:
-        """Decide what of the branch is sent; return what was known for it, too."""
-        size = COUNTING * (len(request.tools or b"") + size_of(past.instructions))
+    async def _known(self, request: ChatRequest, past: Past, tools: bytes | None, agent: str | None) -> Known:
+        """Return what planning must be told."""
+        size = COUNTING * (len(tools or b"") + size_of(past.instructions))
         fixed = await compute(
-            size, lambda: self._knowledge.fixed_tokens(past.instructions, request.tools, request.model)
+            size, lambda: self._knowledge.fixed_tokens(past.instructions, tools, request.model)
         )
         known = self._knowledge.known(
             request.model, fixed=fixed, agent=agent, updated_at=past.updated_at, scale=past.scale
         )
         if past.id is None:  # nothing is stored of it, no cut either
-            known = replace(known, keeps=False)
-        composed = past.arrival.composed
-        if policy is None:
-            return known, await compute(past.size, lambda: bypass(past.entries, known, composed=composed))
-        standing = past.standing.cut if past.standing is not None else None
-        return known, await compute(
-            TRIMMING * past.size,
-            lambda: plan(past.entries, policy, name, known, standing, composed=composed, start=past.start),
-        )
+            return replace(known, keeps=False)
+        return known if past.prepared is None else replace(known, prepared=prepared_of(past.prepared))
 
-    async def _replan(self, turn: Turn, policy: Policy, overflow: Overflow) -> bool:
-        """Trim what upstream found too long to a safe size; return whether that makes it shorter."""
-        ticket, past, known, size = turn.ticket, turn.past, turn.known, turn.sent_bytes
-        before = shortest = ticket.plan.tokens_sent
-        standing = past.standing.cut if past.standing is not None else None
-        window = overflow.window or known.context_window
-        room: float | None = None
-        if window is not None:
-            reply = overflow.reply or turn.request.reply_tokens or _LEAST_REPLY
-            # A reply that may be as long as the window is none that counts for it: it ends where that ends.
-            room = (window - (reply if reply < window else _LEAST_REPLY)) * _MARGIN
-        # By upstream's own count of this request, where it says it. A smaller scale than usual, or than 1,
-        # may be due to the very text that goes.
-        scale = max(overflow.asked / before if overflow.asked and before else 1.0, known.scale, 1.0)
-        target = before // 2 if room is None else min(before // 2, int(room / scale))
-        for _ in range(_TRIALS):
-            planned = await compute(
-                TRIMMING * past.size,
-                partial(
-                    plan,
-                    past.entries,
-                    policy,
-                    ticket.plan.policy,
-                    known,
-                    standing,
-                    composed=past.arrival.composed,
-                    start=past.start,
-                    overflow=max(target, 1),
-                ),
-            )
-            if planned.tokens_sent >= shortest:
-                break
-            shortest = planned.tokens_sent
-            turn.ticket = replace(ticket, plan=planned, warnings=(*ticket.warnings, RESCUED))
-            if room is None or overflow.asked is None or not size:
-                break
-            # Many short messages may count for more than their text: what is sent tells that by its bytes.
-            expected = overflow.asked * len(self._body(turn, adds_usage=False)) / size
-            if expected <= room:
-                break
-            target = int(target * max(room / expected, _LEAST_STEP))
-        return shortest < before
+    async def _planned(
+        self, past: Past, asking: Asking, model: str, name: str, policy: Policy | None, known: Known
+    ) -> tuple[Past, Plan]:
+        """Decide what is sent; return the past too, with a cut that others have just made at its place."""
+        if policy is None:
+            return past, await planned_of(past, name, policy, known)
+
+        def decide(past: Past, fork: int | None) -> Awaitable[Plan]:
+            return planned_of(past, name, policy, replace(known, fork=fork))
+
+        base = past.arrival.base
+        where = Where(asking.tenant, past.id or "", base, name, policy.version, asking.agent, model)
+        return await self._moves.shared(past, where, decide)
 
     def _begin(self, turn: Turn) -> None:
         """Store what is new, while upstream is being asked."""
         if turn.stored:
-            turn.began = self._background.start(
-                self._store.begin(opening_of(turn, self._now(), self._knowledge.counter))
-            )
+            turn.began = self._store.begin(opening_of(turn, self._now(), self._knowledge.counter))
 
     async def _begun(self, turn: Turn) -> None:
         """Wait until what is new is stored.
@@ -261,109 +228,119 @@ class ChatCompletions:
         """
         if turn.began is not None:
             try:
-                await asyncio.shield(turn.began)
+                # Most upstreams take longer, and nothing is left to shield.
+                await (turn.began if turn.began.done() else asyncio.shield(turn.began))
             except PalimpsestError:
                 turn.stored = False  # there is nothing to settle
                 raise
 
+    async def _repeat(self, turn: Turn, entry: Entry, client: Client) -> None:
+        """Answer with a reply that is stored: the task is finished, and upstream is not asked."""
+        await self._begun(turn)
+        reply = entry.message
+        if turn.stored:
+            key = session_key(turn.call.tenant, turn.past.id or "")
+            found = await self._store.body(key, name_in(entry.ref) or "")
+            reply = found[1].without_own_fields() if found is not None else reply
+        await self._settle(turn, Outcome(Status.COMPLETE, finish_reasons=(FINISH_REASON,)))
+        request, created = turn.request, self._now() // 1000
+        kind, body = finished_answer(
+            reply,
+            id=f"chatcmpl-{turn.ticket.exchange}",
+            created=created,
+            model=request.model,
+            stream=request.stream,
+            usage=bool(request.wants_usage),
+        )
+        length = (b"content-length", b"%d" % len(body))
+        await client.start(200, [(b"content-type", kind), length, *turn.ticket.headers()])
+        await client.end(body)
+
+    async def _sum_up_first(self, turn: Turn) -> None:
+        """Wait for the summary that a move of the cut wants, where that is how they are to be made."""
+        wanted, policy = turn.ticket.plan.wanted, turn.policy
+        if wanted is None or policy is None or not turn.stored or self._settings.summarizer.background:
+            return
+        if wanted.urgent:
+            await self._begun(turn)  # among workers one makes it: the session must be there for that
+            attempt = await self._summaries.make(work_of(turn, policy, wanted))
+            turn.waited = attempt.reason
+            if attempt.row is not None:
+                turn.past = replace(turn.past, attempt=attempt.row)
+            prepared = prepared_of(attempt.row)
+            if prepared is not None:
+                turn.known = replace(turn.known, prepared=prepared)
+                name = turn.ticket.plan.policy
+                planned = await planned_of(turn.past, name, policy, turn.known)
+                turn.ticket = ticket_of(turn.past, planned, turn.known, turn.ticket.exchange)
+            self._warned(turn)
+            turn.mark("summed")
+
+    def _sum_up_after(self, turn: Turn, settled: Settled) -> None:
+        """Begin the summary that is wanted, now that the messages are nodes."""
+        policy, asked = turn.policy, turn.compaction
+        if policy is None or not settled.replies:
+            return
+        if isinstance(asked, SummaryRow):
+            key = session_key(turn.call.tenant, turn.past.id or "")
+            # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
+            self._background.start(self._store.keep_summary(key, asked_for(asked, self._now())))
+        elif asked is not None:
+            self._summaries.begin(work_of(turn, policy, asked, settled.replies[0], asked=True))
+        elif turn.ticket.plan.wanted is not None and self._settings.summarizer.background:
+            self._summaries.begin(work_of(turn, policy, turn.ticket.plan.wanted, settled.replies[0]))
+
     async def _serve(self, turn: Turn, client: Client) -> None:
         """Ask upstream and relay its answer."""
-        answer, hides_usage = await self._ask(turn)
+        answer, hides_usage = await self._inquiry.ask(turn)
         try:
             turn.mark("answered")
-            await self._begun(turn)
-            out = [*headers.to_client(answer.headers, extra_drop=_decoded(answer)), *turn.ticket.headers()]
+
+            def out(answer: Answer) -> list[tuple[bytes, bytes]]:
+                passed = headers.to_client(answer.headers, extra_drop=_decoded(answer))
+                return [*passed, *turn.ticket.headers()]
 
             async def settle(outcome: Outcome) -> None:
                 await self._settle(turn, outcome)
 
             if not 200 <= answer.status < 300:
                 body = await answer.read()
-                await relay_refusal(answer, client, out, body, settle)
-            elif _is_stream(answer, asked=turn.request.stream):
-                relay = StreamRelay(answer, client, hides_usage=hides_usage)
-                try:
-                    await relay.run(out, settle)
-                except asyncio.CancelledError:
-                    await self._settle(turn, relay.outcome(left=True))
-                    raise
+                await relay_refusal(answer, client, out(answer), body, settle)
+                return
+            stream = _is_stream(answer, asked=turn.request.stream)
+            if stream or turn.own:
+                await self._begun(turn)  # the others are told nothing before it is settled
+            if turn.own:
+                rounds = self._rounds(turn, hides_usage=hides_usage)
+                relay = VirtualRelay(answer, client, out, rounds, stream=stream, hides_usage=hides_usage)
+                await self._run(turn, relay.run(settle), relay.outcome)
+            elif stream:
+                plain = StreamRelay(answer, client, hides_usage=hides_usage)
+                await self._run(turn, plain.run(out(answer), settle), plain.outcome)
             else:
-                await relay_json(answer, client, out, settle)
+                await relay_json(answer, client, out(answer), settle)
         finally:
             await answer.aclose()
 
-    async def _ask(self, turn: Turn) -> tuple[Answer, bool]:
-        """Ask upstream; return its answer, and whether the usage chunk is to be kept from the client."""
-        request = turn.request
-        destination = self._upstream.destination(request.model)
-        adds_usage = (
-            request.stream
-            and request.wants_usage is None
-            and self._settings.upstream.include_usage == "auto"
-            and (destination.base_url, request.model) not in self._refuses_usage
-        )
-        answer, adds_usage = await self._ask_once(turn, destination, adds_usage=adds_usage)
-        if answer.status >= 400 and await self._rescued(turn, answer):
-            turn.mark("overflowed")
-            answer, adds_usage = await self._ask_once(turn, destination, adds_usage=adds_usage)
-        return answer, adds_usage
-
-    async def _ask_once(
-        self, turn: Turn, destination: Destination, *, adds_usage: bool
-    ) -> tuple[Answer, bool]:
-        """Send the view, and again where usage may not be asked for; return whether it was asked for."""
-        answer = await self._send(turn, destination, adds_usage=adds_usage)
-        if not (adds_usage and answer.status in {400, 422} and await _names_usage(answer)):
-            return answer, adds_usage
-        await answer.aclose()
-        answer = await self._send(turn, destination, adds_usage=False)
-        if answer.status < 300:  # it was our option indeed, not something of the client's
-            self._refuses_usage.add((destination.base_url, turn.request.model))
-        return answer, False
-
-    async def _rescued(self, turn: Turn, answer: Answer) -> bool:
-        """Tell whether the request was refused for its length, and made shorter; then close that answer."""
-        if turn.policy is None:
-            return False
+    async def _run(self, turn: Turn, relaying: Awaitable[None], outcome: Callable[..., Outcome]) -> None:
+        """Relay; where the client leaves meanwhile, settle with what had come by then."""
         try:
-            overflow = overflow_of(answer.status, await answer.read())
-            if overflow is None or not await self._replan(turn, turn.policy, overflow):
-                return False
-        except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
-            await answer.aclose()
+            await relaying
+        except asyncio.CancelledError:
+            await self._settle(turn, outcome(left=True))
             raise
-        await answer.aclose()
-        return True
 
-    async def _send(self, turn: Turn, destination: Destination, *, adds_usage: bool) -> Answer:
-        """Send the view upstream."""
-        sent = headers.to_upstream(
-            turn.call.headers,
-            drop_credentials=not destination.forwards_credentials,
-            extra_drop=self._dropped,
-        )
-        path = "/chat/completions" + (f"?{turn.call.query.decode('latin-1')}" if turn.call.query else "")
-        body = self._body(turn, adds_usage=adds_usage)
-        turn.sent_bytes = len(body)
-        return await self._upstream.ask(
-            destination, "POST", path, [*sent, (b"accept-encoding", b"identity")], body
-        )
+    def _rounds(self, turn: Turn, *, hides_usage: bool) -> Rounds:
+        """Return what answers calls of the proxy's own tools in this exchange, and asks upstream again."""
 
-    def _body(self, turn: Turn, *, adds_usage: bool) -> bytes:
-        """Return the body to send: the client's own bytes where nothing was trimmed or added."""
-        cache, key = self._settings.cache, None
-        facts = self._knowledge.facts(turn.request.model)
-        if cache.key == "session" and facts.takes_key and turn.past.id is not None:
-            key = cache_key(self._cache_secret, turn.call.tenant, turn.past.id)
-        return body_of_view(
-            turn.request,
-            turn.past,
-            turn.ticket.plan,
-            add_usage=adds_usage,
-            drop_fields=self._settings.sessions.body_fields,
-            breakpoints=facts.breakpoints if cache.breakpoints == "auto" else "none",
-            key=key,
-        )
+        async def ask_again(messages: Sequence[Message]) -> Answer:
+            turn.rounds = tuple(messages)
+            return await self._inquiry.ask_again(turn, adds_usage=hides_usage)
+
+        def form(message: Message, partial: bool) -> Message:
+            return request_form(message, self._settings.upstream.reasoning, partial=partial)
+
+        return Rounds(own_tools(turn, self._recall), ask_again, form)
 
     async def _settle(self, turn: Turn, outcome: Outcome) -> None:
         """Store how the exchange ended, once, whatever happens to the request meanwhile.
@@ -375,9 +352,11 @@ class ChatCompletions:
             return
         turn.settled = True
         turn.mark("settled")
-        if outcome.usage is not None:
+        # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
+        usage = outcome.first_usage if turn.rounds else outcome.usage
+        if usage is not None:
             model, planned, scale = turn.request.model, turn.ticket.plan, turn.past.scale
-            reported = outcome.usage.get("prompt_tokens")
+            reported = usage.get("prompt_tokens")
             turn.scale = self._knowledge.learn(model, scale, planned.tokens_sent, reported)
         _LOG.info(
             "exchange",
@@ -389,7 +368,8 @@ class ChatCompletions:
         )
         if not turn.stored:
             return
-        if outcome.status is Status.COMPLETE and (turn.began is None or turn.began.done()):
+        waits = self._store.waits_for_beginnings and turn.began is not None and not turn.began.done()
+        if outcome.status is Status.COMPLETE and not waits:
             # Nearly always. What the store was asked for is done, whatever becomes of who asked: it needs no
             # task of its own. Who is being cancelled already could not even ask.
             await self._store_outcome(turn, outcome)
@@ -397,14 +377,15 @@ class ChatCompletions:
             await self._background.finish(self._store_outcome(turn, outcome))
 
     async def _store_outcome(self, turn: Turn, outcome: Outcome) -> None:
-        if turn.began is not None:
-            await turn.began
         spent = cost(outcome.usage, self._knowledge.facts(turn.request.model).dollars)
-        await self._store.settle(settlement_of(turn, outcome, self._now(), self._knowledge.counter, spent))
+        settlement = settlement_of(turn, outcome, self._now(), self._knowledge.counter, spent)
+        settled = await self._store.settle(settlement, turn.began)
+        if turn.compaction is not None or turn.ticket.plan.wanted is not None:
+            self._sum_up_after(turn, settled)
 
     def _new_id(self) -> str:
         """Return an exchange's id: ids that this process makes later sort later, to the microsecond."""
-        return f"exc_{int(self._knowledge.clock() * 1_000_000):014x}{secrets.token_hex(5)}{self._mark}"
+        return f"exc_{int(self._knowledge.clock() * 1_000_000):014x}{os.urandom(5).hex()}{self._mark}"
 
     def _now(self) -> int:
         return self._knowledge.now
@@ -414,43 +395,6 @@ def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
     kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     return kind == _EVENTS or (asked and kind in _UNNAMED)
-
-
-def _mode_of(sent: Mapping[bytes, bytes]) -> Mode:
-    value = header_of(sent, headers.SESSION_MODE)
-    if value is None:
-        return Mode.AUTO
-    try:
-        return Mode(value.strip().lower())
-    except ValueError as why:
-        raise InvalidRequest(
-            f"X-Session-Mode is {value!r}. It can be: auto, append, full.", param="X-Session-Mode"
-        ) from why
-
-
-def _announces_retry(sent: Mapping[bytes, bytes]) -> bool:
-    value = header_of(sent, _RETRY_COUNT)
-    return value is not None and _POSITIVE.fullmatch(value.strip()) is not None
-
-
-def _idempotency_of(sent: Mapping[bytes, bytes]) -> str | None:
-    """Return a hash of the key by which the client marks all sendings of one request; None without one."""
-    value = header_of(sent, _IDEMPOTENCY_KEY)
-    return None if value is None else blake2b(value.encode(), digest_size=16).hexdigest()
-
-
-def _lacks_tools(request: ChatRequest, planned: Plan) -> bool:
-    return not request.has_tools and any(message.calls for message in planned.view)
-
-
-async def _names_usage(answer: Answer) -> bool:
-    """Tell whether a refusal is about the usage that was asked for; an answer that breaks is closed."""
-    try:
-        body = await answer.read()
-    except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
-        await answer.aclose()
-        raise
-    return b"stream_options" in body or b"include_usage" in body
 
 
 def _decoded(answer: Answer) -> frozenset[bytes]:

@@ -43,6 +43,10 @@ class Knowledge:
         """Return what is known of the model at the upstream that serves it."""
         return self.catalogue.facts(model, self._upstream.destination(model).base_url)
 
+    def facts_at(self, model: str, base_url: str) -> ModelFacts:
+        """Return what is known of the model at an address."""
+        return self.catalogue.facts(model, base_url)
+
     @property
     def now(self) -> int:
         """Milliseconds since 1970."""

@@ -6,20 +6,22 @@ It reads the store and decides nothing itself: `history.reconcile` does.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from proxy.exchange.asking import Asking
 from proxy.exchange.background import COUNTING, compute
 from proxy.exchange.forms import Forms
 from proxy.history.nodes import ROOT, body_id, body_of, chain, content_hash, version_of
-from proxy.history.reconcile import Arrival, Incoming, Kind, Manner, Mode
+from proxy.history.reconcile import Arrival, Incoming, Kind, Manner
+from proxy.recall.refs import ref_of
 from proxy.settings.model import ReasoningMode
 from proxy.store.recall import Question, Recollection
-from proxy.store.records import Body, Mark, NodeRow, Source, StandingCut, session_key
+from proxy.store.records import Body, Mark, NodeRow, Source, StandingCut, SummaryRow, session_key
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
-from proxy.trimming.plan import Entry
+from proxy.trimming.plan import Change, Entry, Hidden
 from proxy.wire.completion import without_unfinished_calls
 from proxy.wire.messages import JsonObject, Message
 from proxy.wire.request import ChatRequest
@@ -27,31 +29,17 @@ from proxy.wire.shapes import is_object
 
 _MARK_WORK: Final = 1024
 """What it takes to make an entry of a message that the client sent again, in bytes that are read once."""
-REF_PREFIX: Final = "ref_"
-_REF_DIGITS: Final = 16
+
+_NOTHING: Final[Mapping[str, Hidden]] = {}
+
+WAITING: Final = "open_calls"
+"""What stands in a receipt for the edit that left a block of open calls out."""
 
 _RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
 """Fields that a reply carries as null or empty, and that a request has only with a value."""
 _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
 """Reasoning that providers want back where it led to tool calls, and refuse or ignore elsewhere."""
 _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """How a request asks, beside what it says."""
-
-    tenant: str
-    mode: Mode = Mode.AUTO
-    retried: bool = False
-    """Whether it announces itself as a retry."""
-    idempotency: str | None = None
-    """Hash of its `Idempotency-Key`; None where it has none."""
-    agent: str | None = None
-    policy: str | None = None
-    """Name of the policy whose cut is wanted; None where there can be none."""
-    whole: bool = False
-    """Whether the messages that the cut dropped are wanted too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +64,29 @@ class Past:
     """(node, form) where the client sent a stored message in another form."""
     standing: StandingCut | None = None
     """The newest cut of the branch."""
+    borrowed: bool = False
+    """Whether that cut is one that another request has just made at the same place, and may not be stored."""
     start: int = 0
     """Position in the branch of the first message that the request speaks of."""
     updated_at: int | None = None
     """When the session's last exchange ended, in milliseconds since 1970; None where there was none."""
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where that was not learnt."""
+    prepared: SummaryRow | None = None
+    """The newest summary by a model that lies on the branch and that the policy may use."""
+    attempt: SummaryRow | None = None
+    """The last attempt at one, whatever came of it."""
+    carried: tuple[str, ...] = ()
+    """The nodes at the end of `nodes` that stand elsewhere in the store, and have their places here from now
+    on: see `Recollection.carried`."""
     vouched: int = 0
     """How many of `fresh`, from the first on, are known from a conversation with the same beginning."""
+
+    @property
+    def fork(self) -> int | None:
+        """Position of the first message that is new; None where there is none, or none before it."""
+        known = len(self.nodes)
+        return self.entries[known].position if 0 < known < len(self.entries) else None
 
     @property
     def size(self) -> int:
@@ -121,28 +124,32 @@ class Memory:
                 policy=asking.policy,
                 agent=asking.agent,
                 idempotency=asking.idempotency,
+                recipe=asking.recipe,
                 whole=asking.whole,
                 instructed=bool(request.instructions),
             )
         )
         return await compute(
             _work_of(request, found),
-            lambda: self._put_together(request, incoming, asking.tenant, session, found),
+            lambda: self._put_together(request, incoming, asking, session, found),
         )
 
     def _put_together(
-        self, request: ChatRequest, incoming: Incoming, tenant: str, session: str, found: Recollection
+        self, request: ChatRequest, incoming: Incoming, asking: Asking, session: str, found: Recollection
     ) -> Past:
         arrival = found.arrival
         fresh = self._bodies(request.messages[arrival.fresh :], request.model)
         forms: tuple[tuple[str, Message], ...] = ()
         if arrival.composed:
-            past = self.branch(found.rows, request.model)
+            past = self.branch(found.rows, request.model, found.hidden, agent=asking.agent, new=fresh)
             nodes = tuple([row.node for row in found.rows])
         else:
-            past = tuple(map(_entry_of_sent, request.messages, found.marks))
+            past = tuple(
+                _entry_of_sent(message, mark, found.hidden.get(mark.node))
+                for message, mark in zip(request.messages, found.marks, strict=False)
+            )
             nodes = tuple([mark.node for mark in found.marks])
-            key = session_key(tenant, session)
+            key = session_key(asking.tenant, session)
             forms = tuple(self._forms.new(key, request.messages, found.marks))
         return Past(
             id=session,
@@ -153,10 +160,13 @@ class Memory:
             fresh=fresh,
             instructions=request.instructions or found.instructions,
             forms=forms,
+            carried=found.carried,
             standing=found.cut,
             start=found.start,
             updated_at=found.updated_at,
             scale=found.scale if found.model == request.model else None,
+            prepared=found.prepared,
+            attempt=found.attempt,
         )
 
     async def past_of_unnamed(self, request: ChatRequest, incoming: Incoming, asking: Asking) -> Past:
@@ -190,14 +200,26 @@ class Memory:
             instructions=request.instructions,
         )
 
-    def branch(self, rows: Sequence[NodeRow], model: str) -> tuple[Entry, ...]:
-        """Return a stored branch as it would be sent to `model` by an append."""
-        return tuple(self._entry_of_stored(row, model) for row in rows)
+    def branch(
+        self,
+        rows: Sequence[NodeRow],
+        model: str,
+        hidden: Mapping[str, Hidden] = _NOTHING,
+        *,
+        agent: str | None = None,
+        new: Sequence[Body] = (),
+    ) -> tuple[Entry, ...]:
+        """Return a stored branch as it would be sent to `model` by an append.
+
+        `hidden` has, by node, what the client was not shown. `agent` is who asks, and `new` what it brings.
+        """
+        entries = tuple([self._entry_of_stored(row, model, hidden.get(row.node)) for row in rows])
+        return entries if agent is None else _without_waiting(entries, rows, new, agent)
 
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
         return tuple(map(Body, messages, self._counter.messages(messages, model)))
 
-    def _entry_of_stored(self, row: NodeRow, model: str) -> Entry:
+    def _entry_of_stored(self, row: NodeRow, model: str, hidden: Hidden | None) -> Entry:
         """Return a stored message in the form in which a request has it."""
         message = row.message
         if row.source is Source.UPSTREAM:
@@ -214,6 +236,7 @@ class Memory:
             position=position,
             agent=agent,
             is_internal=is_internal,
+            hidden=hidden,
         )
 
 
@@ -253,11 +276,6 @@ def _manner(request: ChatRequest) -> Manner:
     )
 
 
-def ref_of(body: str) -> str:
-    """Return the name under which a stored text is read again, from its `body_id`."""
-    return REF_PREFIX + body[:_REF_DIGITS]
-
-
 def request_form(message: Message, reasoning: ReasoningMode, *, partial: bool) -> Message:
     """Return a reply as a request carries it.
 
@@ -285,7 +303,30 @@ def request_form(message: Message, reasoning: ReasoningMode, *, partial: bool) -
     return Message.of({name: value for name, value in changed.items() if name not in dropped})
 
 
-def _entry_of_sent(message: Message, mark: Mark) -> Entry:
+def _without_waiting(
+    entries: tuple[Entry, ...], rows: Sequence[NodeRow], new: Sequence[Body], agent: str
+) -> tuple[Entry, ...]:
+    """Leave out of a view the calls of other agents that wait for all their results.
+
+    The block goes to the end of the log with the first result. Until then it says nothing to `agent`, and a
+    text that stood in for a result would have to be taken back.
+    """
+    messages = [row.message for row in rows] + [body.message for body in new[:1]]
+    waiting = {
+        place
+        for place, (row, after) in enumerate(zip(rows, messages[1:], strict=False))  # if any comes after
+        if row.agent not in {None, agent} and after.role != "tool" and row.message.calls
+    }
+    return tuple([_left_out(entry) if place in waiting else entry for place, entry in enumerate(entries)])
+
+
+def _left_out(entry: Entry) -> Entry:
+    """Return a message that nothing is sent for, this time."""
+    change = Change(entry.position, WAITING, "another agent waits for the results", None, entry.tokens, 0)
+    return replace(entry, arrival=(change,))
+
+
+def _entry_of_sent(message: Message, mark: Mark, hidden: Hidden | None) -> Entry:
     """Return a stored message as the client sent it this time."""
     agent, is_internal = _own(message)
     return Entry(
@@ -296,6 +337,7 @@ def _entry_of_sent(message: Message, mark: Mark) -> Entry:
         position=mark.depth - 1,
         agent=agent,
         is_internal=is_internal,
+        hidden=hidden,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from proxy.store.records import StandingCut
-from proxy.trimming.plan import Change, Gap, Plan, Summary
+from proxy.store.records import StandingCut, SummaryRow
+from proxy.trimming.plan import Change, Gap, Plan, Summary, Wanted
 from proxy.wire import headers
 from proxy.wire.messages import JsonObject
 
@@ -72,26 +72,33 @@ class Ticket:
 
     def headers(self) -> Headers:
         """Return the response headers of the contract."""
-        plan = self.plan
-        pairs: list[tuple[str, str]] = [
-            (headers.EXCHANGE_ID, self.exchange),
-            (headers.CONTEXT_POLICY, plan.policy),
-            (headers.CONTEXT_TOKENS_BEFORE, str(self.tokens_before)),
-            (headers.CONTEXT_TOKENS_SENT, str(self.tokens_sent)),
-            (headers.CONTEXT_MESSAGES_BEFORE, str(self.messages_before)),
-            (headers.CONTEXT_MESSAGES_SENT, str(self.messages_sent)),
-            (headers.CONTEXT_EDITS, ",".join(self.edits)),
+        encoded: Headers = [
+            (_EXCHANGE_ID, self.exchange.encode()),
+            (_POLICY, headers.encode_value(self.plan.policy)),
+            (_TOKENS_BEFORE, b"%d" % self.tokens_before),
+            (_TOKENS_SENT, b"%d" % self.tokens_sent),
+            (_MESSAGES_BEFORE, b"%d" % self.messages_before),
+            (_MESSAGES_SENT, b"%d" % self.messages_sent),
+            (_EDITS, headers.encode_value(",".join(self.edits)) if self.edits else b""),
         ]
         if self.session is not None:
-            pairs.insert(0, (headers.SESSION_ID, self.session))
-        encoded = [(name.encode(), headers.encode_value(value)) for name, value in pairs]
+            encoded.insert(0, (_SESSION_ID, headers.encode_value(self.session)))
         if self.all_warnings:
             text = " ".join("; ".join(self.all_warnings).split()).encode("ascii", "replace")
-            encoded.append((headers.CONTEXT_WARNING.encode(), text[:_WARNING_BYTES]))
+            encoded.append((_WARNING, text[:_WARNING_BYTES]))
         return encoded
 
 
-_WARNING_BYTES = 1000
+_WARNING_BYTES: Final = 1000
+_SESSION_ID: Final = headers.SESSION_ID.encode()
+_EXCHANGE_ID: Final = headers.EXCHANGE_ID.encode()
+_POLICY: Final = headers.CONTEXT_POLICY.encode()
+_TOKENS_BEFORE: Final = headers.CONTEXT_TOKENS_BEFORE.encode()
+_TOKENS_SENT: Final = headers.CONTEXT_TOKENS_SENT.encode()
+_MESSAGES_BEFORE: Final = headers.CONTEXT_MESSAGES_BEFORE.encode()
+_MESSAGES_SENT: Final = headers.CONTEXT_MESSAGES_SENT.encode()
+_EDITS: Final = headers.CONTEXT_EDITS.encode()
+_WARNING: Final = headers.CONTEXT_WARNING.encode()
 
 
 def receipt_of(ticket: Ticket, found: StandingCut | None) -> JsonObject:
@@ -245,6 +252,24 @@ def _summary_told(summary: Summary | None) -> JsonObject | None:
         "message_count": summary.covered_messages,
         "original_tokens": summary.covered_tokens,
         "generation": summary.generation,
+        "model": summary.model,
+    }
+
+
+def wanted_told(wanted: Wanted | None, attempt: SummaryRow | None, reason: str = "") -> JsonObject | None:
+    """Return what a receipt says of summaries that are being made; None where none is wanted.
+
+    `reason` is why none is being made for it; empty where one is.
+    """
+    if wanted is None:
+        return None
+    return {
+        "until": wanted.stop,
+        "urgent": wanted.urgent,
+        "reason": reason or None,
+        "attempt": None
+        if attempt is None
+        else {"id": attempt.id, "status": attempt.status.value, "reason": attempt.reason},
     }
 
 

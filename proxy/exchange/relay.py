@@ -16,6 +16,7 @@ import orjson
 
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store.records import Status
+from proxy.trimming.plan import Hidden
 from proxy.upstream.client import Answer
 from proxy.wire.completion import CompletionAccumulator, read_completion, usage_only
 from proxy.wire.messages import JsonObject, Message
@@ -46,6 +47,21 @@ class Client(Protocol):
         """Say what went wrong: as a response, or as the last event of a stream that has begun."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One call of a tool of the proxy's own, for the receipt."""
+
+    tool: str
+    ms: float
+    """Milliseconds that the answer took."""
+    chars: int
+    """Characters of the answer."""
+    round: int
+    """Upstream's answer that held the call, from 1 on."""
+    error: str | None = None
+    """Why the model was not given the answer; None where it was."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What came of an exchange."""
@@ -61,6 +77,12 @@ class Outcome:
     """What went wrong, in words; None where nothing did."""
     upstream_status: int | None = None
     details: JsonObject = field(default_factory=dict[str, Any])
+    hidden: Hidden | None = None
+    """What belongs to the (only) reply and was not shown to the client; its `tokens` are not counted yet."""
+    answered: tuple[Answered, ...] = ()
+    """The calls that the proxy answered itself, in order; kept or not."""
+    first_usage: JsonObject | None = None
+    """Where upstream was asked again: the usage of its first answer alone, which is that of the plan."""
 
 
 Settle = Callable[[Outcome], Awaitable[None]]
@@ -72,7 +94,7 @@ async def relay_refusal(
     """Pass on an answer that is an error: status, headers and body as they are."""
     await settle(
         Outcome(
-            Status.FAILED, error=_error_text(body) or f"HTTP {answer.status}", upstream_status=answer.status
+            Status.FAILED, error=error_text(body) or f"HTTP {answer.status}", upstream_status=answer.status
         )
     )
     await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
@@ -97,9 +119,9 @@ def read_outcome(body: bytes, status: int) -> Outcome:
         completion = read_completion(read(body))
     except ValueError:
         return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    replies = tuple((_kept(choice.message), False) for choice in completion.choices)
+    replies = tuple((as_stored(choice.message), False) for choice in completion.choices)
     if not replies:
-        error = _error_of(completion.error) or "the upstream's answer holds no reply"
+        error = words_of(completion.error) or "the upstream's answer holds no reply"
         return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
     return Outcome(
         Status.COMPLETE,
@@ -158,7 +180,7 @@ class StreamRelay:
         ended = self._done and self._reply.error is None
         choices = self._reply.choices()
         kept = [
-            (_kept(choice.message), broken)
+            (as_stored(choice.message), broken)
             for choice in choices
             for broken in [not ended and choice.finish_reason is None]
             if not broken or choice.message.get("content")
@@ -222,15 +244,11 @@ class StreamRelay:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
         if self._reply.finished or self._reply.error is not None or not self._answer.readable:
             return b""
-        failure = self._failure or UpstreamError(
-            "The upstream closed the stream before the reply was complete. Try again.",
-            code="upstream_incomplete",
-        )
-        return b"data: " + orjson.dumps(failure.body()) + b"\n\n"
+        return error_event((self._failure or broken_off()).body())
 
     def _reason(self, *, left: bool) -> str:
         if self._reply.error is not None:
-            return _error_of(self._reply.error) or "the upstream reported an error"
+            return words_of(self._reply.error) or "the upstream reported an error"
         if left:
             return "the client left"
         if self._failure is not None:
@@ -240,7 +258,20 @@ class StreamRelay:
         return "the upstream closed the stream before the reply was complete"
 
 
-def _kept(message: JsonObject) -> Message:
+def broken_off() -> UpstreamError:
+    """Return what is said of a stream that ended too early, and of which nothing else is known."""
+    return UpstreamError(
+        "The upstream closed the stream before the reply was complete. Try again.",
+        code="upstream_incomplete",
+    )
+
+
+def error_event(body: JsonObject) -> bytes:
+    """Return the event that ends a broken stream; `body` is an error's, in OpenAI's shape."""
+    return b"data: " + write(body) + b"\n\n"
+
+
+def as_stored(message: JsonObject) -> Message:
     """Return a reply as it is stored: what no parser would take again is mended."""
     made = Message.of(message)
     try:
@@ -250,7 +281,7 @@ def _kept(message: JsonObject) -> Message:
     return made
 
 
-def _error_of(error: Any) -> str | None:
+def words_of(error: Any) -> str | None:
     """Return the words of an error object, as providers put them; None where there is none."""
     if is_object(error):
         message = error.get("message")
@@ -258,10 +289,10 @@ def _error_of(error: Any) -> str | None:
     return error if isinstance(error, str) else None
 
 
-def _error_text(body: bytes) -> str | None:
+def error_text(body: bytes) -> str | None:
     """Return the words of an error answer; None where it is no JSON object with an `error`."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return _error_of(data.get("error")) if is_object(data) else None
+    return words_of(data.get("error")) if is_object(data) else None

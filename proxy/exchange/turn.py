@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import orjson
 
-from proxy.exchange.past import Asking, Past
-from proxy.exchange.receipt import Ticket, receipt_of
+from proxy.exchange.asking import Asking
+from proxy.exchange.past import Past
+from proxy.exchange.receipt import Ticket, receipt_of, wanted_told
 from proxy.exchange.relay import Outcome
-from proxy.store.records import Body, Kept, Opening, Reply, Settlement
+from proxy.store.records import Body, Kept, Opening, Reply, Settlement, SummaryRow
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Cut, Known
+from proxy.trimming.plan import Cut, Entry, Hidden, Known, Wanted
 from proxy.trimming.policy import Policy
+from proxy.wire.messages import Message
 from proxy.wire.reader import sound
 from proxy.wire.request import ChatRequest
+from proxy.wire.roles import Shape
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -51,8 +54,24 @@ class Turn:
     """Whether it belongs to a session; a stateless one leaves nothing behind."""
     policy: Policy | None = None
     """What decides; None where trimming is bypassed."""
-    began: asyncio.Task[None] | None = None
-    """The task that stores its opening."""
+    own: tuple[str, ...] = ()
+    """Names of the proxy's own tools that are offered with it."""
+    tools: bytes | None = None
+    """The JSON text of the tools that are offered, the proxy's own included; None without any."""
+    finishing: Entry | None = None
+    """The reply that finished the task, where nothing came after it: then it is the answer."""
+    waited: str | None = None
+    """Why there is no summary, though it waited for one; empty where there is, None where it did not wait."""
+    hindered: str = ""
+    """Why the summary that is wanted is not even begun; empty where it is, or none is wanted."""
+    compaction: Wanted | SummaryRow | None = None
+    """The summary that the model asked for, or the one that is there and was not used yet."""
+    rounds: tuple[Message, ...] = ()
+    """What is sent after the view: calls of the proxy's own tools in this exchange, with their results."""
+    began: asyncio.Future[None] | None = None
+    """Done when its opening is stored."""
+    shapes: frozenset[Shape] = frozenset()
+    """The order of roles that its body is put in."""
     sent_bytes: int = 0
     """Bytes of the body that was sent last."""
     settled: bool = False
@@ -103,7 +122,7 @@ def settlement_of(
     past, ticket = turn.past, turn.ticket
     planned = ticket.plan
     replies = tuple(
-        Reply(Body(message, counter.message(message, turn.request.model)), partial)
+        _reply(message, partial, outcome.hidden, turn.request.model, counter)
         for message, partial in outcome.replies
     )
     receipt = receipt_of(ticket, past.standing) | {
@@ -113,6 +132,9 @@ def settlement_of(
         "upstream_status": outcome.upstream_status,
         "error": outcome.error,
         "cost": cost,
+        "finished": turn.finishing is not None,
+        "summarizer": wanted_told(planned.wanted, past.attempt, turn.waited or turn.hindered),
+        "own_calls": [asdict(call) for call in outcome.answered],
         "timings": turn.timings,
     }
     return Settlement(
@@ -130,21 +152,40 @@ def settlement_of(
         policy_version=planned.version,
         agent=turn.asking.agent,
         replies=replies,
-        cut=planned.cut if planned.moved else None,
+        cut=planned.cut if planned.moved or past.borrowed else None,
         tokens_before=ticket.tokens_before,
         tokens_sent=ticket.tokens_sent,
-        kept=_kept(past, planned.cut) if planned.cut is not None and planned.moved else None,
+        kept=_kept(past, planned.cut)
+        if planned.cut is not None and (planned.moved or past.borrowed)
+        else None,
         vouched=past.vouched,
         scale=turn.scale,
+        finished=turn.finishing is not None,
+        cost=cost,
+        carried=past.carried,
         receipt=sound(receipt),  # usage and errors are a stranger's words
     )
+
+
+def _reply(
+    message: Message, partial: bool, hidden: Hidden | None, model: str, counter: TokenCounter
+) -> Reply:
+    """Return a reply as it is stored, with what the client was not shown."""
+    tokens = counter.message(message, model)
+    if hidden is not None:
+        added = sum(counter.messages([*hidden.before, *hidden.after], model))
+        if hidden.reply is not None:
+            added += counter.message(hidden.reply, model) - tokens
+        hidden = replace(hidden, tokens=added)
+    return Reply(Body(message, tokens), partial, hidden)
 
 
 def _kept(past: Past, cut: Cut) -> Kept | None:
     """Return what the cut left; None where the request did not speak of the whole log before it."""
     if past.start:
         return None
-    places = standing(list(enumerate(past.entries)), cut.gaps, lambda item: item[1].position)
+    before = [item for item in enumerate(past.entries) if item[1].position < cut.position]
+    places = standing(before, cut.gaps, lambda item: item[1].position)
     stored = len(past.nodes)
     return Kept(
         nodes=tuple(past.nodes[place] for place, _ in places if place < stored),

@@ -149,6 +149,8 @@ class Log:
     last: Last | None = None
     manner: Manner | None = None
     """How the conversation was last asked for; None where that is not known."""
+    prefix: int | None = None
+    """How many of the request's names are stored, from the first on, where somebody has asked already."""
 
     @property
     def appends(self) -> bool:
@@ -185,14 +187,16 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
     if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
         return Arrival(Kind.SIDE, ROOT, 0)
-    if log.head == ROOT and not log.stored.depths(incoming.names[:1]):
+    if log.head == ROOT and not (log.prefix or log.stored.depths(incoming.names[:1])):
         return Arrival(Kind.FIRST, ROOT, 0, at_head=_may_follow(incoming, log.last))
     appends = (
         log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
     )
     if appends:
         return _append(incoming, log)
-    stored = known_prefix(incoming.names, log.stored.depths, log.head)
+    stored = log.prefix
+    if stored is None:
+        stored = known_prefix(incoming.names, log.stored.depths, log.head)
     if stored:
         base = incoming.names[stored - 1]
         return Arrival(Kind.RESEND if base == log.head else Kind.REWIND, base, stored)

@@ -174,6 +174,39 @@ class TokenSettings(_Section):
     """Whether counts are scaled, session by session, to what the upstream says that it counted."""
 
 
+class SummarizerSettings(_Section):
+    """The model that writes summaries (`summarize` with `mode: model`, and compaction that is asked for)."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """Its name. Without one, the model that the session asks."""
+    base_url: BaseUrl | None = None
+    """Address of its provider's API. Without one, where the session's requests go, with their own key."""
+    api_key: Key | None = None
+    """Key sent there. With an address and no key it goes without: the client's is never sent there."""
+    timeout: Seconds = 60.0
+    """Seconds that one answer of it may take."""
+    background: bool = True
+    """Whether summaries are made beside the requests. `false`: a request whose cut moves waits for one."""
+
+
+class FinishSettings(_Section):
+    """Tools that end a task."""
+
+    tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Names of tools: a history that ends with such a call is answered from the store."""
+
+
+class VirtualToolSettings(_Section):
+    """Tools that the proxy offers to the model and answers itself."""
+
+    recall_context: bool = False
+    """Whether the model may read again what was trimmed."""
+    compress_chat_history: bool = False
+    """Whether the model may ask for a summary of what lies behind."""
+    only_with_tools: bool = True
+    """Whether they are offered only where the client offers tools itself."""
+
+
 class CacheSettings(_Section):
     """What the proxy does for the provider's prompt cache."""
 
@@ -299,6 +332,12 @@ class Settings(BaseSettings):
     """How a request names its session."""
     tokens: TokenSettings = TokenSettings()
     """How tokens are counted."""
+    summarizer: SummarizerSettings = SummarizerSettings()
+    """The model that writes summaries."""
+    finish: FinishSettings = FinishSettings()
+    """Tools that end a task."""
+    virtual_tools: VirtualToolSettings = VirtualToolSettings()
+    """Tools that the proxy offers to the model and answers itself."""
     cache: CacheSettings = CacheSettings()
     """What the proxy does for the provider's prompt cache."""
     models: tuple[ModelRule, ...] = ()

@@ -47,10 +47,15 @@ class Policies:
         """Begin with those of the settings."""
         self.current: Mapping[str, Policy] = current
         """By name, in the order in which they are tried."""
+        self._known = (current, with_built_in(current))
+        """Those that were in force when somebody last asked, and with the built-in one."""
 
     def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
         """Return name and policy for a request, as `select_policy` does."""
-        return select_policy(self.current, tenant, model, name)
+        current, known = self._known
+        if current is not self.current:
+            current, known = self._known = (self.current, with_built_in(self.current))
+        return _selected(known, tenant, model, name)
 
 
 def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
@@ -78,7 +83,11 @@ def select_policy(
     Raises:
         InvalidRequest: there is no policy of that name.
     """
-    known = with_built_in(policies)
+    return _selected(with_built_in(policies), tenant, model, name)
+
+
+def _selected(known: Mapping[str, Policy], tenant: str, model: str, name: str | None) -> tuple[str, Policy]:
+    """Return what `select_policy` does; the built-in one is among `known`."""
     if name is not None:
         if name not in known:
             raise InvalidRequest(

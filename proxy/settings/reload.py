@@ -4,10 +4,11 @@ What can change while serving is told by who makes it change (`Takes`); whatever
 log as in need of a restart. A file with mistakes is refused with the lines of `check`, and so is one
 that is gone or empty: what was read before stays. Environment and command line still go first.
 
-The folder is watched, not the file: an editor replaces the file, and Kubernetes a link beside it. Of what
-else changes there (a database) no more than the name is looked at. Where nobody tells of changes (a network's
-file system, a link into another folder) the file is looked at every few seconds all the same. It works in
-threads; the event loop waits for none of it. It knows no policy and no log.
+Whether the file is another one is seen by its inode, its size and its times, twice in a second, through
+whatever links lead to it: an editor replaces the file, and Kubernetes a link. To be told by the system
+would mean to watch the folder, and to hear of each page that a database beside it writes. What it holds is
+looked at every few seconds all the same. It works in threads; the event loop waits for none of it. It
+knows no policy and no log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 from pydantic import BaseModel
-from watchfiles import Change, awatch  # pyright: ignore[reportUnknownVariableType] - it names trio, which is not here
 
 from proxy.errors import ConfigurationError
 from proxy.settings.load import Loaded
@@ -34,10 +34,13 @@ from proxy.settings.model import Settings
 Takes: TypeAlias = Mapping[str, Callable[[Settings], None]]
 """By setting (`policies`, `telemetry.log_level`): what puts a new value of it into force."""
 
+_Stamp: TypeAlias = tuple[int, ...]
+"""Device, inode, size and times of a file."""
+
+GLANCE_SECONDS: Final = 0.5
+"""How often it is asked whether the file is another one."""
 LOOK_SECONDS: Final = 5.0
-"""How often the file is looked at even if nobody told of a change."""
-_STEP_MILLISECONDS: Final = 200
-"""How often the watching thread looks up; it holds every other thread up for a moment."""
+"""How often it is read even if it seems to be the same."""
 _SETTLE_SECONDS: Final = 0.1
 """For so long a changed file must stay the same before it is read: a writer may be in the middle of it."""
 
@@ -63,16 +66,14 @@ class Reload:
     async def running(self) -> AsyncGenerator[None]:
         """Take what changed since the settings were read; then follow the file until the block ends."""
         await self.look()
-        stop = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(self._follow_file, stop)
+            group.start_soon(self._follow_file)
             group.start_soon(self._follow_clock)
             if hears_hangup():
                 await group.start(self._follow_signal)
             try:
                 yield
             finally:
-                stop.set()  # the thread that watches does not hear of a cancellation
                 group.cancel_scope.cancel()
 
     async def look(self, *, asked: bool = False) -> None:
@@ -89,27 +90,14 @@ class Reload:
 
     # ---------------------------------------------------------------------------------- following
 
-    async def _follow_file(self, stop: anyio.Event) -> None:
-        file = self._source.file.absolute()
-        names = _names_of(file)
-
-        def concerns(_: Change, path: str) -> bool:
-            return os.path.basename(path) in names  # noqa: PTH119 - for each change of a database beside it
-
-        try:
-            async for _ in awatch(
-                file.parent,
-                watch_filter=concerns,
-                step=_STEP_MILLISECONDS,
-                stop_event=stop,
-                recursive=False,
-            ):
+    async def _follow_file(self) -> None:
+        known: _Stamp | None = ()  # what no file has: the first glance is a look
+        while True:
+            stamp = await anyio.to_thread.run_sync(_stamp_of, self._source.file)
+            if stamp != known:
+                known = stamp
                 await self.look()
-                names = _names_of(file)
-        except (OSError, RuntimeError, ExceptionGroup) as why:  # its own error is a RuntimeError
-            _LOG.warning(
-                "%s cannot be watched (%s): it is looked at every %g s", file.parent, why, LOOK_SECONDS
-            )
+            await anyio.sleep(GLANCE_SECONDS)
 
     async def _follow_clock(self) -> None:
         while True:
@@ -172,17 +160,13 @@ class Reload:
             _LOG.warning("changed in the configuration, and needs a restart: %s", ", ".join(rest))
 
 
-def _names_of(file: Path) -> frozenset[str]:
-    """Return the names in a file's folder by which it is reached: its own, and those of links on the way."""
-    names: list[str] = []
-    name = file.name
-    while name not in names:
-        names.append(name)
-        try:
-            name = (file.parent / name).readlink().parts[0]
-        except (OSError, IndexError):  # no link
-            break
-    return frozenset(names)
+def _stamp_of(file: Path) -> _Stamp | None:
+    """Return what is another one when the file is; None where there is none."""
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _refuse(lines: str) -> None:

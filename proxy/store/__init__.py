@@ -9,12 +9,17 @@
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
     lineage     names and sizes along the branches that receipts speak of
+    summaries, hidden, leases
+                the same, for what stands beside the messages: summaries by a model, rounds that the
+                client was not shown, who alone may make something just now
+    calls       which tools the newest reply calls
     archive     a session as records, to take away
     loading     a session from such records
+    fork        a session from another one's history
     schema      the tables
     encoding    changes as text
-    cursor, plain
-                places in a list; texts that can be stored
+    cursor, plain, amounts
+                places in a list; texts and numbers that can be stored
     database    what the store needs of a database: units of work, read or written
     connection  what a unit sees of it: a connection, and rows
     sqlite      one writer with group commit, and readers
@@ -24,6 +29,7 @@
     failures    which errors mean that the database cannot be used
     migrate     making the tables, and bringing them up to date
 
-The rules: nothing is overwritten (nodes, texts and instructions are append-only, and triggers see to
-it); a unit of work is one transaction; whoever writes to a session locks its row in `sessions` first.
+The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only,
+and triggers see to it); a unit of work is one transaction; whoever writes to a session locks its row in
+`sessions` first.
 """

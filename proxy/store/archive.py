@@ -1,4 +1,4 @@
-"""A session as records, to be taken away: everything that is kept of it, nothing left out.
+"""A session as records, to be taken away: everything that is kept of it but attempts at summaries.
 
 Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in
 the record. A text is given as `data` where writing that as compact JSON makes the very same text,
@@ -14,12 +14,23 @@ from functools import partial
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Table, select, tuple_
+from sqlalchemy import ColumnElement, Table, select, tuple_
 
 from proxy.errors import NotFound
 from proxy.store.connection import Connection, Row
 from proxy.store.database import Database
-from proxy.store.schema import BODIES, CUTS, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
+from proxy.store.records import SummaryStatus
+from proxy.store.schema import (
+    BODIES,
+    CUTS,
+    EXCHANGES,
+    FORMS,
+    HIDDEN,
+    INSTRUCTIONS,
+    NODES,
+    SESSIONS,
+    SUMMARIES,
+)
 from proxy.wire.messages import JsonObject
 
 FORMAT: Final = 1
@@ -40,6 +51,8 @@ class _Kind:
     """Columns that hold JSON."""
     text: str | None = None
     """The column whose text must be kept to the byte."""
+    only: ColumnElement[bool] | None = None
+    """Which of its rows; None: all of them."""
 
 
 _KINDS: Final = (
@@ -48,6 +61,14 @@ _KINDS: Final = (
     ),
     _Kind("cut", CUTS, ("position", "node", "policy", "agent"), ("changes",)),
     _Kind("form", FORMS, ("node", "body")),
+    _Kind("hidden", HIDDEN, ("node",), ("before", "after")),
+    _Kind(  # by time: the one that another was made from comes first
+        "summary",
+        SUMMARIES,
+        ("created_at", "id"),
+        ("state", "usage"),
+        only=SUMMARIES.c.status == SummaryStatus.READY.value,
+    ),
     _Kind("instructions", INSTRUCTIONS, ("created_at", "version"), text="messages"),
     _Kind("node", NODES, ("depth", "node"), ("arrival",)),  # by depth: parents before children
     _Kind("body", BODIES, ("body",), text="text"),
@@ -89,6 +110,8 @@ def _page(connection: Connection, key: str, kind: _Kind, after: tuple[Any, ...] 
     table = kind.table
     order = [table.c[name] for name in kind.order]
     found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
+    if kind.only is not None:
+        found = found.where(kind.only)
     if after is not None:
         found = found.where(tuple_(*order) > after)
     return [_record(kind, row) for row in connection.execute(found)]

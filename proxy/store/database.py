@@ -6,6 +6,7 @@ database. It may be run again from its beginning, so it must do nothing but read
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -22,6 +23,8 @@ class Database(Protocol):
 
     blocks: ClassVar[bool]
     """Whether a `short` unit holds up the event loop that asks for it, and so must be short indeed."""
+    in_order: ClassVar[bool]
+    """Whether writes are run, and are durable, in the order in which they were asked for."""
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread.
@@ -44,6 +47,16 @@ class Database(Protocol):
 
         Raises:
             StoreUnavailable: the database cannot be used; nothing of it is kept.
+        """
+        ...
+
+    def start(
+        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
+    ) -> asyncio.Future[Result]:
+        """Do what `write` does, without a task of the caller's: it is done when the future is.
+
+        Raises:
+            StoreUnavailable: the database is closed.
         """
         ...
 

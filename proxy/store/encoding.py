@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -142,6 +142,14 @@ def decode_cut(text: str) -> Decided:
     )
     kept = None if read.kept is None else tuple(read.kept)
     return Decided(_changes(read), gaps, kept, read.summary, read.account)
+
+
+def encode_data(data: Mapping[str, Any]) -> str:
+    """Return JSON data as text; half an emoji in it is read back as U+FFFD."""
+    try:
+        return _ENCODER.encode(data).decode()
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_whole(dict(data))).decode()
 
 
 def _whole(value: Any) -> Any:

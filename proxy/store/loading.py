@@ -1,8 +1,8 @@
 """A session from the records of another store's (see `archive`): its log, made anew and checked.
 
-Instructions, messages with what was decided on their arrival, head and cuts are taken over. Exchanges
-and forms are not: they tell of requests that another store has seen. Every name is computed again and
-must be the one that the record says.
+Instructions, messages with what was decided on their arrival and what the client was not shown of them,
+head, cuts and summaries are taken over. Exchanges and forms are not: they tell of requests that another
+store has seen, and paid for. Every name is computed again and must be the one that the record says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import orjson
@@ -18,30 +18,29 @@ from sqlalchemy import update
 
 from proxy.errors import Conflict, InvalidRequest
 from proxy.history.nodes import ROOT, body_id, node_id
+from proxy.store.amounts import LIMIT, Amount, Time
 from proxy.store.archive import FORMAT
+from proxy.store.calls import calls_at, encode_calls
 from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
 from proxy.store.encoding import decode_changes, decode_cut
+from proxy.store.hidden import HiddenRecord, add_hidden
 from proxy.store.plain import require_plain
-from proxy.store.records import Body, SessionRow, Source, StandingCut, session_key
+from proxy.store.records import Body, SessionRow, Source, StandingCut, SummaryRow, session_key
 from proxy.store.schema import INSTRUCTIONS, SESSIONS, insert_new
 from proxy.store.sessions import create_session, session_of
+from proxy.store.summaries import SummaryRecord, add_summaries
 from proxy.store.texts import add_bodies, is_message, messages_in, named_bodies
 from proxy.store.tree import Sprout, plant
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Cut, Gap, Summary
+from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
 from proxy.wire.messages import Message
-
-_LIMIT: Final = 2**31
-_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_LIMIT)]
-_Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=253_402_300_800_000)]
-"""Milliseconds since 1970, up to the end of the year 9999: later ones cannot be shown."""
 
 
 class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):
     format: int
-    created_at: _Time
-    updated_at: _Time
+    created_at: Time
+    updated_at: Time
     head: str
     instructions: str | None = None
     arrival: str | None = None
@@ -65,21 +64,21 @@ class _Text(msgspec.Struct, frozen=True):
 
 class _Instructions(_Text, frozen=True, kw_only=True, tag_field="record", tag="instructions"):
     version: str
-    tokens: _Amount
-    created_at: _Time
+    tokens: Amount
+    created_at: Time
 
 
 class _Body(_Text, frozen=True, kw_only=True, tag_field="record", tag="body"):
     body: str
-    tokens: _Amount
+    tokens: Amount
 
 
 class _Node(msgspec.Struct, frozen=True, tag_field="record", tag="node"):
     node: str
     parent: str
     body: str
-    tokens: _Amount
-    created_at: _Time
+    tokens: Amount
+    created_at: Time
     source: Source = Source.IMPORT
     partial: bool = False
     agent: str | None = None
@@ -92,11 +91,11 @@ class _Cut(msgspec.Struct, frozen=True, tag_field="record", tag="cut"):
     policy: str
     agent: str
     version: str
-    position: _Amount
-    tokens: _Amount
-    messages: _Amount
-    tool_calls: _Amount
-    created_at: _Time
+    position: Amount
+    tokens: Amount
+    messages: Amount
+    tool_calls: Amount
+    created_at: Time
     changes: Any
 
 
@@ -108,7 +107,9 @@ class _Form(msgspec.Struct, frozen=True, tag_field="record", tag="form"):
     """Not taken over."""
 
 
-_Record: TypeAlias = _Session | _Instructions | _Body | _Node | _Cut | _Exchange | _Form
+_Record: TypeAlias = (
+    _Session | _Instructions | _Body | _Node | _Cut | HiddenRecord | SummaryRecord | _Exchange | _Form
+)
 
 
 @dataclass(slots=True)
@@ -123,6 +124,10 @@ class Archive:
     depths: dict[str, int] = field(default_factory=dict[str, int])
     """Of the nodes, by name: the number of messages from the root to it, itself included."""
     cuts: list[tuple[_Cut, StandingCut]] = field(default_factory=list[tuple[_Cut, StandingCut]])
+    hidden: dict[str, tuple[Hidden, int]] = field(default_factory=dict[str, tuple[Hidden, int]])
+    """By node, what the client was not shown of it, and when that was stored."""
+    summaries: dict[str, SummaryRow] = field(default_factory=dict[str, SummaryRow])
+    """By id."""
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
@@ -155,9 +160,8 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
                 _add_instructions(archive, item)
     family = _Family([(parent, node) for parent, node, _ in archive.nodes])
     for at, item in lines:
-        if isinstance(item, _Cut):
-            with _at(at):
-                archive.cuts.append((item, _cut(item, archive, family)))
+        with _at(at):
+            _add_decided(archive, item, family)
     with _at(line):
         _check(archive)
     return archive
@@ -190,6 +194,9 @@ def load(connection: Connection, tenant: str, session: str, archive: Archive) ->
             at=record.created_at,
             kept=cut.kept,
         )
+    hidden = [(node, *what) for node, what in archive.hidden.items()]
+    add_hidden(connection, key, hidden, exchange=None)
+    add_summaries(connection, key, archive.summaries.values())
     head = places.get(said.head)
     values = {
         "updated_at": said.updated_at,
@@ -201,6 +208,9 @@ def load(connection: Connection, tenant: str, session: str, archive: Archive) ->
         "messages": head.depth if head else 0,
         "rounds": head.round if head else 0,
         "tokens": head.tokens_total if head else 0,
+        "hidden": len(archive.hidden),
+        "summaries": len(archive.summaries),
+        "calls": encode_calls(calls_at(connection, key, head.node, head.depth)) if head else None,
     }
     connection.execute(update(SESSIONS).where(SESSIONS.c.session == key).values(values))
     made = session_of(connection, key)
@@ -246,6 +256,32 @@ def _add_instructions(archive: Archive, record: _Instructions) -> None:
         "tokens": record.tokens,
         "created_at": record.created_at,
     }
+
+
+def _add_decided(archive: Archive, item: _Record, family: _Family) -> None:
+    """Take in what stands beside the nodes."""
+    if isinstance(item, _Cut):
+        archive.cuts.append((item, _cut(item, archive, family)))
+    elif isinstance(item, HiddenRecord):
+        _add_hidden(archive, item)
+    elif isinstance(item, SummaryRecord):
+        _add_summary(archive, item, family)
+
+
+def _add_hidden(archive: Archive, record: HiddenRecord) -> None:
+    if record.node not in archive.depths:
+        raise ValueError(f"it belongs to {record.node}, which is none of the nodes")
+    if record.node in archive.hidden:
+        raise ValueError(f"another line says already what was hidden of {record.node}")
+    archive.hidden[record.node] = record.read(), record.created_at
+
+
+def _add_summary(archive: Archive, record: SummaryRecord, family: _Family) -> None:
+    if record.id in archive.summaries:
+        raise ValueError(f"there are two summaries {record.id}")
+    if record.predecessor is not None and record.predecessor not in archive.summaries:
+        raise ValueError(f"its predecessor {record.predecessor} does not stand in a line above")
+    archive.summaries[record.id] = record.read(archive.depths, family.descends)
 
 
 class _Family:
@@ -303,7 +339,7 @@ def _check_summary(summary: Summary, end: int) -> None:
     if not 0 <= summary.until <= end:
         raise ValueError(f"its summary covers {summary.until} messages, and it stands after {end}")
     counts = (summary.tokens, summary.covered_tokens, summary.generation)
-    if not 0 <= summary.covered_messages <= summary.until or not all(0 <= each < _LIMIT for each in counts):
+    if not 0 <= summary.covered_messages <= summary.until or not all(0 <= each < LIMIT for each in counts):
         raise ValueError(f"its summary counts what {summary.until} messages cannot have")
 
 
@@ -313,7 +349,7 @@ def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
     for gap in gaps:
         if not last <= gap.start < gap.stop <= end:
             raise ValueError(f"a gap from {gap.start} to {gap.stop} is not in order from {last} to {end}")
-        if not 0 <= gap.tokens < _LIMIT or not 0 <= gap.tool_calls <= gap.messages:
+        if not 0 <= gap.tokens < LIMIT or not 0 <= gap.tool_calls <= gap.messages:
             raise ValueError(f"the gap at {gap.start} counts what {gap.messages} messages cannot have")
         last = gap.stop
     return gaps
@@ -337,7 +373,7 @@ def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
     for change in changes:
         if not 0 <= change.position < end:
             raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")
-        if not (0 <= change.tokens_before < _LIMIT and 0 <= change.tokens_after < _LIMIT):
+        if not (0 <= change.tokens_before < LIMIT and 0 <= change.tokens_after < LIMIT):
             raise ValueError(f"the change at position {change.position} counts what no message can have")
         if change.message is not None and not isinstance(orjson.loads(change.message.raw), dict):
             raise ValueError(f"the change at position {change.position} puts what is no message")

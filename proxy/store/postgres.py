@@ -39,6 +39,7 @@ class PostgresDatabase:
     """An open PostgreSQL database."""
 
     blocks: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
 
     def __init__(self, server: PostgresServer) -> None:
         """Prepare to connect; nothing is sent yet."""
@@ -62,18 +63,24 @@ class PostgresDatabase:
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - none blocks
         """Run `unit`, each statement on the state that it finds."""
-        return await self._finish(self._read(unit))
+        return await asyncio.shield(self._task(self._read(unit)))
 
     async def write(
+        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
+    ) -> Result:
+        """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
+        return await asyncio.shield(self.start(unit, short=short, lasting=lasting, again=again))
+
+    def start(
         self,
         unit: Unit[Result],
         *,
         short: bool = False,  # noqa: ARG002 - none blocks
         lasting: bool = True,  # noqa: ARG002 - the server decides
         again: bool = True,
-    ) -> Result:
-        """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
-        return await self._finish(self._write(unit, again=again))
+    ) -> asyncio.Future[Result]:
+        """Have `unit` run as `write` runs it."""
+        return self._task(self._write(unit, again=again))
 
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
@@ -82,7 +89,7 @@ class PostgresDatabase:
             await asyncio.wait(set(self._under_way))
         await self._engine.dispose()
 
-    async def _finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work` in a task of its own: a connection that is cut off in a statement is lost."""
         if self._closed:
             work.close()
@@ -90,7 +97,7 @@ class PostgresDatabase:
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)

@@ -10,23 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
-from sqlalchemy import bindparam, select
+from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
 from proxy.errors import Conflict
 from proxy.history.nodes import ROOT, content_key
 from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
-from proxy.history.results import place_of_results
+from proxy.history.results import ResultsPlace, place_of_results
 from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Row
 from proxy.store.cuts import cut_places, newest_cut, standing_at
-from proxy.store.records import Mark, NodeRow, SessionRow, StandingCut, Status, session_key
-from proxy.store.schema import EXCHANGES
-from proxy.store.sessions import session_of
+from proxy.store.hidden import hidden_at
+from proxy.store.records import (
+    FORKED,
+    Mark,
+    NodeRow,
+    SessionRow,
+    StandingCut,
+    Status,
+    SummaryRow,
+    session_key,
+)
+from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS
+from proxy.store.sessions import session_in, session_of
+from proxy.store.summaries import prepared_on
 from proxy.store.texts import instructions_of
-from proxy.store.tree import depths_of, marks_to, parents_of, path_to, rows_of
+from proxy.store.tree import depths_of, marks_to, own_of, parents_of, path_to, rows_of
+from proxy.trimming.plan import Hidden
 from proxy.wire.messages import Message
 
 _DELETED: Final = "The session was deleted while this request was on its way. Send it again."
@@ -59,6 +71,28 @@ _ANSWERED_THERE: Final = _ASKED_THIS.where(EXCHANGES.c.base == bindparam("base")
 _ASKED_BY_KEY: Final = _ASKED_THIS.where(EXCHANGES.c.idempotency == bindparam("idempotency"))
 
 
+def _depth(name: ColumnElement[str]) -> ScalarSelect[int]:
+    """Return what looks up the depth of a node; NULL where it is not stored."""
+    found = select(NODES.c.depth).where(NODES.c.session == bindparam("key"), NODES.c.node == name)
+    return found.scalar_subquery()
+
+
+_GLANCE: Final = select(
+    SESSIONS,
+    _depth(bindparam("last", type_=NODES.c.node.type)),
+    _depth(bindparam("next", type_=NODES.c.node.type)),
+    select(CUTS.c.position)
+    .where(
+        CUTS.c.session == bindparam("key"),
+        CUTS.c.policy == bindparam("policy", type_=CUTS.c.policy.type),
+        CUTS.c.agent == bindparam("agent"),
+    )
+    .limit(1)
+    .scalar_subquery(),
+).where(SESSIONS.c.session == bindparam("key"))
+"""A session; how deep two nodes stand in it; the position of any cut of a policy and an agent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request, as far as what is read depends on it."""
@@ -77,6 +111,8 @@ class Question:
     """Whether the messages that a cut dropped are wanted too."""
     instructed: bool = False
     """Whether it brings instructions of its own."""
+    recipe: str | None = None
+    """Recipe of the summaries that are wanted; None where there can be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +128,9 @@ class Recollection:
     """What was noted about the messages that the client sends again, oldest first."""
     rows: Sequence[NodeRow] = ()
     """The stored messages that an append goes on from, oldest first."""
+    carried: tuple[str, ...] = ()
+    """The nodes of the last of these rows, where they are shown with the depth that they are going to have:
+    what was said since the calls that the request answers, and behind that the block of the calls."""
     cut: StandingCut | None = None
     """The newest cut of the branch."""
     instructions: tuple[Message, ...] = field(default=())
@@ -102,6 +141,12 @@ class Recollection:
     """How many tokens the upstream counts for one that is counted here, by the model last asked."""
     model: str | None = None
     """The model that was last asked."""
+    prepared: SummaryRow | None = None
+    """The ready summary that covers most of the branch."""
+    attempt: SummaryRow | None = None
+    """The summary of the branch that was tried last, whatever became of it."""
+    hidden: Mapping[str, Hidden] = field(default_factory=dict[str, Hidden])
+    """By node, what the client was not shown of the replies among `marks` and `rows`."""
 
 
 class TooLong(Exception):
@@ -120,7 +165,8 @@ def recall(
         TooLong: more than `most` messages would have to be read.
     """
     key = session_key(question.tenant, question.session)
-    session = session_of(connection, key)
+    seen = _seen(connection, key, question, branches)
+    session = seen.session
     if session is None:
         return Recollection(reconcile(question.incoming, Log(_Nothing())))
     incoming, last = _repeated(connection, key, question)
@@ -128,16 +174,88 @@ def recall(
         stored=_Tree(connection, key, len(question.messages), most),
         head=session.head,
         depth=session.messages,
-        arrival=session.arrival,
+        # Nobody has asked for a fork yet: who goes on with it may append, and may ask in any manner.
+        arrival=Kind.APPEND if session.arrival == FORKED else session.arrival,
         last=last,
-        manner=None if session.model is None else Manner(session.instructions, session.tools, session.model),
+        manner=_manner_of(session),
+        prefix=seen.prefix,
     )
     arrival = reconcile(incoming, log)
     if not arrival.composed:
-        found = _of_resend(connection, session, question, arrival, branches, most)
+        found = _of_resend(connection, session, question, arrival, branches, most, has_cuts=seen.has_cuts)
     else:
         found = _of_append(connection, session, question, arrival, most)
-    return replace(found, updated_at=session.updated_at, scale=session.scale, model=session.model)
+        found = replace(found, updated_at=session.updated_at, scale=session.scale, model=session.model)
+    return _with_summaries(connection, session, question, _with_hidden(connection, session, found, most))
+
+
+def _manner_of(session: SessionRow) -> Manner | None:
+    if session.model is None or session.arrival == FORKED:
+        return None
+    return Manner(session.instructions, session.tools, session.model)
+
+
+def _with_hidden(
+    connection: Connection, session: SessionRow, found: Recollection, most: int | None
+) -> Recollection:
+    """Read what the client was not shown of the replies."""
+    nodes = _nodes_of(found) if session.hidden else ()
+    if not nodes:
+        return found
+    _allow(min(session.hidden, len(nodes)), most)
+    return replace(found, hidden=hidden_at(connection, session.key, nodes, session.hidden))
+
+
+def _with_summaries(
+    connection: Connection, session: SessionRow, question: Question, found: Recollection
+) -> Recollection:
+    """Read the summaries of the branch."""
+    nodes = _nodes_of(found) if session.summaries else ()
+    if not nodes or question.recipe is None:
+        return found
+    known = [*nodes[: len(nodes) - len(found.carried)]]  # what is carried stood at another place
+    if not found.carried:
+        known.append(found.arrival.base)
+    if found.cut is not None:
+        known.append(found.cut.node)  # the message before the cut need not be sent
+    ready, attempt = prepared_on(connection, session.key, known, question.recipe)
+    return replace(found, prepared=ready, attempt=attempt)
+
+
+def _nodes_of(found: Recollection) -> Sequence[str]:
+    return [mark.node for mark in found.marks] or [row.node for row in found.rows]
+
+
+class _Seen(NamedTuple):
+    """A session, and what was seen of it at the first glance."""
+
+    session: SessionRow | None
+    prefix: int | None = None
+    """How many of the request's names are stored, from the first on; None where that is not known."""
+    has_cuts: bool = True
+    """Whether there may be a cut of the question's policy and agent."""
+
+
+def _seen(connection: Connection, key: str, question: Question, branches: Branches) -> _Seen:
+    """Look whether the log has of the request what it lately had, and no more: nearly always it has."""
+    names = question.incoming.names
+    count, made_at = branches.guess(key, names)
+    if not count:
+        return _Seen(session_of(connection, key))
+    asked = {
+        "key": key,
+        "last": names[count - 1],
+        "next": names[count] if count < len(names) else None,
+        "policy": question.policy,
+        "agent": question.agent or "",
+    }
+    row = connection.execute(_GLANCE, asked).one_or_none()
+    if row is None:
+        return _Seen(None)
+    session, (last, following, cut) = session_in(row), row[-3:]
+    if last is None or following is not None or session.created_at != made_at:
+        return _Seen(session)
+    return _Seen(session, count, cut is not None)
 
 
 def _repeated(connection: Connection, key: str, question: Question) -> tuple[Incoming, Last | None]:
@@ -185,10 +303,12 @@ def _of_resend(
     arrival: Arrival,
     branches: Branches,
     most: int | None,
+    *,
+    has_cuts: bool,
 ) -> Recollection:
     """Read what was noted about the messages that the client sends again."""
     if not arrival.fresh:
-        return Recollection(arrival)
+        return _recollection(session, arrival)
     key, depth = session.key, arrival.fresh
     if arrival.kind is Kind.WINDOWED:
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
@@ -206,10 +326,30 @@ def _of_resend(
     if len(marks) != arrival.fresh:
         raise Conflict(_DELETED)
     cut = None
-    if question.policy is not None:
+    if question.policy is not None and has_cuts:
         nodes = [mark.node for mark in marks]
         cut = newest_cut(connection, key, nodes, question.policy, question.agent)
-    return Recollection(arrival, start, depth, marks=marks, cut=cut)
+    return _recollection(session, arrival, start, depth, marks, cut)
+
+
+def _recollection(
+    session: SessionRow,
+    arrival: Arrival,
+    start: int = 0,
+    depth: int = 0,
+    marks: Sequence[Mark] = (),
+    cut: StandingCut | None = None,
+) -> Recollection:
+    return Recollection(
+        arrival,
+        start,
+        depth,
+        marks,
+        cut=cut,
+        updated_at=session.updated_at,
+        scale=session.scale,
+        model=session.model,
+    )
 
 
 def _of_append(
@@ -220,22 +360,63 @@ def _of_append(
     if not arrival.at_head:
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     rows, cut = _standing(connection, key, question, arrival.base, depth, most)
-    if arrival.at_head:
-        place = place_of_results([row.message for row in rows], question.messages)
-        if place is not None:
-            base = rows[place - 1]
-            arrival = replace(arrival, base=base.node, at_head=False)
-            if place < len(rows):
-                depth = base.depth
-                rows, cut = _standing(connection, key, question, base.node, depth, most)
+    moved: Sequence[NodeRow] = ()
+    place = _place(rows, question) if arrival.at_head else None
+    if place is not None:
+        if place.stop < len(rows) and cut is not None and rows[place.block].depth <= cut.cut.position:
+            # What the cut dropped was said since, too.
+            _allow(depth, most)
+            rows = _whole(connection, key, arrival.base)
+            place = _place(rows, question) or place
+        arrival, base, depth, moved = _at_their_calls(arrival, rows, place, len(question.messages))
+        if base != session.head:
+            rows, cut = _standing(connection, key, question, base, depth, most)
+            rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
+            depth += len(moved)
     found = None if question.instructed else instructions_of(connection, key, None)
     return Recollection(
         arrival,
         depth=depth,  # not that of the last row: the cut may have dropped the very base
         rows=rows,
+        carried=tuple([row.node for row in moved]),
         cut=cut,
         instructions=found.messages if found is not None else (),
     )
+
+
+def _place(rows: Sequence[NodeRow], question: Question) -> ResultsPlace | None:
+    return place_of_results([row.message for row in rows], question.messages, own_of(rows, question.agent))
+
+
+def _at_their_calls(
+    arrival: Arrival, rows: Sequence[NodeRow], place: ResultsPlace, count: int
+) -> tuple[Arrival, str, int, Sequence[NodeRow]]:
+    """Return where `count` messages go whose place among `rows` is this.
+
+    Returns:
+        Their arrival; the node up to which the branch stays as it is, and its depth; what follows that in
+        another order than it is stored in, before they come.
+    """
+    arrival = replace(arrival, at_head=False)
+    if place.repeated is not None:
+        base = rows[place.repeated - 1]
+        beside = len(rows) > place.repeated + count + 1  # more than the reply to them
+        return replace(arrival, base=base.node, beside=beside), base.node, base.depth, ()
+    base = rows[place.stop - 1]
+    arrival = replace(arrival, base=base.node)  # it is stored: the name that it will have is not, yet
+    if place.since == len(rows):
+        return arrival, base.node, base.depth, ()
+    block = rows[place.block]
+    moved = [*rows[place.since :], *rows[place.block : place.stop]]
+    return arrival, block.parent, block.depth - 1, moved
+
+
+def _at(row: NodeRow, depth: int) -> NodeRow:
+    """Return a message as it will stand at another depth, under its old name."""
+    decided = row.arrival
+    if decided is not None:
+        decided = tuple([replace(change, position=depth - 1) for change in decided])
+    return replace(row, depth=depth, arrival=decided)
 
 
 def _standing(

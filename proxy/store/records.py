@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.trimming.plan import Change, Cut
+from proxy.trimming.plan import Change, Cut, Hidden
 from proxy.wire.messages import Message
 
 
@@ -56,6 +56,10 @@ class Source(StrEnum):
     IMPORT = "import"
 
 
+FORKED: Final = "fork"
+"""`SessionRow.arrival` of a session that was forked from another one, until its first request is settled."""
+
+
 class Body(Struct, frozen=True):
     """A message to be stored, its text kept once per session and content."""
 
@@ -79,7 +83,7 @@ class SessionRow(Struct, frozen=True):
     instructions: str | None
     """Version of the newest instructions; None where none ever came."""
     arrival: str | None
-    """Kind of the last settled arrival (`first`, `append`, …); None before one has."""
+    """Kind of the last settled arrival (`first`, `append`, …), or `FORKED`; None before there is one."""
     messages: int
     """Messages on the branch of the head."""
     rounds: int
@@ -98,6 +102,15 @@ class SessionRow(Struct, frozen=True):
     """Name of the text of the tools that it last offered; None where it offered none."""
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where that was not learnt."""
+    hidden: int = 0
+    """Replies of the session that have something the client was not shown."""
+    summaries: int = 0
+    """Summaries by a model that were tried for the session, however that ended."""
+    cost: float | None = None
+    """Dollars that the session has cost; None where no price was known yet."""
+    calls: tuple[str, ...] = ()
+    """Names of the tools that the newest reply on the branch of the head calls, as long as no message but
+    results came after it; each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +203,9 @@ class Reply(Struct, frozen=True):
 
     body: Body
     partial: bool = False
+    hidden: Hidden | None = None
+    """What the client was not shown of it. It is kept where this exchange makes the reply's node: one that is
+    there already is what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +239,7 @@ class Settlement(Struct, frozen=True):
     policy_version: str
     agent: str | None
     replies: tuple[Reply, ...]
-    """Empty: nothing becomes a node and the head stays; the exchange alone is settled."""
+    """Empty, and not `finished`: nothing becomes a node and the head stays; the exchange alone is settled."""
     cut: Cut | None
     """A cut that was moved by this exchange, kept at its last message; None where none moved."""
     tokens_before: int
@@ -237,6 +253,16 @@ class Settlement(Struct, frozen=True):
     such a conversation, though the client brought them."""
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
+    finished: bool = False
+    """Whether a reply that is stored already answered it: there are no `replies`, yet `messages` become
+    nodes, and if it `moves_head` the head goes to the last of them, to `base` where there are none. Of an
+    append, results that stand there already are no new nodes, and the head stays where the session went on
+    meanwhile. No cut is kept: nothing was sent."""
+    cost: float | None = None
+    """Dollars that it cost, whatever came of it; None where no price is known."""
+    carried: tuple[str, ...] = ()
+    """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer,
+    and behind that the block of the calls and the results that it had, in their new order."""
 
 
 class Settled(Struct, frozen=True):
@@ -248,6 +274,57 @@ class Settled(Struct, frozen=True):
     """The nodes of the new messages, whether they were there before or not."""
     replies: tuple[str, ...]
     """The nodes of the replies."""
+
+
+class SummaryStatus(StrEnum):
+    """What became of a summary that a model was asked for."""
+
+    READY = "ready"
+    """It may be sent."""
+    REFUSED = "refused"
+    """The model answered, and what it wrote did not pass."""
+    FAILED = "failed"
+    """The model did not answer."""
+
+
+class SummaryRow(Struct, frozen=True):
+    """A summary by a model of the beginning of a branch, or the attempt at one. Never changed once kept."""
+
+    id: str
+    """Made by who makes the summary."""
+    node: str
+    """The last message that it covers."""
+    tip: str
+    """The end of the branch on which it was made: by it the branch is recognised where `node` is not read."""
+    recipe: str
+    """Hash over what summaries must have in common to replace one another."""
+    until: int
+    """Depth of `node`: the number of messages that it covers."""
+    generation: int
+    """How many summaries it is made from, itself included."""
+    status: SummaryStatus
+    reason: str
+    """Why it is not ready; empty where it is."""
+    model: str
+    text: str
+    """With its heading, as it is sent; empty unless it is ready."""
+    state: Mapping[str, Any]
+    """JSON: what the next one needs of this one."""
+    tokens: int
+    """Tokens of what is sent of it."""
+    covered_messages: int
+    covered_tokens: int
+    predecessor: str | None
+    """The `id` of the summary that it was made from; None where it was made from messages alone."""
+    asked: bool
+    """Whether somebody asked for it."""
+    usage: Mapping[str, Any] | None
+    """JSON: the usage that its model reported, of all tries together; None where nothing was reported."""
+    cost: float | None
+    """Dollars, of all tries together; None where no price is known."""
+    exchange: str | None
+    """The exchange that began it; None where none did, or it came from another session."""
+    created_at: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ session (`records.session_key`), so that the tables can be distributed by it wit
 same reason no other constraint is unique: what must be unique holds by how names are made. There
 are no foreign keys: whoever writes to a session holds the lock on its row in `sessions`.
 
-Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`,
-`instructions` and `nodes` are append-only: the migrations set triggers that refuse an UPDATE.
+Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`, `hidden`,
+`instructions`, `nodes` and `summaries` are append-only: the migrations set triggers that refuse an UPDATE.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ SESSIONS: Final = Table(
     Column("model", Text),
     Column("tools", NAME),
     Column("scale", Float),
+    Column("hidden", Integer, nullable=False, server_default=text("0")),
+    Column("summaries", Integer, nullable=False, server_default=text("0")),
+    Column("cost", Float),
+    Column("calls", Text),  # a JSON array of names; NULL where there are none
     # (tenant, id) is unique because `session` is computed from the two.
     Index(None, "id", "tenant"),
     Index(None, "tenant", "updated_at", "session"),
@@ -116,6 +120,61 @@ NODES: Final = Table(
     ),
 )
 """The tree of messages. Append-only."""
+
+HIDDEN: Final = Table(
+    "hidden",
+    METADATA,
+    _session(),
+    Column("node", NAME, primary_key=True),
+    Column("exchange", Text),
+    Column(
+        "before", Text, nullable=False
+    ),  # a JSON array of the messages' own texts, as strings; so is `after`
+    Column("reply", Text),  # the text of a message
+    Column("after", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""What the client was not shown of replies. Append-only."""
+
+SUMMARIES: Final = Table(
+    "summaries",
+    METADATA,
+    _session(),
+    Column("id", NAME, primary_key=True),
+    Column("node", NAME, nullable=False),
+    Column("tip", NAME, nullable=False),
+    Column("recipe", NAME, nullable=False),
+    Column("until", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("status", NAME, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("state", Text, nullable=False),  # a JSON object
+    Column("tokens", Integer, nullable=False),
+    Column("covered_messages", Integer, nullable=False),
+    Column("covered_tokens", Integer, nullable=False),
+    Column("predecessor", NAME),
+    Column("asked", Boolean, nullable=False),
+    Column("usage", Text),  # a JSON object
+    Column("cost", Float),
+    Column("exchange", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Index(None, "session", "recipe", "status", "until", "created_at", "id"),
+    Index(None, "session", "recipe", "created_at", "id"),
+)
+"""Summaries by a model, and the attempts at them. Append-only."""
+
+LEASES: Final = Table(
+    "leases",
+    METADATA,
+    _session(),
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""What only one worker at a time may do for a session, who does it, and until when at most."""
 
 CUTS: Final = Table(
     "cuts",
@@ -194,14 +253,26 @@ SECRETS: Final = Table(
 )
 """What all workers must share and nobody else may know. Of no session."""
 
-OF_A_SESSION: Final = (FORMS, CUTS, EXCHANGES, NODES, BODIES, INSTRUCTIONS, SESSIONS)
+OF_A_SESSION: Final = (
+    LEASES,
+    SUMMARIES,
+    HIDDEN,
+    FORMS,
+    CUTS,
+    EXCHANGES,
+    NODES,
+    BODIES,
+    INSTRUCTIONS,
+    SESSIONS,
+)
 """Every table that a session has rows in, its own row last."""
 
 
 def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
     """Insert `rows`; those whose primary key is there already are left as they are."""
     if rows:
-        connection.execute(_insert_new(connection.dialect.name, table), rows)
+        # One is told from several faster here than there.
+        connection.execute(_insert_new(connection.dialect.name, table), rows[0] if len(rows) == 1 else rows)
 
 
 def insert_into(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:

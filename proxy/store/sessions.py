@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, delete, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.history.nodes import ROOT
+from proxy.store.calls import decode_calls
 from proxy.store.connection import Connection, Row
 from proxy.store.cursor import Cursor
 from proxy.store.records import SessionRow
@@ -18,10 +19,18 @@ _ONE: Final = select(SESSIONS).where(SESSIONS.c.session == bindparam("key"))
 _LOCKED: Final = _ONE.with_for_update()  # SQLite leaves it out: its one writer holds all
 
 
+_COLUMNS: Final = len(SESSIONS.columns)
+
+
 def session_of(connection: Connection, key: str) -> SessionRow | None:
     """Return the session with this internal name."""
     row = connection.execute(_ONE, {"key": key}).one_or_none()
     return None if row is None else _session(row)
+
+
+def session_in(row: Row) -> SessionRow:
+    """Return the session in a row that begins with the columns of `SESSIONS`."""
+    return SessionRow(*row[:_COLUMNS])
 
 
 def locked_session(connection: Connection, key: str) -> SessionRow | None:
@@ -107,9 +116,15 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
         "model": None,
         "tools": None,
         "scale": None,
+        "hidden": 0,
+        "summaries": 0,
+        "cost": None,
+        "calls": None,
     }
 
 
 def _session(row: Row) -> SessionRow:
     # By place, as the table has them: each request reads two of them.
-    return SessionRow(*row)
+    columns = list(row)
+    columns[-1] = decode_calls(columns[-1])
+    return SessionRow(*columns)

@@ -104,6 +104,7 @@ class SqliteDatabase:
     """An open SQLite file."""
 
     blocks: ClassVar[bool] = True
+    in_order: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
         """Open `path`, which must exist (`create_file`); blocks for a moment.
@@ -118,6 +119,8 @@ class SqliteDatabase:
         self._waiting: deque[_Job] = deque()
         self._busy = False
         """Whether someone has the writing connection. Nobody else may touch it then."""
+        self._called: asyncio.AbstractEventLoop | None = None
+        """The event loop that will see to what waits before it waits itself."""
 
         self._lasting = True
         """How the writing connection commits (`_LASTING`, `_PASSING`)."""
@@ -125,7 +128,7 @@ class SqliteDatabase:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         """What the writer's thread has to do."""
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
-        self._near: sqlite3.Connection | None = None
+        self._near: tuple[sqlite3.Connection, SqliteConnection] | None = None
         """Reads on event loops, by whoever holds the next."""
         self._reading = threading.Lock()
         with translated():
@@ -164,22 +167,36 @@ class SqliteDatabase:
         return await future
 
     async def write(
+        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
+    ) -> Result:
+        """Run `unit` in the next transaction; returns after its COMMIT."""
+        return await self.start(unit, short=short, lasting=lasting, again=again)
+
+    def start(
         self,
         unit: Unit[Result],
         *,
         short: bool = False,
         lasting: bool = True,
         again: bool = True,  # noqa: ARG002 - there is no connection to lose
-    ) -> Result:
-        """Run `unit` in the next transaction; returns after its COMMIT."""
+    ) -> asyncio.Future[Result]:
+        """Have `unit` run in the next transaction, with all that is asked for before the event loop waits.
+
+        So requests that came together read one after the other, each what the one before it has read into
+        memory, and share a transaction.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         with self._turn:
             if self._closed:
                 raise _closed()
             self._waiting.append(_Job(unit, future, loop, short, lasting))
-        self._go_on()
-        return await future
+            calls = not self._busy and self._called is not loop
+            if calls:
+                self._called = loop
+        if calls:
+            loop.call_soon(self._go_on)
+        return future
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
@@ -202,7 +219,7 @@ class SqliteDatabase:
         self._writing.close()
         with self._reading:
             if self._near is not None:
-                self._near.close()
+                self._near[0].close()
                 self._near = None
 
     # ----------------------------------------------------------------------------------- reading
@@ -213,11 +230,19 @@ class SqliteDatabase:
             raise _closed()
         if self._near is None:
             with translated():
-                self._near = _connect(self._path)
-                self._near.executescript(_IMPATIENT)
+                made = _connect(self._path)
+                made.executescript(_IMPATIENT)
+                self._near = (made, SqliteConnection(made))
+        raw, connection = self._near
         started = time.monotonic()
-        with _transaction(self._near, "BEGIN"):
-            result = unit(SqliteConnection(self._near))
+        # Not `_transaction`: what surrounds so little would cost as much.
+        raw.execute("BEGIN")
+        try:
+            result = unit(connection)
+            raw.execute("COMMIT")
+        except BaseException:
+            _roll_back(raw)
+            raise
         self._note(time.monotonic() - started)
         return result
 
@@ -246,6 +271,7 @@ class SqliteDatabase:
         Does nothing while a transaction is under way: whoever ends it sees to it that this is called again.
         """
         with self._turn:
+            self._called = None
             if self._busy or not self._waiting:
                 return
             if not self._waiting[0].short or self._is_slow():
@@ -307,7 +333,8 @@ class SqliteDatabase:
             self._waiting.extendleft(reversed(late))
             self._busy = False
             if self._waiting:
-                asyncio.get_running_loop().call_soon(self._go_on)
+                self._called = asyncio.get_running_loop()
+                self._called.call_soon(self._go_on)
             self._turn.notify_all()
 
     def _run_there(self, batch: list[_Job]) -> None:

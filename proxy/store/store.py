@@ -13,12 +13,14 @@ from functools import partial
 from typing import Any, Final
 
 from proxy.errors import StoreUnavailable
-from proxy.store import cuts, exchanges, sessions, texts, tree
+from proxy.store import cuts, exchanges, leases, sessions, summaries, texts, tree
 from proxy.store.address import SqliteFile, address_of
 from proxy.store.archive import export_session
 from proxy.store.branches import Branches
 from proxy.store.cursor import Cursor
 from proxy.store.database import Database
+from proxy.store.fork import fork_session
+from proxy.store.hidden import hidden_at
 from proxy.store.lineage import Lineage, lineage_of
 from proxy.store.loading import load, read_records
 from proxy.store.migrate import current, expected, upgrade
@@ -36,12 +38,13 @@ from proxy.store.records import (
     Settled,
     Settlement,
     StandingCut,
+    SummaryRow,
     session_key,
 )
 from proxy.store.secret import make_secret, secret_of
 from proxy.store.settling import settle
 from proxy.store.sqlite import SqliteDatabase, create_file
-from proxy.trimming.plan import Cut, Summary
+from proxy.trimming.plan import Cut, Hidden, Summary
 from proxy.wire.messages import JsonObject, Message
 
 _FEW: Final = 64
@@ -62,6 +65,7 @@ class Store:
         """Work on an open database; `open` is the usual way."""
         self._database = database
         self._branches = Branches()
+        self._forking: set[asyncio.Task[SessionRow]] = set()
 
     @classmethod
     async def open(cls, url: str, *, migrate: bool = True) -> Store:
@@ -79,8 +83,15 @@ class Store:
         await asyncio.to_thread(create_file, address.path)
         return cls(await asyncio.to_thread(SqliteDatabase, address.path))
 
+    @property
+    def waits_for_beginnings(self) -> bool:
+        """Whether `settle` waits for what `begin` returned before it asks the database for anything."""
+        return not self._database.in_order
+
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
+        while self._forking:
+            await asyncio.wait(set(self._forking))
         await self._database.close()
 
     async def ready(self) -> None:
@@ -153,6 +164,22 @@ class Store:
         unit = partial(load, tenant=tenant, session=session, archive=archive)
         return await self._database.write(unit, again=False)  # it would find the session there
 
+    async def fork(self, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
+        """Make a session that has the history of another one up to `node`; see `fork`.
+
+        It is many writes where the history is long. If the caller is cancelled, all of them are done.
+
+        Raises:
+            NotFound: the tenant has no such session, or it has no such node.
+            Conflict: there is a session with this id, or it was deleted while it was made.
+            InvalidRequest: the id cannot be stored.
+        """
+        work = fork_session(self._database, tenant, source_key, node, as_id)
+        forking = asyncio.get_running_loop().create_task(work)
+        self._forking.add(forking)
+        forking.add_done_callback(self._forked)
+        return await asyncio.shield(forking)
+
     # -------------------------------------------------------------------------------------- logs
 
     async def recall(self, question: Question) -> Recollection:
@@ -172,11 +199,14 @@ class Store:
             return []
         return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node), short=True)
 
-    async def path(self, key: str, node: str) -> list[NodeRow]:
-        """Return the branch from its root to `node`, oldest first; empty where it is not there."""
+    async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
+        """Return the branch from its root to `node`, oldest first; empty where it is not there.
+
+        With `below`, only what lies deeper than that, and `node` itself.
+        """
         if not node or not is_plain(node):
             return []
-        return await self._database.read(partial(tree.path_to, key=key, node=node))
+        return await self._database.read(partial(tree.path_to, key=key, node=node, below=below))
 
     async def lineage(self, key: str, ends: Collection[str]) -> Lineage:
         """Return the branches that end at these nodes, without their texts; see `lineage`."""
@@ -219,6 +249,57 @@ class Store:
             partial(cuts.summaries_of, key=key, head=head, policy=policy, agent=agent)
         )
 
+    # --------------------------------------------------------------------------------- summaries
+
+    async def keep_summary(self, key: str, row: SummaryRow) -> bool:
+        """Keep a summary by a model, or the attempt at one, and book its cost; a second time changes nothing.
+
+        Returns:
+            Whether it is kept. It is not where the session is gone, nor where it is ready and another one of
+            its recipe that is ready covers the very same messages: then its cost alone is booked.
+        """
+        return await self._database.write(partial(summaries.keep_summary, key=key, row=row))
+
+    async def summary_rows(self, key: str) -> list[SummaryRow]:
+        """Return every summary by a model that was tried for the session, newest first."""
+        return await self._database.read(partial(summaries.summary_rows, key=key))
+
+    async def prepared(
+        self, key: str, nodes: Collection[str], recipe: str
+    ) -> tuple[SummaryRow | None, SummaryRow | None]:
+        """Return two summaries of a recipe on the branch that these nodes are of, None for what is not there.
+
+        The first is the ready one that covers most, the second the one that was tried last, whatever became
+        of it. One is on the branch where its `node` or its `tip` is among `nodes`.
+        """
+        if not nodes or not is_plain(recipe):
+            return None, None
+        return await self._database.read(partial(summaries.prepared_on, key=key, branch=nodes, recipe=recipe))
+
+    async def hidden(self, session: SessionRow, nodes: Collection[str]) -> dict[str, Hidden]:
+        """Return, by node, what the client was not shown of those of `nodes` where there is something."""
+        if not session.hidden or not nodes:
+            return {}
+        return await self._database.read(
+            partial(hidden_at, key=session.key, nodes=nodes, total=session.hidden)
+        )
+
+    async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
+        """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
+
+        It is taken where nobody has it, where it has expired by `at`, and where `holder` has it already
+        (then it is prolonged). It expires at `until`. False where there is no such session.
+        """
+        return await self._database.write(
+            partial(leases.take_lease, key=key, name=name, holder=holder, at=at, until=until)
+        )
+
+    async def release(self, key: str, name: str, holder: str) -> None:
+        """Give a lease back; nothing happens where somebody else has it."""
+        await self._database.write(partial(leases.release_lease, key=key, name=name, holder=holder))
+
+    # ------------------------------------------------------------------------------------- texts
+
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
         """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.
 
@@ -234,25 +315,38 @@ class Store:
 
     # --------------------------------------------------------------------------------- exchanges
 
-    async def begin(self, opening: Opening) -> None:
+    def begin(self, opening: Opening) -> asyncio.Future[None]:
         """Store a request with its new messages; a second time changes nothing.
+
+        It is done when the future is. Whoever cancels that hears nothing more of it.
 
         Raises:
             InvalidRequest: a name in it holds what cannot be stored.
         """
         texts = [body.message for body in opening.messages] + [form for _, form in opening.forms]
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        await self._database.write(partial(begin, opening=opening), short=_are_few(texts), lasting=False)
+        return self._database.start(partial(begin, opening=opening), short=_are_few(texts), lasting=False)
 
-    async def settle(self, settlement: Settlement) -> Settled:
+    async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 
         Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there
         again without the messages before this exchange, the exchange is settled as failed.
+
+        `began` is what `begin` returned for the exchange, where that may not be done yet. Beginning and end
+        then are one transaction, where that can be. It raises what that raised.
         """
+        if began is not None and not self._database.in_order:
+            await began
         texts = [body.message for body in settlement.messages]
-        texts += [reply.body.message for reply in settlement.replies]
-        return await self._database.write(partial(settle, settlement=settlement), short=_are_few(texts))
+        for reply in settlement.replies:
+            texts.append(reply.body.message)
+            if reply.hidden is not None:
+                texts += [*reply.hidden.before, *reply.hidden.after]
+        settled = await self._database.write(partial(settle, settlement=settlement), short=_are_few(texts))
+        if began is not None:
+            await began
+        return settled
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
@@ -280,6 +374,11 @@ class Store:
         return await self._database.read(
             partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor)
         )
+
+    def _forked(self, task: asyncio.Task[SessionRow]) -> None:
+        self._forking.discard(task)
+        if not task.cancelled():
+            task.exception()  # it is the caller's, who may have been cancelled: then nobody asks for it
 
 
 def _are_few(texts: Sequence[Message]) -> bool:

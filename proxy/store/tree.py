@@ -52,6 +52,8 @@ _RECORDED: Final = (
         literal_column("nodes.source = 'upstream' AND nodes.recorded IS NOT NULL"),
         NODES.c.recorded == bindparam("tenant"),
         NODES.c.node == bindparam("node"),
+        # What a fork was made with came in no exchange of its own: it is the other session's.
+        NODES.c.exchange.is_not(None),
     )
     .limit(2)
 )
@@ -128,7 +130,7 @@ def depths_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[st
     """Return the depth, 1 under the root, of those of `nodes` that are stored."""
     return {
         row.node: row.depth
-        for some in _in_parts(nodes)
+        for some in in_parts(nodes)
         for row in connection.execute(_DEPTHS, {"key": key, "nodes": some})
     }
 
@@ -148,7 +150,7 @@ def rows_of(connection: Connection, key: str, nodes: Sequence[str]) -> list[Node
     """Return these nodes by depth; those that are not stored are left out."""
     rows = [
         _node(row)
-        for some in _in_parts(nodes)
+        for some in in_parts(nodes)
         for row in connection.execute(_ROWS, {"key": key, "nodes": some})
     ]
     return sorted(rows, key=lambda row: row.depth)
@@ -167,6 +169,13 @@ def marks_to(connection: Connection, key: str, node: str, *, below: int = 0) -> 
     """Return what `path_to` does, without the texts: who resends a history has them."""
     asked = {"key": key, "node": node, "below": below}
     return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
+
+
+def own_of(rows: Sequence[NodeRow], agent: str | None) -> frozenset[int]:
+    """Return the places of the messages of an agent among rows; none where it has no name."""
+    if agent is None:
+        return frozenset()
+    return frozenset([place for place, row in enumerate(rows) if row.agent == agent])
 
 
 def leaves(connection: Connection, key: str) -> list[Branch]:
@@ -198,7 +207,7 @@ def grow(
     names = names_under(base, contents[: len(messages)])
     under = names[-1] if names else base
     siblings = [child(under, content) for content in contents[len(messages) :]]
-    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)} | _places(connection, key, [base, *names, *siblings])
+    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)} | places_of(connection, key, [base, *names, *siblings])
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
     places = plant(
@@ -238,10 +247,17 @@ def plant(
     return [places[node] for _, node, _ in sprouts]
 
 
-def _places(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, Place]:
+def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Give names in parts, none too long for one question."""
+    for start in range(0, len(names), _AT_ONCE):
+        yield names[start : start + _AT_ONCE]
+
+
+def places_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, Place]:
+    """Return where those of `nodes` stand that are stored."""
     return {
         row.node: Place(row.node, row.depth, row.round, row.tokens_total, row.recorded)
-        for some in _in_parts([node for node in nodes if node != ROOT])
+        for some in in_parts([node for node in nodes if node != ROOT])
         for row in connection.execute(_NAMED, {"key": key, "nodes": some})
     }
 
@@ -334,8 +350,3 @@ def _mark(row: Row) -> Mark:
 
 def _arrival_at(position: int, text: str) -> tuple[Change, ...]:
     return tuple(replace(change, position=position) for change in decode_changes(text))
-
-
-def _in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), _AT_ONCE):
-        yield names[start : start + _AT_ONCE]

@@ -1,12 +1,14 @@
-"""The format of log lines: text for people, JSON for machines. No message text is ever logged."""
+"""Log lines: text for people, JSON for machines. No message text is ever logged."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import sys
-from typing import Any, Final, Literal
+from contextlib import nullcontext
+from typing import Any, Final, Literal, TextIO
 
 _WORD: Final = re.compile(r'[^\s"=]+')
 
@@ -33,9 +35,64 @@ class FieldFormatter(logging.Formatter):
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
             line |= {"message": record.getMessage()} | fields | ({"trace": trace} if trace else {})
             return json.dumps(line, ensure_ascii=False, default=str)
-        pairs = "".join(f" {key}={_shown(value)}" for key, value in fields.items())
+        pairs = "".join([f" {key}={_shown(value)}" for key, value in fields.items()])
         line_text = f"{moment} {record.levelname.lower():<7} {record.getMessage()}{pairs}"
         return f"{line_text}\n{trace}" if trace else line_text
+
+
+class LineHandler(logging.Handler):
+    """Writes lines, those of one turn of an event loop by one call: each call costs more than its line.
+
+    Warnings, and lines from where no event loop runs, are written at once, and with them what waits.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
+        super().__init__()
+        self._stream = stream
+        self._lines: list[str] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that will see to what waits."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line."""
+        try:
+            self._lines.append(self.format(record))
+        except Exception:  # noqa: BLE001 - as every handler does: what is logged must not fail for that
+            self.handleError(record)
+            return
+        if record.levelno < logging.WARNING:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                pass
+            else:
+                if loop is not self._loop:
+                    self._loop = loop
+                    loop.call_soon(self._flush_of, loop)
+                return
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self.lock or nullcontext():
+            if self._lines:
+                lines, self._lines = "\n".join(self._lines), []
+                try:
+                    self._stream.write(lines + "\n")
+                    self._stream.flush()
+                except (OSError, ValueError):  # nobody reads them any more
+                    pass
+
+    def close(self) -> None:
+        """Write what waits, and be used no more."""
+        self.flush()
+        super().close()
+
+    def _flush_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop:
+            self._loop = None
+        self.flush()
 
 
 def set_up_logging(style: Literal["text", "json"], level: str) -> None:
@@ -43,7 +100,7 @@ def set_up_logging(style: Literal["text", "json"], level: str) -> None:
     # What no line says need not be found out: where it is logged takes longer than writing it.
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as the logging HOWTO has it
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineHandler(sys.stderr)
     handler.setFormatter(FieldFormatter(style))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -59,5 +116,7 @@ def set_level(level: str) -> None:
 
 def _shown(value: Any) -> str:
     """Return a value for a text line: one word, or quoted."""
+    if type(value) is int or type(value) is float:  # most of them
+        return str(value)
     text = "-" if value is None or value == "" else str(value)
     return text if text.isalnum() or _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)

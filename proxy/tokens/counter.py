@@ -73,7 +73,9 @@ class TokenCounter:
         Reasoning is not counted, since it is seldom sent, nor are ids. The count is remembered by the
         message's bytes.
         """
-        return self.messages((message,), model)[0]
+        key: tuple[EncodingName, str] = (encoding_of(model), body_of(message))
+        count = self._messages.get(key)
+        return self._new_count(key, message) if count is None else count
 
     def messages(self, messages: Sequence[Message], model: str) -> list[int]:
         """Return the tokens of each of `messages`: as `message` does, and faster for many."""

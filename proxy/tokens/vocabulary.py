@@ -83,6 +83,8 @@ class Vocabulary:
         encoding = self.build()
         if encoding is None:
             return estimate(text, self.name)
+        if len(text) < _LONGEST_GAP:  # nearly always
+            return self._count(encoding, text)
         return sum(self._count(encoding, piece) for piece in _pieces(text))
 
     def _count(self, encoding: Encoding, text: str) -> int:

@@ -29,7 +29,7 @@ class Arrived:
     messages: tuple[Message | None, ...]
     """What stands in the place of each; None where a recorded decision removed it."""
     tokens: tuple[int, ...]
-    """Tokens of what stands there."""
+    """Tokens of what stands there, hidden rounds included."""
     decided: tuple[tuple[Change, ...], ...]
     """For each message what was decided when it was first sent, or just now."""
 
@@ -73,7 +73,9 @@ def arrive(
     else:
         decided = tuple([entry.arrival or () for entry in entries])
     messages: list[Message | None] = [entry.message for entry in entries]
-    tokens = [entry.tokens for entry in entries]
+    tokens = [
+        entry.tokens if entry.hidden is None else entry.tokens + entry.hidden.tokens for entry in entries
+    ]
     if any(decided):
         for place, changes in enumerate(decided):
             for change in changes:

@@ -6,11 +6,11 @@ know who looks at it nor why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from proxy.history.spans import Round, Span, is_result
-from proxy.trimming.plan import Change, Count, Entry, Summary
+from proxy.trimming.plan import Change, Count, Entry, Gap, Hidden, Prepared, Summary
 from proxy.trimming.trigger import Size, Target
 from proxy.wire.messages import Message
 
@@ -23,7 +23,7 @@ class Draft:
     messages: tuple[Message | None, ...]
     """What stands at each position now; None where it was removed."""
     tokens: tuple[int, ...]
-    """Tokens of what stands there; 0 where nothing does."""
+    """Tokens of what stands there, hidden rounds included; 0 where nothing does."""
     spans: tuple[Span, ...]
     """Spans of the log, whatever was removed from it."""
     rounds: tuple[Round, ...]
@@ -47,6 +47,25 @@ class Draft:
     """Tokens that the model takes, where known, as upstream counts them."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here."""
+    prepared: Prepared | None = None
+    """The newest summary by a model that may be used; None without one."""
+    gaps: tuple[Gap, ...] = ()
+    """What earlier moves dropped: it is no part of the log that is looked at."""
+    hidden: Mapping[int, Hidden] = field(default_factory=dict[int, Hidden])
+    """By place what is sent with a message that the client was not shown; a message that changes loses it."""
+    tight: bool = False
+    """Whether a summary by a model must make it smaller: nothing after it would make room for more."""
+
+    @property
+    def end(self) -> int:
+        """Number of messages that the branch has."""
+        return self.position(len(self.entries))
+
+    def position(self, place: int) -> int:
+        """Return the position of the message at a place, or of what comes after the last one."""
+        if place < len(self.entries):
+            return self.entries[place].position
+        return self.entries[-1].position + 1 if self.entries else 0
 
     @property
     def total(self) -> int:
@@ -58,6 +77,9 @@ class Draft:
     def size(self) -> Size:
         """How much would be sent."""
         standing = [message for message in self.messages if message is not None]
+        standing += [
+            message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)
+        ]
         return Size(self.total, len(standing), sum(is_result(message) for message in standing))
 
     @property
@@ -98,8 +120,17 @@ class Draft:
         made_by = list(self.made_by) or [()] * len(self.messages)
         for change in changes:
             made_by[change.position] += (change.edit,)
+        hidden = self.hidden
+        if hidden:
+            changed = {change.position for change in changes}
+            hidden = {place: rounds for place, rounds in hidden.items() if place not in changed}
         return replace(
-            self, messages=messages, tokens=tokens, made_by=tuple(made_by), summary=summary or self.summary
+            self,
+            messages=messages,
+            tokens=tokens,
+            made_by=tuple(made_by),
+            summary=summary or self.summary,
+            hidden=hidden,
         )
 
 

@@ -10,19 +10,37 @@ not what is stored. A policy of another version begins again, on all of A, and a
 there.
 
 A view in which anything was changed, or that was put together here, is checked against the
-protocol and repaired; what a client sent itself and nothing changed goes out as it is.
+protocol and repaired; what a client sent itself and nothing changed goes out as it is. What the client was
+not shown is put in where it belongs, as long as the message stands unchanged that it hangs on.
+
+A summary by a model takes time to make. So a plan says which one it wants before the cut moves; whoever has
+the plan sees to it, and the next move uses what is there by then. One that somebody asked for moves the cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from proxy.history.spans import is_result
 from proxy.trimming.arrival import arrive
+from proxy.trimming.coverage import start_of_newest
+from proxy.trimming.demand import ASKED, asked_for, in_time, until_it_fires
+from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.gaps import clipped, joined, missing
-from proxy.trimming.move import Move, decide, rescue
-from proxy.trimming.plan import Change, Cut, Entry, Gap, Known, Plan, Summary
+from proxy.trimming.move import Move, decide, draft_of, is_above, rescue
+from proxy.trimming.plan import (
+    Change,
+    Cut,
+    Entry,
+    Gap,
+    Hidden,
+    Known,
+    Plan,
+    Summary,
+    Wanted,
+)
 from proxy.trimming.policy import Policy
 from proxy.trimming.remains import Remains, remains_of
 from proxy.trimming.trigger import IDLE, UNKNOWN_WINDOW, Size
@@ -78,23 +96,26 @@ def plan(
         trigger fired, or a move may pay, under another version of the policy than the cut's, and entries that
         lie in its gaps are not there: what it holds then is the plan without a move.
     """
-    end = entries[-1].position + 1 if entries else start
-    cut = standing if standing is not None and standing.position <= end else None
-    absent = missing(entries, cut.gaps, start) if cut is not None else []
+    end, cut, absent = _in_force(entries, standing, start)
+    if start:  # a summary of what the client left out itself would bring it back
+        known = replace(known, prepared=None)
     arrived = arrive(entries, policy, known, absent)
     remains = remains_of(arrived, cut, start)
+    # Of what earlier moves dropped nothing more is known, whether it is given or not.
+    beside = [entry.hidden for entry in remains.log.entries if entry.hidden is not None]
     before = _tokens(entries, known) + sum(size.tokens for _, size in absent)
-    messages_before = len(entries) + sum(size.messages for _, size in absent)
+    before += sum([hidden.tokens for hidden in beside])
+    given = len(entries) + sum(size.messages for _, size in absent)
     view = view_of(
         remains.messages,
         remains.tokens,
         known,
-        repairing=composed or len(remains.log.entries) < messages_before or remains.touched,
+        repairing=composed or len(remains.log.entries) < given or remains.touched,
         summary=remains.summary,
+        hidden=remains.hidden,
     )
     warnings = _unknown_window(policy, known)
-    aim = policy.target.within(known.context_window) if policy.target is not None else None
-    target = None if aim is None else int(aim / known.scale)
+    aim, target = _target(policy, known)
     if overflow is not None:
         aim, target = round(overflow * known.scale), overflow
         fired = f"overflow: more than {aim} tokens may be too many"
@@ -103,34 +124,52 @@ def plan(
     # What is too much must go now: where the log is not whole, what went stays gone under any version.
     same = cut is None or cut.version == policy.version or (overflow is not None and bool(absent))
     base = remains if same else remains_of(arrived, None)
+    moving = policy
+    if _is_asked(remains, policy, known, target):
+        # Where nothing else moves the cut, nothing else is done; under another version all begins anew.
+        others = () if same and not fired else policy.edits
+        first = policy.summarizing.model_copy(update={"when": None})
+        moving = policy.model_copy(update={"edits": (first, *others)})
+        fired = "; ".join(filter(None, (ASKED, fired)))
     costs = _costs(policy, base, remains, entries, cut, known, before=before, always=bool(fired))
     needs_whole = bool((fired or costs is not None) and absent and not same)
     move: Move | None = None
     if needs_whole:
         fired = ""
     elif overflow is not None:
-        move, more = rescue(base, policy, known, overflow, costs)
+        move, more = rescue(base, moving, known, overflow, costs)
         warnings += more
     else:
-        move, fired = _moved(fired, base, policy, known, target, costs)
+        move, fired = _moved(fired, base, moving, known, target, costs)
     earlier = clipped(cut.gaps, start, end) if cut is not None else ()
     if move is not None:
         earlier = earlier if same else ()
-        changed = len(base.log.entries) < messages_before or bool(move.made) or base.touched
-        view = view_of(move.messages, move.tokens, known, repairing=composed or changed, summary=move.summary)
+        changed = len(base.log.entries) < given or bool(move.made) or base.touched
+        view = view_of(
+            move.messages,
+            move.tokens,
+            known,
+            repairing=composed or changed or bool(move.hidden),
+            summary=move.summary,
+            hidden=move.hidden,
+        )
         if costs is not None and overflow is None and costs.prices.source == "assumed":
             warnings += (UNKNOWN_PRICES,)
         if aim is not None and target is not None and view.tokens > target:
             # Nothing more may be trimmed, or a repair put something in.
             warnings += (_missed(view.tokens, aim, known),)
+        warnings += _all_kept(policy, known, move, base, view)
+        fork = known.fork if overflow is None else None
+        place = fork if fork is not None and _is_shared(move, view, cut, fork, end) else end
+        own = Size(0, 0, 0) if place == end else _beyond(base, move, place)
         cut = Cut(
-            position=end,
+            position=place,
             policy=name,
             version=policy.version,
             changes=_below(cut, start) + move.changes,
-            tokens=view.tokens,
-            messages=len(view.messages),
-            tool_calls=view.tool_calls,
+            tokens=view.tokens - own.tokens,
+            messages=len(view.messages) - own.messages,
+            tool_calls=view.tool_calls - own.tool_calls,
             gaps=joined([*_gaps_left(cut, start, same=same), *move.gaps]),
             summary=move.summary or _summary_left(cut, start, same=same),
             account=account_after(costs, move.balance, before) if costs is not None else None,
@@ -149,12 +188,28 @@ def plan(
         decided=arrived.decided,
         made=move.made if move is not None else (),
         earlier=earlier,
-        messages_before=messages_before,
+        messages_before=given + sum([hidden.messages for hidden in beside]),
         target=aim if aim is not None else _budget(policy, known),
         settled=_settled(remains, move, same=same) if not view.notes else (),
         summary=move.summary if move is not None else remains.summary,
+        wanted=_wanted(move, remains, policy, known, view, costs, target) if not start else None,
         needs_whole=needs_whole,
     )
+
+
+def compaction(
+    entries: Sequence[Entry], policy: Policy, known: Known, standing: Cut | None = None, *, start: int = 0
+) -> Wanted | None:
+    """Return what a model would sum up if somebody asked for it now; None where it would not be worth it.
+
+    No trigger and no condition of the policy counts; how it is done is `policy.summarizing`. The arguments
+    are those of `plan`.
+    """
+    if start:
+        return None  # what the client left out itself stays out
+    _, cut, absent = _in_force(entries, standing, start)
+    remains = remains_of(arrive(entries, policy, known, absent), cut)
+    return asked_for(draft_of(remains, policy, known, _target(policy, known)[1]), policy.summarizing)
 
 
 def bypass(entries: Sequence[Entry], known: Known, *, composed: bool = False) -> Plan:
@@ -181,8 +236,59 @@ def bypass(entries: Sequence[Entry], known: Known, *, composed: bool = False) ->
     )
 
 
+def _in_force(
+    entries: Sequence[Entry], standing: Cut | None, start: int
+) -> tuple[int, Cut | None, list[tuple[int, Size]]]:
+    """Return how many messages the log has, its cut, and what lies in gaps of that and was not given."""
+    end = entries[-1].position + 1 if entries else start
+    cut = standing if standing is not None and standing.position <= end else None
+    return end, cut, missing(entries, cut.gaps, start) if cut is not None else []
+
+
+def _target(policy: Policy, known: Known) -> tuple[int | None, int | None]:
+    """Return the target as upstream counts, and as it is counted here; None where there is none."""
+    aim = policy.target.within(known.context_window) if policy.target is not None else None
+    return aim, None if aim is None else int(aim / known.scale)
+
+
+def _wanted(
+    move: Move | None,
+    remains: Remains,
+    policy: Policy,
+    known: Known,
+    view: View,
+    costs: Costs | None,
+    target: int | None,
+) -> Wanted | None:
+    """Return the summary by a model that should be made now; `view` is what is sent."""
+    edit = policy.summarizer
+    if edit is None or (move is not None and move.wanted is not None):
+        return move.wanted if move is not None else None
+    added = until_it_fires(policy, edit, known, Size(view.tokens, len(view.messages), view.tool_calls))
+    by_cost = policy.trigger is not None and policy.trigger.cost is not None
+    if costs is None if edit.must_pay else added is None and (costs is None or not by_cost):
+        return None
+    draft = move.draft if move is not None else draft_of(remains, policy, known, target)
+    return in_time(draft, edit, added, costs)
+
+
+def _is_asked(remains: Remains, policy: Policy, known: Known, target: int | None) -> bool:
+    """Tell whether somebody asked for a summary that is there now, and not yet in use."""
+    made, standing = known.prepared, remains.summary
+    if made is None or not made.asked:
+        return False
+    if standing is not None and standing.kind == "model" and made.until <= standing.until:
+        return False
+    return policy.summarizing.ready(draft_of(remains, policy, known, target)) is not None
+
+
 def _moved(
-    fired: str, base: Remains, policy: Policy, known: Known, target: int | None, costs: Costs | None
+    fired: str,
+    base: Remains,
+    policy: Policy,
+    known: Known,
+    target: int | None,
+    costs: Costs | None,
 ) -> tuple[Move | None, str]:
     """Return the move that is made, and why; none where nothing fires or a move would not pay."""
     if fired:
@@ -194,6 +300,27 @@ def _moved(
         if costs.timely(move.balance, move.tokens):
             return move, _worth(move.balance, costs)
     return None, ""
+
+
+def _is_shared(move: Move, view: View, standing: Cut | None, fork: int, end: int) -> bool:
+    """Tell whether a move can be kept at `fork`: there is no other one, and nothing beyond is changed."""
+    if not 0 < fork < end or (standing is not None and standing.position >= fork):
+        return False
+    if view.notes:  # what was repaired depends on all of it
+        return False
+    reaches = [change.position + 1 for change in move.changes] + [gap.stop for gap in move.gaps]
+    return max(reaches, default=0) <= fork and (move.summary is None or move.summary.until <= fork)
+
+
+def _beyond(base: Remains, move: Move, place: int) -> Size:
+    """Return how much of what is sent stands at `place` or beyond."""
+    sent = [
+        (message, tokens)
+        for entry, message, tokens in zip(base.log.entries, move.messages, move.tokens, strict=True)
+        if entry.position >= place and message is not None
+    ]
+    calls = sum([is_result(message) for message, _ in sent])
+    return Size(sum([tokens for _, tokens in sent]), len(sent), calls)
 
 
 def _budget(policy: Policy, known: Known) -> int | None:
@@ -221,22 +348,41 @@ def _settled(remains: Remains, move: Move | None, *, same: bool) -> tuple[int, .
         first = min((change.position for change in move.made), default=None) if move is not None else None
         # What a move changes before that place ends this part: it is another one now.
         if first is None or first > remains.log.entries[last].position:
-            ends.append(_end(remains.messages, last, remains.summary))
+            ends.append(_end(remains.messages, last, remains.summary, remains.hidden))
     if move is not None and move.last is not None:
-        ends.append(_end(move.messages, move.last, move.summary))
+        ends.append(_end(move.messages, move.last, move.summary, move.hidden))
     return tuple(sorted({end for end in ends if end > 0}))
 
 
-def _end(messages: Sequence[Message | None], last: int, summary: Summary | None) -> int:
+def _end(
+    messages: Sequence[Message | None], last: int, summary: Summary | None, hidden: Mapping[int, Hidden]
+) -> int:
     """Return how many messages of the view stand up to the place `last`, itself included."""
     lead = summary is not None and summary.role != "merge"
-    return lead + sum([message is not None for message in messages[: last + 1]])
+    more = sum([len(each.before) + len(each.after) for place, each in hidden.items() if place <= last])
+    return lead + more + sum([message is not None for message in messages[: last + 1]])
 
 
 def _missed(tokens: int, aim: int, known: Known) -> str:
     """Return in words by how much a target was missed, as upstream counts."""
     above = max(1, round(tokens * known.scale) - aim)
     return f"target missed: {aim + above} tokens are {above} above {aim}"
+
+
+def _all_kept(policy: Policy, known: Known, move: Move, base: Remains, view: View) -> tuple[str, ...]:
+    """Return the warning that a move left too much since `keep_rounds` leaves nothing to sum up, if so."""
+    if move.wanted is not None or move.summary != base.summary:
+        return ()
+    if not is_above(policy, known, Size(view.tokens, len(view.messages), view.tool_calls)):
+        return ()
+    rounds = move.draft.rounds
+    keeping = (edit.keep_rounds for edit in policy.edits if isinstance(edit, Summarize))
+    kept = next((last for last in keeping if last and not start_of_newest(rounds, last)), None)
+    if kept is None:
+        return ()
+    history = sum(each.number > 0 for each in rounds[:-1])
+    words = f"keep_rounds is {kept}, and there are {history} whole rounds"
+    return (f"nothing could be summed up: {words}; keep_rounds: 0 sums up within a round, too",)
 
 
 def _costs(

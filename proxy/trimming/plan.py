@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from proxy.trimming.prices import Prices
 from proxy.wire.messages import Message
 
 SummaryRole: TypeAlias = Literal["merge", "system", "user"]
 """Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
+
+SUMMARIZE: Final = "summarize"
+HIDDEN_ROUNDS: Final = "hidden_rounds"
+"""What stands in the place of an edit's type where hidden rounds were let go."""
 
 Count = Callable[[Message], int]
 """Counts the tokens of one message as the upstream's model would."""
@@ -41,6 +45,29 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """Tool rounds that the proxy answered itself, and the client was not shown: they belong to one reply.
+
+    Rounds of the proxy's own alone stand `before` the reply. Where a reply calls tools of the client and of
+    the proxy at once, the form with all the calls stands for it, and results of the proxy's own `after` it.
+    """
+
+    before: tuple[Message, ...]
+    """What is sent before the reply: assistant messages with calls, each with its results."""
+    reply: Message | None
+    """What is sent for the reply itself; None: the reply as it is."""
+    after: tuple[Message, ...]
+    """What is sent right after it: results of the calls that the client did not see."""
+    tokens: int
+    """How many tokens all that adds to those of the reply."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages all that adds."""
+        return len(self.before) + len(self.after)
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One message of the branch, as trimming sees it."""
 
@@ -58,6 +85,9 @@ class Entry:
     """Name of the agent that the message says it is from."""
     is_internal: bool = field(default=False, kw_only=True)
     """Whether it is marked as one that no user is shown."""
+    hidden: Hidden | None = field(default=None, kw_only=True)
+    """What is sent with it that the client was not shown; None where there is nothing. It goes as soon as the
+    message is changed or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +132,49 @@ class Summary:
     generation: int = 1
     """How many summaries it is made from, itself included."""
     state: Mapping[str, object] = field(default_factory=dict[str, object])
-    """JSON: what the next one needs to be made of this one and of what is new."""
+    """JSON: what the next one needs to be made of this one and of what is new; of `statistics`."""
+    model: str | None = None
+    """The model that made it; None where none did."""
 
     @property
     def message(self) -> Message:
         """The message in which it is sent; where it is merged, the one that stands for it in counts."""
         return Message.of({"role": "user" if self.role == "user" else "system", "content": self.text})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A summary that a model made of the beginning of the branch; the next move of the cut may use it."""
+
+    text: str
+    """With its heading, as it is sent."""
+    tokens: int
+    """Tokens of what is sent of it."""
+    until: int
+    """Position of the first message that it does not cover."""
+    model: str
+    """The model that made it."""
+    covered_messages: int
+    """Messages that it stands for: all before `until`."""
+    covered_tokens: int
+    """Their tokens."""
+    generation: int = 1
+    """How many summaries it is made from, itself included."""
+    asked: bool = False
+    """Whether somebody asked for it (a user, or the model itself): it is used at once, whatever the trigger
+    says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A summary that a model should make. Whoever has the plan sees to it, or not."""
+
+    stop: int
+    """Position of the first message that it is not to cover."""
+    room: int
+    """Tokens that it may have at most, heading included."""
+    urgent: bool
+    """Whether the cut moves now, and would have used it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +237,13 @@ class Known:
     """What the model's input costs; `cost: auto` needs it."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here: limits are in upstream's."""
+    prepared: Prepared | None = None
+    """The newest summary by a model that lies on the branch and that the policy may use; None without one."""
     keeps: bool = True
     """Whether a cut that moves is kept for the next request; where it is not, `cost: auto` never pays."""
+    fork: int | None = None
+    """Position from which on the messages are this request's own, where others go on from the same place. A
+    move that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +285,8 @@ class Plan:
     the cut will change while the policy stays. The last is the longest; one before it was so earlier."""
     summary: Summary | None = None
     """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
+    wanted: Wanted | None = None
+    """A summary that should be made of what was not summed up yet; None where none is due."""
     needs_whole: bool = False
     """Whether the cut must move and could not: decide again, with every entry of the log given."""
 
@@ -234,9 +308,12 @@ class Plan:
         arrived = len(self.arrivals)
         placed = [(gap.start, gap.edit) for gap in self.earlier]
         placed += [(change.position, change.edit) for change in self.changes[arrived:]]
+        if self.summary is not None and not any(edit == SUMMARIZE for _, edit in placed):
+            placed.append((0, SUMMARIZE))  # all that it stands for was dropped before
         placed.sort(key=itemgetter(0))
         names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
-        return tuple(dict.fromkeys(names))
+        # Hidden rounds that were let go are no edit of anybody's, and nobody was shown them.
+        return tuple([name for name in dict.fromkeys(names) if name != HIDDEN_ROUNDS])
 
 
 def _position(change: Change) -> int:

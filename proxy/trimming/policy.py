@@ -16,6 +16,7 @@ import orjson
 from pydantic import AfterValidator, Field, model_validator
 
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit, ToolOutputEdit
+from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.regex import checked, is_found
 from proxy.trimming.section import Natural, Section, contradiction
 from proxy.trimming.trigger import Target, Trigger
@@ -162,6 +163,17 @@ class Policy(Section, frozen=True):
         return (self.trigger is not None and self.trigger.cost is not None) or any(
             edit.must_pay for edit in self.edits
         )
+
+    @property
+    def summarizer(self) -> Summarize | None:
+        """The first edit by which a model sums up; None without one."""
+        models = (edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model")
+        return next(models, None)
+
+    @property
+    def summarizing(self) -> Summarize:
+        """How a model sums up where somebody asks for it: as the policy says, or as `COMPACTION` does."""
+        return self.summarizer or COMPACTION
 
     @property
     def arrival_edits(self) -> tuple[ToolOutputEdit, ...]:

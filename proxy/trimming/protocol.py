@@ -10,9 +10,12 @@ be followed by tool messages responding to each 'tool_call_id'", "messages with 
 a response to a preceding message with 'tool_calls'", "[] is too short - 'messages.1.tool_calls'").
 The older form, `function_call` with role `function`, has no such rules and is left alone.
 
-A repair of a block depends on the block and on what answers it, on nothing before or after: so the
-repair of a longer history begins with that of the shorter one, unless its last calls were answered
-meanwhile. This module does not know why a history is broken.
+Some servers want users and assistants to take turns. Where what is left out stood between two users, a text
+stands in for it: no repair makes turns worse than they were.
+
+A repair of a block depends on the block and on what answers it, or on the question that follows it, on
+nothing else: so the repair of a longer history begins with that of the shorter one, unless its last calls
+were answered meanwhile. This module does not know why a history is broken.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from proxy.wire.messages import Message
 NO_RESULT: Final = "[no result was recorded for this call]"
 """What stands in for a result that was never recorded."""
 
+NO_REPLY: Final = "[the reply was empty]"
+"""What stands in for an empty reply between two questions."""
+
 
 class Problem(StrEnum):
     """What can be wrong with a message. The value says it, and reads on as a note of the repair."""
@@ -41,11 +47,12 @@ class Problem(StrEnum):
     TWICE = "tool call with the id of another one in its message"
     NO_CALLS = "tool_calls without a call"
     EMPTY = "assistant message without content and calls"
+    SILENT = "assistant message without content and calls between two questions"
 
 
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 
-_CURES: Final = {Problem.MISSING: "a result was put in"}
+_CURES: Final = {Problem.MISSING: "a result was put in", Problem.SILENT: "a text was put in"}
 """How a problem is cured where that is not by leaving out."""
 
 
@@ -63,13 +70,15 @@ class Repaired:
 class _Walk:
     """One reading of the messages: what stays and is put in, in order, and what is wrong."""
 
-    __slots__ = ("messages", "problems", "sources")
+    __slots__ = ("_left_out", "messages", "problems", "sources")
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages: list[Message] = []
         self.sources: list[int | None] = []
         self.problems: list[tuple[int, Problem]] = []
         """Positions, and what is wrong with the message there."""
+        self._left_out: int | None = None
+        """Which of these left an assistant message out, since a message was kept last."""
         # Most of most histories is sound, and read at every request: nothing is made for what is.
         ties = [message.ties for message in messages]
         position = 0
@@ -87,7 +96,15 @@ class _Walk:
             elif role == "tool":
                 self.problems.append((start, Problem.ORPHAN))
             else:
+                if role == "user" and self._left_out is not None:
+                    self._take_turns(self._left_out)
                 self._keep(start, messages[start])
+
+    def _take_turns(self, number: int) -> None:
+        """Put a text in for an assistant message that was left out, where users stand on both sides of it."""
+        if self.messages and self.messages[-1].role == "user":
+            self._keep(None, Message.of({"role": "assistant", "content": NO_REPLY}))
+            self.problems[number] = (self.problems[number][0], Problem.SILENT)
 
     def _results(
         self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]
@@ -117,11 +134,12 @@ class _Walk:
     def _keep(self, source: int | None, message: Message) -> None:
         self.messages.append(message)
         self.sources.append(source)
+        self._left_out = None
 
     def _block(self, position: int, message: Message) -> Collection[str]:
         """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
         if not message.ties.names_calls:
-            self.problems.append((position, Problem.EMPTY))
+            self._leave_out(position)
             return ()
         ids: dict[str, None] = {}
         kept: set[int] = set()
@@ -140,8 +158,12 @@ class _Walk:
         if ids or calls_function(message) or says_something(sound):
             self._keep(None, sound)
         else:
-            self.problems.append((position, Problem.EMPTY))
+            self._leave_out(position)
         return ids
+
+    def _leave_out(self, position: int) -> None:
+        self.problems.append((position, Problem.EMPTY))
+        self._left_out = len(self.problems) - 1
 
 
 def _is_sound(ties: Ties) -> bool:

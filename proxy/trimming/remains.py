@@ -5,12 +5,12 @@ It does not decide anything; `engine` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from proxy.trimming.arrival import Arrived
 from proxy.trimming.draft import overlay
-from proxy.trimming.plan import Change, Cut, Summary
+from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
 from proxy.wire.messages import Message
 
 
@@ -24,11 +24,15 @@ class Remains:
     changes: tuple[Change, ...] = ()
     """What earlier moves did to messages of this log, by place."""
     summary: Summary | None = None
+    hidden: Mapping[int, Hidden] = field(default_factory=dict[int, Hidden])
+    """By place what is sent with messages of this log that the client was not shown."""
+    gaps: tuple[Gap, ...] = ()
+    """What earlier moves dropped: this log lies between."""
 
     @property
     def touched(self) -> bool:
         """Whether any of it is not as it arrived."""
-        return bool(self.changes or self.summary or any(self.log.decided))
+        return bool(self.changes or self.summary or self.hidden or any(self.log.decided))
 
     @property
     def made_by(self) -> tuple[tuple[str, ...], ...]:
@@ -49,15 +53,21 @@ class Remains:
 
 def remains_of(arrived: Arrived, cut: Cut | None, start: int = 0) -> Remains:
     """Return what `cut` leaves of a log that is given from position `start` on."""
-    log = arrived.without(cut.gaps) if cut is not None else arrived
+    gaps = cut.gaps if cut is not None else ()
+    log = arrived.without(gaps)
     changes = tuple(log.placed(cut.changes)) if cut is not None else ()
     summary = cut.summary if cut is not None else None
     if summary is not None and summary.until <= start:
         summary = None  # it stands for what the client left out itself
+    hidden = {place: entry.hidden for place, entry in enumerate(log.entries) if entry.hidden is not None}
+    if hidden:
+        changed = {change.position for change in changes}
+        unchanged = (place for place in hidden if place not in changed and not log.decided[place])
+        hidden = {place: hidden[place] for place in unchanged}
     if not changes:
-        return Remains(log, log.messages, log.tokens, (), summary)
+        return Remains(log, log.messages, log.tokens, (), summary, hidden, gaps)
     messages, tokens = overlay(log.messages, log.tokens, changes)
-    return Remains(log, messages, tokens, changes, summary)
+    return Remains(log, messages, tokens, changes, summary, hidden, gaps)
 
 
 def _types(changes: Iterable[Change]) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from pydantic import BaseModel
 
 from proxy.history.spans import Span, calls_function, is_result
-from proxy.trimming.atoms import Kind, beginning_of, values_of
+from proxy.trimming.shape import Kind
+from proxy.trimming.values import beginning_of, values_of
 from proxy.wire.messages import Message
 
 Language: TypeAlias = Literal["en", "zh"]
@@ -205,10 +206,10 @@ def _uses(message: Message, text: str, names: Mapping[str, str]) -> list[tuple[s
 
 def _seen(message: Message, text: str) -> Iterable[tuple[str, int]]:
     """Return the values of a message that name something, each once."""
-    found = {value.text: 1 for value in values_of(beginning_of(text, _READ)) if value.kind in _TOLD}
+    found = {value.text: 1 for value in values_of(beginning_of(text, _READ), "none") if value.kind in _TOLD}
     for call in message.calls:
         read = beginning_of(call.arguments, _READ)
-        found |= {value.text: _OFTEN for value in values_of(read) if value.kind in _TOLD}
+        found |= {value.text: _OFTEN for value in values_of(read, "none") if value.kind in _TOLD}
     return found.items()
 
 

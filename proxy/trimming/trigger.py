@@ -120,6 +120,10 @@ class Trigger(Section, frozen=True):
             return False
         return all(each.passed for each in self._thresholds(size, known, None, None))
 
+    def shares(self, size: Size, known: Known) -> Iterator[float]:
+        """Yield what part of each threshold `size` has reached, of those that can be judged."""
+        yield from (each.value / each.limit for each in self._thresholds(size, known, None, None))
+
     def _idle(self, known: Known) -> bool:
         """Tell whether the session was idle for long enough."""
         given = self.idle_seconds

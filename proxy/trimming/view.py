@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from proxy.history.spans import is_result
-from proxy.trimming.plan import Known, Summary
-from proxy.trimming.protocol import repair
+from proxy.trimming.plan import Hidden, Known, Summary
+from proxy.trimming.protocol import Repaired, repair
 from proxy.wire.messages import Message
 from proxy.wire.shapes import is_array
+
+_NOTHING: Final[Mapping[int, Hidden]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,13 @@ def view_of(
     *,
     repairing: bool,
     summary: Summary | None = None,
+    hidden: Mapping[int, Hidden] = _NOTHING,
 ) -> View:
-    """Return what is sent of messages, with their tokens, some of which were removed."""
+    """Return what is sent of messages, with their tokens, some of which were removed.
+
+    What is `hidden` is put in by place, its tokens being among those of the message there. The repair does
+    not see it: it sees the calls that the client saw. Of a message that is repaired it goes.
+    """
     total = known.fixed_tokens + sum(tokens)
     standing = tuple([message for message in messages if message is not None])
     lead: tuple[Message, ...] = ()
@@ -45,14 +54,33 @@ def view_of(
     if not repairing:
         return View(lead + standing, total)
     repaired = repair(standing)
+    sent = _spliced(messages, repaired, hidden) if hidden else repaired.messages
     if not repaired.notes:
-        return View(lead + standing, total)
+        return View(lead + sent, total)
     left = [count for message, count in zip(messages, tokens, strict=True) if message is not None]
     counts = [
         known.count(message) if source is None else left[source]
         for message, source in zip(repaired.messages, repaired.sources, strict=True)
     ]
-    return View(lead + repaired.messages, total - sum(tokens) + sum(counts), repaired.notes)
+    return View(lead + sent, total - sum(tokens) + sum(counts), repaired.notes)
+
+
+def with_hidden(message: Message, hidden: Hidden | None) -> tuple[Message, ...]:
+    """Return what is sent for a message: itself, and what the client was not shown of it."""
+    if hidden is None:
+        return (message,)
+    return (*hidden.before, message if hidden.reply is None else hidden.reply, *hidden.after)
+
+
+def _spliced(
+    messages: Sequence[Message | None], repaired: Repaired, hidden: Mapping[int, Hidden]
+) -> tuple[Message, ...]:
+    """Return the repaired messages with what is hidden of those that needed no repair."""
+    places = [place for place, message in enumerate(messages) if message is not None]
+    sent: list[Message] = []
+    for message, source in zip(repaired.messages, repaired.sources, strict=True):
+        sent += with_hidden(message, hidden.get(places[source]) if source is not None else None)
+    return tuple(sent)
 
 
 def merged(instructions: Sequence[Message], summary: Summary) -> tuple[Message, ...]:

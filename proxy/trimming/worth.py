@@ -187,7 +187,10 @@ class Costs:
         """Return the first place whose message the draft changes, or the first that was not sent before."""
         pairs = zip(self.messages[: self.cached], draft.messages, strict=False)
         differing = (at for at, (sent, now) in enumerate(pairs) if sent is not now and sent != now)
-        return next(differing, self.cached)
+        first = next(differing, self.cached)
+        # Where only what the client was not shown went, the message is the same.
+        counts = zip(self.tokens[:first], draft.tokens, strict=False)
+        return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
 
     def _later(self, tokens: int) -> float:
         """Return what sending so many tokens once more costs each later request."""

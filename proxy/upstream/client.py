@@ -116,7 +116,13 @@ class Answer:
     async def read(self) -> bytes:
         """Return the whole body, decoded where it is `readable`; raises as `chunks` does."""
         if self._body is None:
-            self._body = b"".join([chunk async for chunk in self.chunks(plain=self.readable)])
+            if self.encoding:
+                self._body = b"".join([chunk async for chunk in self.chunks(plain=self.readable)])
+            else:  # nearly always
+                try:
+                    self._body = b"".join([piece async for piece in self._response.pieces()])
+                except _FAILURES as why:
+                    raise _error_of(why) from why
         return self._body
 
     async def aclose(self) -> None:

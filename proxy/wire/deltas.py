@@ -1,7 +1,8 @@
 """The message that the deltas of a stream amount to.
 
     a text        (`content`, `refusal`, `reasoning`, `arguments` …) is put together piece by piece
-    a name        (`role`, `id`, `type`, `name`) is said once; saying it again changes nothing
+    a name        (`role`, `id`, `type`) is said once; saying it again changes nothing
+    a tool's name by the rules of `wire.tool_name`
     a list        (`reasoning_details`, `annotations` …) gets longer
     a tool call   is known by its `index`, in whatever order and however interleaved
     all the rest  the last word counts
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from proxy.wire.messages import JsonObject
 from proxy.wire.shapes import is_array, is_object
+from proxy.wire.tool_name import ToolName
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,16 @@ class _Shape:
     """Fields that come in pieces."""
     once: frozenset[str] = frozenset()
     """Fields that are said once."""
+    named: bool = False
+    """Whether that is the name of a tool, and nothing else."""
     objects: Mapping[str, _Shape] = field(default_factory=dict[str, "_Shape"])
     """Fields that are objects which grow themselves."""
     calls: str = ""
     """The field that lists tool calls."""
 
 
-_FUNCTION: Final = _Shape(texts=frozenset({"arguments"}), once=frozenset({"name"}))
-_CUSTOM: Final = _Shape(texts=frozenset({"input"}), once=frozenset({"name"}))
+_FUNCTION: Final = _Shape(texts=frozenset({"arguments"}), once=frozenset({"name"}), named=True)
+_CUSTOM: Final = _Shape(texts=frozenset({"input"}), once=frozenset({"name"}), named=True)
 _CALL: Final = _Shape(once=frozenset({"id", "type"}), objects={"function": _FUNCTION, "custom": _CUSTOM})
 _AUDIO: Final = _Shape(texts=frozenset({"data", "transcript"}), once=frozenset({"id"}))
 _MESSAGE: Final = _Shape(
@@ -75,13 +79,16 @@ class Deltas:
 class _Folded:
     """An object that grows by its shape."""
 
-    __slots__ = ("_fields", "_shape")
+    __slots__ = ("_fields", "_name", "_shape")
 
     def __init__(self, shape: _Shape) -> None:
         self._shape = shape
+        self._name = ToolName() if shape.named else None
         self._fields: dict[str, Any] = {}
 
     def add(self, delta: JsonObject) -> None:
+        if self._name is not None:
+            self._name.learn(delta)
         for name, value in delta.items():
             if value is not None:
                 self._put(name, value)
@@ -109,8 +116,7 @@ class _Folded:
             else:
                 fields[name] = _Pieces([value])
         elif name in shape.once:
-            if value and not known:
-                fields[name] = value
+            self._put_once(name, known, value)
         elif name in shape.objects and is_object(value):
             if not isinstance(known, _Folded):
                 fields[name] = known = _Folded(shape.objects[name])
@@ -122,6 +128,12 @@ class _Folded:
             fields[name].extend(value)
         else:
             fields[name] = value
+
+    def _put_once(self, name: str, known: Any, value: Any) -> None:
+        if self._name is not None:
+            known, value = None, self._name.value
+        if value and not known:
+            self._fields[name] = value
 
     def _put_calls(self, name: str, known: Any, value: Any) -> None:
         items = [item for item in value if is_object(item)] if is_array(value) else []

@@ -88,10 +88,7 @@ def to_upstream(
         drop_credentials: leave out whatever may be a key of the client's too.
         extra_drop: lower-case names of others to leave out.
     """
-    dropped = {*_NOT_UPSTREAM, *extra_drop}
-    if drop_credentials:
-        dropped |= _CREDENTIALS
-    return _passing(headers, dropped)
+    return _passing(headers, _NOT_UPSTREAM, _CREDENTIALS if drop_credentials else (), extra_drop)
 
 
 def to_client(
@@ -106,7 +103,7 @@ def to_client(
         headers: (name, value) in any case of letters.
         extra_drop: lower-case names of others to leave out.
     """
-    return _passing(headers, {*_NOT_TO_CLIENT, *extra_drop})
+    return _passing(headers, _NOT_TO_CLIENT, (), extra_drop)
 
 
 def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -158,14 +155,21 @@ def decode_value(raw: bytes, name: str) -> str:
     return text
 
 
-def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: set[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are neither dropped, nor ours, nor named in `Connection`."""
-    pairs = [(name, value, name.lower()) for name, value in headers]
-    for _, value, lower in pairs:
+def _passing(
+    headers: Iterable[tuple[bytes, bytes]],
+    always: frozenset[bytes],
+    credentials: Collection[bytes],
+    extra: Collection[bytes],
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are in none of the three, nor ours, nor named in `Connection`."""
+    passing: list[tuple[bytes, bytes]] = []
+    named: set[bytes] = set()
+    for pair in headers:
+        lower = pair[0].lower()
         if lower == b"connection":
-            dropped.update(token.strip().lower() for token in value.split(b","))
-    return [
-        (name, value)
-        for name, value, lower in pairs
-        if lower not in dropped and not lower.startswith(_OWN_PREFIXES)
-    ]
+            named.update([token.strip().lower() for token in pair[1].split(b",")])
+        elif not (
+            lower in always or lower in extra or lower in credentials or lower.startswith(_OWN_PREFIXES)
+        ):
+            passing.append(pair)
+    return [pair for pair in passing if pair[0].lower() not in named] if named else passing

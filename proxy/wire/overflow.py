@@ -148,6 +148,11 @@ def overflow_of(status: int, body: bytes) -> Overflow | None:
     return _judged(_value(body)) if status in _STATUSES else None
 
 
+def words_of(body: bytes) -> list[str]:
+    """Return what an error answer says, in its own fields: each text in lower case and on one line."""
+    return _texts(_value(body))[0]
+
+
 def _value(body: bytes) -> Any:
     """Return the body as JSON, or as text where it is none."""
     try:

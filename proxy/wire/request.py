@@ -93,6 +93,7 @@ def compose(
     add_usage: bool = False,
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,
+    tools: bytes | None = None,
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
@@ -107,6 +108,7 @@ def compose(
         drop_fields: dotted paths of members to leave out ("metadata.session_id"), and of objects
             that are empty without them.
         cache_key: what to set `prompt_cache_key` to, where the client says nothing about it.
+        tools: the JSON text of the tools to offer; None: those of the request.
     """
     own = (*request.instructions, *request.messages)
     asked = (
@@ -123,6 +125,8 @@ def compose(
         changes["stream_options"] = _asking_for_usage(request.fields.get("stream_options"))
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
+    if tools is not None and tools != request.fields.get("tools"):
+        changes["tools"] = tools
     if not changes:
         return request.raw
     if changes.keys() == {"stream_options"} and (options := changes["stream_options"]) is not None:

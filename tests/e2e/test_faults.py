@@ -123,7 +123,7 @@ def test_a_failed_first_request_is_readable(proxy: Proxy, session: str) -> None:
 
 
 def test_a_busy_pool_says_so(serve: Serve, upstream: Upstream, session: str) -> None:
-    proxy = serve(upstream={"max_connections": 1, "connect_timeout": 0.2})
+    proxy = serve(upstream={"max_connections": 1, "connect_timeout": 1})
     body = {"model": "long:10+gate", "messages": [{"role": "user", "content": "a"}], "stream": True}
     with proxy.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         pieces = answer.iter_raw()

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from proxy.exchange.exchange import RESCUED
+from proxy.exchange.inquiry import RESCUED
 from proxy.trimming.move import BEYOND_KEEP
 from tests.e2e.conftest import Serve
 from tests.support.answers import OVERFLOWS, tokens_of

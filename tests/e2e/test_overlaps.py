@@ -64,7 +64,7 @@ def test_nothing_comes_between_a_call_and_its_result(proxy: Proxy, upstream: Ups
         ][0]
     result = {"role": "tool", "tool_call_id": call["id"], "content": "found"}
     assert proxy.chat(session, [result], "tool:find").status_code == 200
-    assert said(proxy, session) == ["a", "look it up", "found"]
+    assert said(proxy, session) == ["a", "look it up", "slow", "found"]
     sent = upstream.log[-1].json["messages"]
     assert sent[-2]["tool_calls"][0]["id"] == call["id"]
     assert sent[-1] == result

@@ -13,6 +13,7 @@ import pytest
 from tests.support.examples import serving
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +73,70 @@ def test_new_instructions_take_the_place_of_older_ones(
     assert upstream.last.messages[0]["role"] == "system"
 
 
-def test_what_is_old_is_compressed_for_all_of_them(proxy: Proxy, upstream: Upstream, session: str) -> None:
+def test_what_is_old_is_compressed_beside_the_requests_for_all_of_them(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
     talk = [
-        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(31)
+        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(23)
     ]
-    answer = proxy.chat(session, talk, "say:fine", headers={"x-agent-name": "planner"})
+    model = "say:fine+summary:good"  # it writes the summaries of its own conversations
+    answer = proxy.chat(session, talk, model, headers={"x-agent-name": "planner"})
+    assert 48_000 < int(answer.headers["x-context-tokens-before"]) < 60_000
+    assert answer.headers["x-context-edits"] == ""
+    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there", 30)
+    more = [*talk, {"role": "assistant", "content": "fine"}]
+    more += [
+        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(7)
+    ]
+    answer = proxy.chat(session, more, model, headers={"x-agent-name": "planner"})
     assert int(answer.headers["x-context-tokens-before"]) > 60_000
     assert int(answer.headers["x-context-tokens-sent"]) <= 30_000
     assert answer.headers["x-context-edits"] == "summarize"
     first = upstream.last.messages[0]
-    assert first["role"] == "user"
+    assert first["role"] == "system"
     assert first["content"].startswith("Archived Session Summary\n")
-    say(proxy, session, "coder", {"role": "user", "content": "and now?"})
-    receipt = proxy.exchanges(session)[-1]
-    assert receipt["tokens_sent"] <= 60_000
+    asked = {"role": "user", "content": "and now?"}
+    answer = proxy.chat(
+        session, [asked], model, headers={"x-agent-name": "coder", "x-session-mode": "append"}
+    )
+    assert int(answer.headers["x-context-tokens-sent"]) <= 60_000
+    assert "summarize" in answer.headers["x-context-edits"]  # the other agent's view has a cut of its own
     assert len(proxy.messages(session)) == 34
+
+
+def test_a_summarizer_that_fails_stops_nobody(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    talk = [
+        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(31)
+    ]
+    model = "say:fine+summary:good+sum-fault:500"
+    answer = proxy.chat(session, talk, model, headers={"x-agent-name": "planner"})
+    assert int(answer.headers["x-context-tokens-sent"]) <= 60_000
+    more = [*talk, {"role": "assistant", "content": "fine"}, talk[0]]
+    answer = proxy.chat(session, more, model, headers={"x-agent-name": "planner"})
+    assert int(answer.headers["x-context-tokens-sent"]) <= 60_000
+    assert "drop_oldest" in answer.headers["x-context-edits"]
+    until(lambda: proxy.get(f"/sessions/{session}")["summarizer"]["failed"] > 0, "it is noted", 30)
+    assert len(proxy.messages(session)) == 34
+
+
+def test_the_model_asks_for_compression_itself(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    said = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 300} for at in range(11)]
+    model = "tool:compress_chat_history+summary:good"
+    answer = proxy.chat(session, said, model, tools=tools)
+    reply = answer.json()["choices"][0]["message"]
+    assert not reply.get("tool_calls")
+    assert "compress_chat_history" in str([request.json.get("tools") for request in upstream.log])
+    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there", 30)
+    said += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "go on"}]
+    answer = proxy.chat(session, said, "say:fine", tools=tools)
+    assert "summarize" in answer.headers["x-context-edits"]
+    assert proxy.exchanges(session)[-1]["cut"]["fired"] == "a summary was asked for"
+
+
+def test_a_finished_task_is_not_asked_again(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    asked = {"role": "user", "content": "do it"}
+    reply = proxy.chat(session, [asked], "tool:finish_task").json()["choices"][0]["message"]
+    again = proxy.chat(session, [asked, reply], "say:something else").json()["choices"][0]["message"]
+    assert again == reply
+    assert len(upstream.log) == 1

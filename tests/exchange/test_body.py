@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.exchange.body import body_of_view
+from proxy.exchange.body import Sending, body_of_view
 from proxy.exchange.past import Past
 from proxy.history.nodes import ROOT
 from proxy.history.reconcile import Arrival, Kind
@@ -61,7 +61,7 @@ def plan_of(past: Past, view: Sequence[Message] | None = None, **more: Any) -> P
 
 def body_of(request: ChatRequest, past: Past, plan: Plan, **how: Any) -> bytes:
     given: dict[str, Any] = {"add_usage": False, "drop_fields": (), **how}
-    return body_of_view(request, past, plan, **given)
+    return body_of_view(request, past, plan, Sending(**given))
 
 
 def messages_of(body: bytes) -> list[Any]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,93 +16,16 @@ import anyio
 import orjson
 import pytest
 
-from proxy.errors import InvalidRequest, PalimpsestError, StoreUnavailable, UpstreamBusy, UpstreamError
-from proxy.exchange.background import Background
-from proxy.exchange.exchange import RESCUED, ChatCompletions, _is_stream
-from proxy.exchange.knowledge import Knowledge
-from proxy.exchange.past import Memory
+from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamBusy, UpstreamError
+from proxy.exchange.exchange import _is_stream
 from proxy.exchange.turn import Call
-from proxy.models.catalogue import Catalogue
-from proxy.settings.model import Settings
-from proxy.store.records import ExchangeRow, Status, session_key
-from proxy.store.store import Store
-from proxy.tokens.counter import TokenCounter
+from proxy.store.records import Status
 from proxy.trimming.policy import Policy
-from proxy.upstream.client import Answer, Upstream
-from tests.support.server import settings_for
+from proxy.upstream.client import Answer
+from tests.support.house import KEY, LONG, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
-
-SESSION = (b"x-session-id", b"s")
-KEY = session_key("t", "s")
-
-
-class _Client:
-    """Whoever asked, and what it is told."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.got = b""
-        self.error: PalimpsestError | None = None
-        self.ended = False
-
-    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self.status = status
-        self.headers = {name.decode().lower(): value.decode() for name, value in headers}
-
-    async def write(self, data: bytes) -> None:
-        self.got += data
-
-    async def end(self, data: bytes = b"") -> None:
-        self.got += data
-        self.ended = True
-
-    async def fail(self, error: PalimpsestError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        self.error = error
-        self.headers = {name.decode().lower(): value.decode() for name, value in headers}
-
-
-class _House:
-    """All that an exchange needs, open."""
-
-    def __init__(self, settings: Settings, store: Store) -> None:
-        self.settings = settings
-        self.store = store
-        self.upstream = Upstream(settings.upstream, shares_key=False)
-        self.background = Background()
-        counter = TokenCounter(settings.tokens.method)
-        memory = Memory(store, counter, settings.upstream.reasoning)
-        seconds = count(1_000)  # each later than the last, so that there is a newest one
-        knowledge = Knowledge(
-            counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds))
-        )
-        self.chat = ChatCompletions(settings, store, self.upstream, self.background, memory, knowledge)
-
-    async def ask(
-        self, model: str = "echo", *headers: tuple[bytes, bytes], client: _Client | None = None, **body: Any
-    ) -> _Client:
-        client = client or _Client()
-        asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **body}
-        await self.chat.answer(Call("t", [SESSION, *headers], b"", orjson.dumps(asked)), client)
-        return client
-
-    async def last(self) -> ExchangeRow:
-        rows, _ = await self.store.exchanges(KEY, limit=1)
-        return rows[0]
-
-
-@asynccontextmanager
-async def opened(provider: Provider, folder: Path, **sections: Any) -> AsyncIterator[_House]:
-    settings = settings_for(provider, folder, sections)
-    house = _House(settings, await Store.open(settings.store.url))
-    try:
-        yield house
-    finally:
-        await house.background.drain()
-        await house.upstream.aclose()
-        await house.store.close()
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +35,17 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture
-async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[_House]:
+async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
     provider.forget()
-    async with opened(provider, tmp_path, upstream={"max_connections": 1, "connect_timeout": 0.2}) as house:
+    async with opened(provider, tmp_path, upstream={"max_connections": 1, "connect_timeout": 1}) as house:
         yield house
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_is_stored_before_its_end_is_told(house: _House, stream: bool) -> None:
+async def test_a_reply_is_stored_before_its_end_is_told(house: House, stream: bool) -> None:
     seen: list[tuple[Status, str]] = []
 
-    class _Watching(_Client):
+    class _Watching(Heard):
         async def end(self, data: bytes = b"") -> None:
             seen.append(((await house.last()).status, "end"))
             await super().end(data)
@@ -140,10 +61,10 @@ async def test_a_reply_is_stored_before_its_end_is_told(house: _House, stream: b
     assert {status for status, _ in seen} == {Status.COMPLETE}
 
 
-async def test_a_request_is_stored_before_its_answer_is_told(house: _House) -> None:
+async def test_a_request_is_stored_before_its_answer_is_told(house: House) -> None:
     seen: list[Status] = []
 
-    class _Watching(_Client):
+    class _Watching(Heard):
         async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
             seen.append((await house.last()).status)
             await super().start(status, headers)
@@ -152,7 +73,7 @@ async def test_a_request_is_stored_before_its_answer_is_told(house: _House) -> N
     assert seen == [Status.PENDING]
 
 
-async def test_usage_that_is_refused_is_asked_for_once(house: _House, provider: Provider) -> None:
+async def test_usage_that_is_refused_is_asked_for_once(house: House, provider: Provider) -> None:
     for asked in ([True, False], [False]):
         provider.forget()
         client = await house.ask("plain", stream=True)
@@ -161,19 +82,19 @@ async def test_usage_that_is_refused_is_asked_for_once(house: _House, provider: 
     assert (await house.last()).receipt["usage"] is None
 
 
-async def test_usage_is_not_asked_for_where_the_client_decided(house: _House, provider: Provider) -> None:
+async def test_usage_is_not_asked_for_where_the_client_decided(house: House, provider: Provider) -> None:
     client = await house.ask("plain", stream=True, stream_options={"include_usage": False})
     assert (client.status, len(provider.log)) == (422, 1)
 
 
-async def test_another_refusal_is_told_as_it_is(house: _House, provider: Provider) -> None:
+async def test_another_refusal_is_told_as_it_is(house: House, provider: Provider) -> None:
     client = await house.ask("echo", stream=True, nonsense=1)
     assert (client.status, len(provider.log)) == (400, 1)
     assert b"nonsense" in client.got
 
 
 async def test_a_refusal_that_breaks_keeps_no_connection(
-    house: _House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(_: Answer) -> bytes:
         raise UpstreamError("It broke.")
@@ -184,114 +105,6 @@ async def test_a_refusal_that_breaks_keeps_no_connection(
     assert client.error is not None
     assert client.error.message == "It broke."
     assert (await house.ask()).status == 200  # there is one connection only
-
-
-LONG = [
-    message
-    for number in range(40)
-    for message in (
-        {"role": "user", "content": f"{number} " + "parcel " * 100},
-        {"role": "assistant", "content": "noted"},
-    )
-] + [{"role": "user", "content": "and now?"}]
-WINDOW = "echo+ctx:4000"
-
-
-async def test_an_overflow_is_asked_once_more_over_one_connection(house: _House, provider: Provider) -> None:
-    client = await house.ask(WINDOW, messages=LONG)
-    assert (client.status, len(provider.log)) == (200, 2)
-    row = await house.last()
-    assert RESCUED in row.receipt["warnings"]
-    assert row.status is Status.COMPLETE
-    assert row.tokens_sent * 2 <= row.tokens_before
-    assert client.headers["x-context-tokens-sent"] == str(row.tokens_sent)
-
-
-async def test_usage_that_is_refused_after_an_overflow_is_not_asked_for_again(
-    house: _House, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server may look at the length first, and at the fields of what is short enough then."""
-    sent: list[bool] = []
-    ask = house.upstream.ask
-
-    async def refusing(*given: Any) -> Answer:
-        destination, method, path, fields, body = given
-        asked = orjson.loads(body)
-        sent.append("stream_options" in asked)
-        if len(asked["messages"]) < len(LONG) and sent[-1]:
-            body = orjson.dumps({**asked, "model": "plain"})
-        return await ask(destination, method, path, fields, body)
-
-    monkeypatch.setattr(house.upstream, "ask", refusing)
-    client = await house.ask(WINDOW, messages=LONG, stream=True)
-    assert (client.status, client.got.endswith(b"data: [DONE]\n\n")) == (200, True)
-    assert sent == [True, True, False]
-    assert RESCUED in (await house.last()).receipt["warnings"]
-    provider.forget()
-    await house.ask(WINDOW, stream=True)
-    assert sent[3:] == [False]  # it is remembered
-
-
-async def test_an_error_after_a_rescue_tells_of_what_was_sent_last(
-    house: _House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask = house.upstream.ask
-    asked: list[bytes] = []
-
-    async def busy(*given: Any) -> Answer:
-        asked.append(given[-1])
-        if len(asked) == 2:
-            raise UpstreamBusy("All are in use.")
-        return await ask(*given)
-
-    monkeypatch.setattr(house.upstream, "ask", busy)
-    client = await house.ask(WINDOW, messages=LONG)
-    assert isinstance(client.error, UpstreamBusy)
-    row = await house.last()
-    assert RESCUED in client.headers["x-context-warning"]
-    assert client.headers["x-context-tokens-sent"] == str(row.tokens_sent)
-    assert client.headers["x-context-messages-sent"] == str(len(orjson.loads(asked[1])["messages"]))
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_rescue_that_fails_keeps_no_connection(
-    house: _House, provider: Provider, monkeypatch: pytest.MonkeyPatch, cancelled: bool
-) -> None:
-    why: type[BaseException] = asyncio.CancelledError if cancelled else ZeroDivisionError
-
-    async def fail(*_: Any) -> bool:
-        raise why
-
-    with monkeypatch.context() as patch:
-        patch.setattr(house.chat, "_replan", fail)
-        with pytest.raises(why):
-            await house.ask(WINDOW, messages=LONG)
-    await house.background.drain()
-    row = await house.last()
-    assert row.status is (Status.CANCELLED if cancelled else Status.FAILED)
-    assert len(provider.log) == 1
-    assert (await house.ask()).status == 200  # there is one connection only
-
-
-async def test_what_does_not_get_shorter_is_not_asked_again(house: _House, provider: Provider) -> None:
-    client = await house.ask(WINDOW, messages=[{"role": "user", "content": "parcel " * 6_000}])
-    assert (client.status, len(provider.log)) == (400, 1)
-    assert orjson.loads(client.got)["error"]["code"] == "context_length_exceeded"
-    assert RESCUED not in (await house.last()).receipt["warnings"]
-
-
-async def test_a_second_plan_is_made_where_the_first_is_too_long_by_its_bytes(
-    house: _House, provider: Provider
-) -> None:
-    """Much of what is left here is not text: it counts for more with upstream than the counter thinks."""
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    short: list[dict[str, Any]] = []
-    for number in range(160):
-        called = {"role": "assistant", "content": None, "tool_calls": [{**call, "id": f"c{number}"}]}
-        short += [called, {"role": "tool", "tool_call_id": f"c{number}", "content": "1"}]
-    said = [*LONG[:-1], LONG[-1], *short]
-    client = await house.ask(WINDOW, messages=said)
-    assert (client.status, len(provider.log)) == (200, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -336,7 +149,7 @@ async def test_one_line_is_logged_of_an_exchange(
     assert told["fired"].startswith("tokens")
 
 
-async def test_a_policy_that_changed_is_applied_to_the_whole_log(house: _House, provider: Provider) -> None:
+async def test_a_policy_that_changed_is_applied_to_the_whole_log(house: House, provider: Provider) -> None:
     """What an older version dropped is read again when the next one moves the cut."""
     lean = {"trigger": {"messages": 6}, "target": {"tokens": 60}, "keep": {"rounds": 1, "spans": 1}}
     edits = [{"type": "drop_oldest"}]
@@ -352,15 +165,18 @@ async def test_a_policy_that_changed_is_applied_to_the_whole_log(house: _House, 
     assert (row.kind, row.receipt["cut"]["moved"]) == ("append", True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_store_that_cannot_begin_lets_nothing_through(
-    house: _House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    async def fail(*_: Any) -> None:
-        raise StoreUnavailable("The store cannot be used.")
+    def fail(*_: Any) -> asyncio.Future[None]:
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(StoreUnavailable("The store cannot be used."))
+        return failed
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(house.store, "begin", fail)
-        client = await house.ask(stream=True)
+        client = await house.ask(stream=stream)
     assert isinstance(client.error, StoreUnavailable)
     assert (client.status, client.got) == (0, b"")
     assert await house.store.exchanges(KEY, limit=1) == ([], None)
@@ -369,7 +185,7 @@ async def test_a_store_that_cannot_begin_lets_nothing_through(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_store_that_cannot_settle_lets_no_end_through(
-    house: _House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     async def fail(*_: Any) -> None:
         raise StoreUnavailable("The store cannot be used.")
@@ -384,11 +200,11 @@ async def test_a_store_that_cannot_settle_lets_no_end_through(
     assert (await house.ask()).status == 200
 
 
-async def test_who_leaves_is_settled_and_frees_the_connection(house: _House, provider: Provider) -> None:
+async def test_who_leaves_is_settled_and_frees_the_connection(house: House, provider: Provider) -> None:
     for model, status in (("fault:hang", Status.CANCELLED), ("long:10+gate", Status.PARTIAL)):
-        client = _Client()
+        client = Heard()
 
-        async def ask(model: str = model, client: _Client = client) -> None:
+        async def ask(model: str = model, client: Heard = client) -> None:
             await house.ask(model, client=client, stream=True)
 
         async with asyncio.timeout(5), anyio.create_task_group() as group:
@@ -404,9 +220,7 @@ async def test_who_leaves_is_settled_and_frees_the_connection(house: _House, pro
     assert (await house.ask()).status == 200
 
 
-async def test_a_mistake_of_ours_does_not_stay_pending(
-    house: _House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_mistake_of_ours_does_not_stay_pending(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
@@ -418,7 +232,7 @@ async def test_a_mistake_of_ours_does_not_stay_pending(
     assert (row.status, row.receipt["error"]) == (Status.FAILED, "internal error: ZeroDivisionError")
 
 
-async def test_an_error_says_which_exchange_it_was(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_says_which_exchange_it_was(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any, **__: Any) -> Any:
         raise UpstreamBusy("All are in use.")
 
@@ -439,7 +253,7 @@ async def test_an_error_says_which_exchange_it_was(house: _House, monkeypatch: p
     ],
 )
 async def test_what_cannot_be_meant_is_not_stored(
-    house: _House, provider: Provider, header: tuple[bytes, bytes], param: str
+    house: House, provider: Provider, header: tuple[bytes, bytes], param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await house.ask("echo", header)
@@ -448,7 +262,7 @@ async def test_what_cannot_be_meant_is_not_stored(
     assert provider.log == []
 
 
-async def test_calls_without_tools_are_warned_of(house: _House) -> None:
+async def test_calls_without_tools_are_warned_of(house: House) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     said = [
         {"role": "user", "content": "a"},
@@ -460,7 +274,7 @@ async def test_calls_without_tools_are_warned_of(house: _House) -> None:
     assert "x-context-warning" not in (await house.ask(messages=said, tools=tools)).headers
 
 
-async def test_what_is_compressed_is_told_plain(house: _House, provider: Provider) -> None:
+async def test_what_is_compressed_is_told_plain(house: House, provider: Provider) -> None:
     client = await house.ask("gzip")
     assert provider.last.header("accept-encoding") == "identity"
     assert "content-encoding" not in client.headers
@@ -471,7 +285,7 @@ async def test_what_is_compressed_is_told_plain(house: _House, provider: Provide
 async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path: Path) -> None:
     async with opened(provider, tmp_path, sessions={"missing": "stateless"}) as house:
         asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": "hi"}]})
-        client = _Client()
+        client = Heard()
         await house.chat.answer(Call("t", [], b"", asked), client)
         assert (client.status, "x-session-id" in client.headers) == (200, False)
         assert await house.store.sessions(None, limit=9) == ([], None)
@@ -494,3 +308,26 @@ def test_a_stream_is_known_by_its_type_or_by_what_was_asked(
 ) -> None:
     answer: Any = SimpleNamespace(header=lambda _: kind)
     assert _is_stream(answer, asked=asked) is stream
+
+
+async def test_branches_of_a_long_history_share_the_move_of_the_first(
+    house: House, provider: Provider
+) -> None:
+    lean = {"trigger": {"tokens": 2_000}, "target": {"tokens": 1_000}, "edits": [{"type": "drop_oldest"}]}
+    house.chat.policies.current = {"lean": Policy.model_validate(lean)}
+    rows = []
+    for text in ("and now?", "or so?", "or thus?"):
+        await house.ask(messages=[*LONG[:-1], {"role": "user", "content": text}])
+        rows.append(await house.last())
+    assert [(row.kind, row.receipt["cut"]["moved"]) for row in rows] == [
+        ("first", True),
+        ("rewind", True),
+        ("rewind", False),
+    ]
+    second, third = rows[1:]
+    assert second.cut_node == third.receipt["cut"]["node"] == second.base == third.base
+    assert second.receipt["cut"]["position"] == len(LONG) - 1
+    sent = [request.json["messages"] for request in provider.log[-2:]]
+    assert sent[0][:-1] == sent[1][:-1]
+    assert len(sent[0]) < len(LONG) // 2
+    assert [messages[-1]["content"] for messages in sent] == ["or so?", "or thus?"]

@@ -10,8 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.exchange.past import Asking, Memory, Past, ref_of, request_form
-from proxy.history.reconcile import Kind
+from proxy.exchange.asking import Asking
+from proxy.exchange.past import WAITING, Memory, Past, request_form
+from proxy.history.reconcile import Kind, Mode
+from proxy.recall.refs import ref_of
 from proxy.store.records import Kept
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
@@ -187,3 +189,71 @@ async def test_a_window_says_where_it_begins(talk: Talk) -> None:
     past = await past_of(talk, *said)
     assert (past.arrival.kind, past.start) == (Kind.WINDOWED, 2)
     assert [entry.position for entry in past.entries] == [2, 3, 4, 5, 6]
+
+
+# ----------------------------------------------------------------- agents that share it and use tools
+
+
+async def _calls(talk: Talk, agent: str, *ids: str) -> None:
+    """Have an agent ask and be answered with calls."""
+    calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in ids]
+    asked = body("user", f"{agent} asks")
+    reply = body("assistant", f"{agent} calls", tool_calls=calls)
+    await talk.settle(await talk.begin(asked, agent=agent), asked, replies=(reply,), agent=agent)
+
+
+def _result(call: str) -> dict[str, Any]:
+    return {"role": "tool", "content": f"result of {call}", "tool_call_id": call}
+
+
+def _shown(past: Past) -> list[str]:
+    """Return what would be sent if nothing were trimmed."""
+    return [entry.message.text for entry in past.entries if not entry.arrival]
+
+
+@pytest.mark.anyio
+async def test_what_others_said_since_stands_before_the_calls_that_a_request_answers(talk: Talk) -> None:
+    await _calls(talk, "A", "c1")
+    await talk.say("b", "rb", agent="B")
+    past = await past_of(talk, _result("c1"), asking=replace(ASKING, agent="A"))
+    assert _shown(past) == ["A asks", "b", "rb", "A calls", "result of c1"]
+    assert [entry.position for entry in past.entries] == [0, 1, 2, 3, 4]
+    assert past.carried == past.nodes[1:]
+    assert [body.message.text for body in past.fresh] == ["result of c1"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("agent", "is_shown"), [("B", False), ("A", True), (None, True)], ids=["other", "own", "nobody"]
+)
+async def test_calls_of_another_agent_that_wait_are_left_out_until_they_are_answered(
+    talk: Talk, agent: str | None, is_shown: bool
+) -> None:
+    await _calls(talk, "A", "c1")
+    asking = replace(ASKING, agent=agent)
+    past = await past_of(talk, user("b"), asking=asking)
+    assert _shown(past) == ["A asks", *(["A calls"] if is_shown else []), "b"]
+    assert [entry.position for entry in past.entries] == [0, 1, 2]
+    if not is_shown:
+        (change,) = past.entries[1].arrival or ()
+        assert (change.position, change.edit, change.message) == (1, WAITING, None)
+    await talk.say("c", "rc", agent="C")
+    past = await past_of(talk, user("b"), asking=asking)
+    assert _shown(past) == ["A asks", *(["A calls"] if is_shown else []), "c", "rc", "b"]
+
+
+@pytest.mark.anyio
+async def test_calls_that_are_answered_are_shown_to_all(talk: Talk) -> None:
+    await _calls(talk, "A", "c1", "c2")
+    result = body("tool", "42", tool_call_id="c1")
+    await talk.settle(await talk.begin(result), result, replies=(body("assistant", "so"),), agent="A")
+    asking = replace(ASKING, agent="B")
+    said = ["A asks", "A calls", "42", "so"]
+    assert _shown(await past_of(talk, user("b"), asking=asking)) == [*said, "b"]
+    # Who sends a result for another agent has seen the calls; and nothing more may be new.
+    await _calls(talk, "A", "c3")
+    said += ["A asks", "A calls"]
+    assert _shown(await past_of(talk, _result("c3"), asking=asking)) == [*said, "result of c3"]
+    append = replace(asking, mode=Mode.APPEND)
+    system = {"role": "system", "content": "Be brief."}
+    assert _shown(await past_of(talk, system, asking=append)) == said

@@ -12,15 +12,20 @@ import orjson
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.exchange.background import OFF_LOOP_BYTES
+from proxy.exchange.background import OFF_LOOP_BYTES, Background
 from proxy.exchange.knowledge import Knowledge
+from proxy.exchange.means import Means
 from proxy.exchange.past import Memory
+from proxy.exchange.present import present
 from proxy.exchange.preview import preview
 from proxy.models.catalogue import Catalogue
+from proxy.recall.answering import Recall
 from proxy.settings.model import Settings
 from proxy.settings.policies import Policies
 from proxy.store.records import Kept
 from proxy.store.store import Store
+from proxy.summaries.making import Summaries
+from proxy.summaries.summarizer import Summarizer
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.plan import Cut, Gap
 from proxy.trimming.policy import Policy
@@ -62,7 +67,12 @@ async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
     upstream = Upstream(SETTINGS.upstream, shares_key=False)
     knowledge = Knowledge(COUNTER, Catalogue(), upstream, None)
     try:
-        found = await preview(row, policy, Policies(SETTINGS.policies), talk.store, knowledge, memory)
+        background = Background()
+        summarizer = Summarizer(SETTINGS.summarizer, upstream)
+        summaries = Summaries(talk.store, summarizer, COUNTER, knowledge.facts_at, background.start)
+        recall = Recall(talk.store)
+        means = Means(talk.store, upstream, background, memory, knowledge, summaries, recall, COUNTER)
+        found = await preview(await present(row, policy, Policies(SETTINGS.policies), means))
     finally:
         await upstream.aclose()
     data: dict[str, Any] = orjson.loads(orjson.dumps(found))

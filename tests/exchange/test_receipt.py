@@ -134,6 +134,7 @@ def test_a_summary_is_told_with_what_it_stands_for() -> None:
         "message_count": 4,
         "original_tokens": 130,
         "generation": 2,
+        "model": None,
     }
     assert receipt_of(Ticket("s", "e", _plan(), 1, 4), None)["summary"] is None
 

@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from proxy.errors import UpstreamTimeout
-from proxy.exchange.past import Asking, Memory, Past
+from proxy.exchange.asking import Asking
+from proxy.exchange.past import Memory, Past
 from proxy.exchange.receipt import Ticket
 from proxy.exchange.relay import Outcome
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of

@@ -306,3 +306,13 @@ def test_a_question_beside_may_come_while_the_first_one_is_answered() -> None:
 def test_nothing_is_beside_a_conversation_whose_manner_is_not_known() -> None:
     log = _log("u1", "a1", arrival="append")
     assert reconcile(Incoming(["x"], manner=Manner("title", None, "small")), log).kind is Kind.APPEND
+
+
+@pytest.mark.parametrize(("head", "kind"), [("a1", Kind.RESEND), ("a2", Kind.REWIND)])
+def test_what_is_known_to_be_stored_is_not_asked_for(head: str, kind: Kind) -> None:
+    tree = _Tree(["u1", "a1"])
+    log = Log(tree, head, 2, "resend", prefix=2)
+    assert reconcile(Incoming(["u1", "a1", "u2"], replies=(1,)), log) == Arrival(kind, "a1", 2)
+    # A session without a head has answered nothing; what it holds is known all the same.
+    assert reconcile(Incoming(["u1", "a1", "u2"], replies=(1,)), replace(log, head=ROOT)).fresh == 2
+    assert tree.questions == 0

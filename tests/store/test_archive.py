@@ -9,6 +9,7 @@ from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
 from proxy.trimming.plan import Cut, Gap
 from proxy.wire.messages import JsonObject, Message
+from tests.support.asides import HIDDEN, failed, reply, say, summary
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -77,6 +78,28 @@ async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
     (kept,) = (record for record in records if record["record"] == "cut")
     assert kept["changes"] == {"why": [["drop_oldest", "old"]], "gaps": [[0, 0, 1, 4, 0]], "kept": []}
     assert orjson.loads(orjson.dumps(records)) == records  # plain JSON
+
+
+async def test_what_stands_beside_the_messages_is_in_it_but_for_attempts(store: Store) -> None:
+    talk = Talk(store)
+    made = await say(talk, "one", reply("1", HIDDEN))
+    for row in (summary("b", made.head, 2, created_at=2), summary("a", made.nodes[0], 1, created_at=1)):
+        assert await store.keep_summary(talk.key, row)
+    await store.keep_summary(talk.key, failed("c", made.head, 2))
+    records = await exported(store, talk.key)
+    (hidden,) = (record for record in records if record["record"] == "hidden")
+    assert hidden["node"] == made.head
+    assert [text.encode() for text in hidden["before"]] == [each.raw for each in HIDDEN.before]
+    assert HIDDEN.reply is not None
+    assert hidden["reply"].encode() == HIDDEN.reply.raw
+    kept = [record for record in records if record["record"] == "summary"]
+    assert [(each["id"], each["state"], each["cost"]) for each in kept] == [
+        ("sum_a", {"values": ["42"]}, 0.25),
+        ("sum_b", {"values": ["42"]}, 0.25),
+    ]
+    kinds = [record["record"] for record in records]
+    assert max(kinds.index("hidden"), kinds.index("summary")) < kinds.index("node")  # what they name
+    assert orjson.loads(orjson.dumps(records)) == records
 
 
 async def test_a_long_session_comes_page_by_page_whole_and_parents_first(store: Store) -> None:

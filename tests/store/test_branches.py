@@ -47,3 +47,11 @@ def test_those_that_were_not_used_for_the_longest_go() -> None:
     assert branches.beginning("s", 1, ["a", "b", "c"]) == marks("a", "b", "c")
     branches.keep("u", 1, marks(*"abcdef"))  # more than there is room for
     assert branches.beginning("u", 1, ["a"]) == marks("a")
+
+
+def test_what_was_there_lately_is_guessed_whatever_has_become_of_the_session() -> None:
+    branches = Branches()
+    assert branches.guess("s", ["a"]) == (0, 0)
+    branches.keep("s", 7, marks("a", "b"))
+    assert branches.guess("s", ["a", "b", "c"]) == (2, 7)
+    assert branches.guess("s", ["x"]) == (0, 7)

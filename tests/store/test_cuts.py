@@ -35,12 +35,12 @@ async def test_a_branch_inherits_the_newest_cut_of_its_ancestors(store: Store) -
     second = await say(talk, "two", cut(3))
     plain = await say(talk, "three", None)
     beside = await say(talk, "zwei", None, base=first, at_head=False)
-    other = await say(talk, "deux", cut(2), base=first, at_head=False)
+    other = await say(talk, "deux", cut(3, version="v2"), base=first, at_head=False)
     assert await newest(talk, first) == cut(1)
     assert await newest(talk, second) == cut(3)
     assert await newest(talk, plain) == cut(3)
     assert await newest(talk, beside) == cut(1)
-    assert await newest(talk, other) == cut(2)
+    assert await newest(talk, other) == cut(3, version="v2")
 
 
 async def test_each_policy_and_agent_has_its_own(store: Store) -> None:
@@ -103,7 +103,7 @@ async def test_the_summaries_of_a_branch_are_told_with_their_time(store: Store) 
     await say(talk, "two", summed(3, "A"), settled_at=20)
     await say(talk, "three", summed(5, "B"), settled_at=30)
     head = await say(talk, "four", replace(summed(7, "B"), summary=summed(5, "B").summary), settled_at=40)
-    beside = await say(talk, "zwei", summed(2, "C"), base=first, at_head=False, settled_at=50)
+    beside = await say(talk, "zwei", summed(3, "C"), base=first, at_head=False, settled_at=50)
 
     async def told(node: str, policy: str = "default", agent: str | None = None) -> list[tuple[str, int]]:
         return [(each.text, at) for each, at in await store.summaries(talk.key, node, policy, agent)]

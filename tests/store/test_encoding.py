@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.encoding import Decided, decode_changes, decode_cut, encode_changes, encode_cut
+from proxy.store.encoding import Decided, decode_changes, decode_cut, encode_changes, encode_cut, encode_data
 from proxy.trimming.plan import Account, Change, Gap, Summary
 from proxy.wire.messages import Message
 
@@ -137,3 +139,10 @@ def test_what_is_no_text_of_a_cut_is_refused(text: str) -> None:
 def test_what_was_decided_on_arrival_has_no_gaps() -> None:
     with pytest.raises(ValueError, match="gaps"):
         decode_changes('{"why":[["e","r"]],"gaps":[[0,0,1,5,0]]}')
+
+
+def test_data_is_read_back_but_for_half_an_emoji() -> None:
+    data = {"b": [1, 2.5, None, {"é": "\x00"}], "a": "\u2028"}
+    assert json.loads(encode_data(data)) == data
+    assert list(json.loads(encode_data(data))) == ["b", "a"]
+    assert json.loads(encode_data({"k\ud83e": ["x\udd8a", data]})) == {"k\ufffd": ["x\ufffd", data]}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.errors import Conflict, InvalidRequest
 from proxy.store.loading import read_records
@@ -14,6 +15,7 @@ from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut
 from proxy.store.store import Store
 from proxy.trimming.plan import Account, Change, Cut, Gap, Summary
 from proxy.wire.messages import JsonObject, Message
+from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +53,12 @@ async def told(store: Store) -> list[JsonObject]:
     )
     await talk.say("two", "2", base=first.head, at_head=False)
     node = first.replies[0]
-    await talk.say("zwei", "2", base=node, at_head=False, cut=LATER, kept=Kept((node,), (0,)))
+    last = await talk.say("zwei", "2", base=node, at_head=False, cut=LATER, kept=Kept((node,), (0,)))
+    await store.keep_summary(talk.key, summary("a", first.nodes[0], 1, tip=node, created_at=1))
+    later = summary("b", last.nodes[0], 3, tip=last.head, created_at=2, predecessor="sum_a")
+    await store.keep_summary(talk.key, later)
+    calls = [{"id": "c1", "type": "function", "function": {"name": "finish", "arguments": "{}"}}]
+    await say(talk, "drei", reply("3", HIDDEN, tool_calls=calls))
     return [record async for record in store.export(talk.key)]
 
 
@@ -107,8 +114,20 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     assert await store.cut(new.key, names, "default", None) == later
     assert later == StandingCut(LATER, names[2], (names[1], names[2]))
     assert await store.exchanges(new.key, limit=9) == ([], None)
+    assert (made.hidden, made.summaries, made.cost, made.calls) == (1, 2, None, ("finish",))
+    rows = await store.summary_rows(old.key)
+    assert await store.summary_rows(new.key) == [
+        replace(row, usage=None, cost=None, exchange=None) for row in rows
+    ]
+    (hidden,) = [record async for record in store.export(new.key) if record["record"] == "hidden"]
+    assert [
+        hidden | {"exchange": record["exchange"]} for record in records if record["record"] == "hidden"
+    ] == [record for record in records if record["record"] == "hidden"]
     await new.say("three", "3")  # and it goes on
-    assert await new.texts((await store.find("copy"))[0].head) == ["one \x00", "1", "zwei", "2", "three", "3"]
+    assert await new.texts((await store.find("copy"))[0].head) == [
+        *("one \x00", "1", "zwei", "2", "drei", "3"),
+        *("three", "3"),
+    ]
 
 
 def _log_of(row: SessionRow) -> tuple[object, ...]:
@@ -224,6 +243,14 @@ def _putting(text: str) -> JsonObject:
         ("cut", _set(changes={"account": {"turns": 1}}), "account"),
         ("cut", _set(changes=_putting("[]")), "puts what is no message"),
         ("cut", _set(changes=_putting("{")), "unexpected end of data"),
+        ("hidden", _set(node="ab" * 20), "it belongs to abab"),
+        ("hidden", _set(before=["[]"]), "is no message"),
+        ("hidden", _set(after="[]"), "after"),
+        ("hidden", _set(tokens=-1), "tokens"),
+        ("summary", _set(node="ab" * 20), "a branch with abab"),
+        ("summary", _set(until=2), "it covers 2 messages"),
+        ("summary", _set(predecessor="sum_0"), "its predecessor sum_0 does not stand in a line above"),
+        ("summary", _set(state=[]), "state"),
         ("node", _set(policy="a\x00b"), "policy holds a NUL"),
         ("node", _set(arrival=_dropping(1)), "stands at position 1, which"),
         ("node", _set(arrival=[]), "array"),
@@ -251,6 +278,15 @@ def test_what_a_cut_kept_is_of_its_branch(story: list[JsonObject]) -> None:
     cut["changes"]["kept"][1] = depth_three[0]
     with pytest.raises(InvalidRequest, match="what it kept is not of its branch"):
         read_records(records)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("hidden", "another line says already"), ("summary", "there are two summaries sum_b")]
+)
+def test_what_is_there_once_is_not_said_twice(story: list[JsonObject], kind: str, says: str) -> None:
+    twice = [record for record in story if record["record"] == kind][-1:]
+    with pytest.raises(InvalidRequest, match=says):
+        read_records([*story, *twice])
 
 
 def _nodes_at(records: list[JsonObject], depth: int) -> list[str]:

@@ -171,3 +171,36 @@ async def test_conversations_of_the_first_tables_are_found_as_new_ones_are(url: 
         ask(url, lambda c: c.execute(text("UPDATE nodes SET content = 'x'")))
     await downgrade(url, "0001")
     assert ask(url, current) == "0001"
+
+
+async def test_sessions_of_the_third_tables_have_nothing_beside_their_messages(url: str) -> None:
+    """Revision 4: counts that tell so, for sessions that a version before it makes meanwhile too."""
+    await upgrade(url, "0003")
+    row = text(
+        "INSERT INTO sessions (session, tenant, id, created_at, updated_at, head, arrival, messages, rounds, "
+        "tokens, requests, tokens_sent, tokens_saved, scale) "
+        "VALUES (:session, 'team', 'i', 1, 1, '', 'first', 0, 0, 0, 0, 0, 0, 1.5)"
+    )
+
+    def make(session: str) -> Callable[[Connection], None]:
+        def run(connection: Connection) -> None:
+            connection.execute(row, {"session": session})
+            connection.commit()
+
+        return run
+
+    ask(url, make("before"))
+    await upgrade(url)
+    ask(url, make("meanwhile"))
+    rows = ask(
+        url,
+        lambda c: c.execute(
+            text("SELECT scale, hidden, summaries, cost, calls FROM sessions ORDER BY session")
+        ).all(),
+    )
+    assert [tuple(row) for row in rows] == [(1.5, 0, 0, None, None)] * 2
+    await downgrade(url, "0003")
+    assert ask(url, tables) == set(METADATA.tables) - {"hidden", "summaries", "leases"}
+    assert ask(url, lambda c: c.execute(text("SELECT count(*) FROM sessions")).scalar_one()) == 2
+    await upgrade(url)
+    assert ask(url, differences) == []

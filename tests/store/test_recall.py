@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import Executable
 
 from proxy.errors import Conflict
 from proxy.history.nodes import ROOT, content_hash, names_under
 from proxy.history.reconcile import Incoming, Kind, Manner
 from proxy.store import store as module
 from proxy.store.branches import Branches
+from proxy.store.connection import Connection, Parameters, Rows
 from proxy.store.recall import Question, Recollection, TooLong, recall
-from proxy.store.records import Body, Kept, Status
+from proxy.store.records import Body, Kept, Settled, Status
 from proxy.store.store import Store
-from proxy.trimming.plan import Cut, Gap
+from proxy.trimming.plan import Change, Cut, Gap
 from proxy.wire.messages import Message
+from tests.support.asides import HIDDEN, RECIPE, failed, reply, say, settle, summary
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -35,6 +40,9 @@ async def ask(
     idempotency: str | None = None,
     whole: bool = False,
     instructed: bool = False,
+    recipe: str | None = RECIPE,
+    agent: str | None = None,
+    most: int | None = None,
     **changes: Any,
 ) -> Recollection:
     question = Question(
@@ -43,11 +51,16 @@ async def ask(
         incoming=incoming(messages, **changes),
         messages=messages,
         policy=policy,
-        agent=None,
+        agent=agent,
         idempotency=idempotency,
         whole=whole,
         instructed=instructed,
+        recipe=recipe,
     )
+    if most is not None:
+        return await talk.store._database.read(
+            lambda connection: recall(connection, question, Branches(), most=most)
+        )
     return await talk.store.recall(question)
 
 
@@ -146,16 +159,124 @@ async def test_an_append_without_instructions_gets_the_newest_ones(store: Store)
     assert (await ask(talk, message("user", "two"), instructed=True)).instructions == ()
 
 
+def _calling(*ids: str) -> Body:
+    calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in ids]
+    return body("assistant", "", tool_calls=calls)
+
+
+async def _called(talk: Talk, *ids: str, **changes: Any) -> Settled:
+    asked = body("user", "one")
+    exchange = await talk.begin(asked, **changes)
+    return await talk.settle(exchange, asked, replies=(_calling(*ids),), **changes)
+
+
+def _result(call: str, text: str = "42") -> Message:
+    return message("tool", text, tool_call_id=call)
+
+
 async def test_results_are_placed_at_their_calls(store: Store) -> None:
     talk = Talk(store)
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    asked = body("user", "one")
+    called = await _called(talk, "c1")
+    found = await ask(talk, _result("c1"))
+    assert (found.arrival.base, found.arrival.at_head) == (called.head, False)
+    assert (texts(found), found.carried, found.depth) == (["one", ""], (), 2)
+
+
+async def test_what_was_said_since_stands_before_the_calls_that_are_answered(store: Store) -> None:
+    talk = Talk(store)
+    called = await _called(talk, "c1")
+    change = Change(2, "truncate_tool_output", "long", message("user", "o"), 5, 1)
+    other = await talk.say("other", "2", arrivals=((change,),))
+    found = await ask(talk, _result("c1"))
+    assert (found.arrival.base, found.arrival.at_head, found.arrival.moves_head) == (called.head, False, True)
+    assert texts(found) == ["one", "other", "2", ""]
+    assert found.carried == (*other.nodes, *other.replies, called.head)
+    assert [row.depth for row in found.rows] == [1, 2, 3, 4]
+    assert found.depth == 4
+    assert [row.arrival for row in found.rows][1] == (replace(change, position=1),)
+    # The stored order is what it was.
+    assert texts(await ask(talk, message("user", "x"))) == ["one", "", "other", "2"]
+
+
+async def test_calls_at_the_root_are_followed_too(store: Store) -> None:
+    talk = Talk(store)
+    asked = (_calling("c1"), body("user", "other"))
+    await talk.settle(await talk.begin(*asked), *asked, replies=(body("assistant", "2"),))
+    found = await ask(talk, _result("c1"))
+    assert (texts(found), [row.depth for row in found.rows]) == (["other", "2", ""], [1, 2, 3])
+
+
+async def test_a_reply_to_some_of_the_results_gives_way(store: Store) -> None:
+    talk = Talk(store)
+    await _called(talk, "c1", "c2")
+    first = body("tool", "1", tool_call_id="c1")
+    early = await talk.settle(await talk.begin(first), first, replies=(body("assistant", "early"),))
+    found = await ask(talk, _result("c2"))
+    assert (texts(found), found.carried, found.depth) == (["one", "", "1"], (), 3)
+    assert found.arrival.base == early.nodes[0]
+    await talk.say("other", "2")
+    found = await ask(talk, _result("c2"))
+    assert texts(found) == ["one", "other", "2", "", "1"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_the_same_results_once_more_go_where_they_stand(store: Store, goes_on: bool) -> None:
+    talk = Talk(store)
+    called = await _called(talk, "c1")
+    result = Body(_result("c1"), 5)
+    await talk.settle(await talk.begin(result), result, replies=(body("assistant", "done"),))
+    if goes_on:
+        await talk.say("other", "2")
+    found = await ask(talk, _result("c1"))
+    assert (texts(found), found.arrival.base, found.depth) == (["one", ""], called.head, 2)
+    assert found.arrival.beside is goes_on
+
+
+async def test_an_agents_own_open_call_is_meant_where_others_use_its_id(store: Store) -> None:
+    talk = Talk(store)
+    mine = await _called(talk, "c1", agent="A")
+    await _called(talk, "c1", agent="B")
+    found = await ask(talk, _result("c1"), agent="A")
+    assert found.arrival.base == mine.head
+    assert [row.agent for row in found.rows] == ["A", "B", "B", "A"]
+
+
+async def test_what_a_cut_dropped_since_the_calls_is_read(store: Store) -> None:
+    talk = Talk(store)
+    called = await _called(talk, "c1")
+    nodes = [*called.nodes, *called.replies]
+    for number in range(2):
+        settled = await talk.say(f"q{number}", f"a{number}")
+        nodes += [*settled.nodes, *settled.replies]
+    asked = body("user", "last")
     exchange = await talk.begin(asked)
-    calling = await talk.settle(exchange, asked, replies=(body("assistant", "", tool_calls=[call]),))
-    await talk.say("other", "2", base=calling.head, at_head=False)
-    found = await ask(talk, message("tool", "42", tool_call_id="c1"))
-    assert (found.arrival.base, found.arrival.at_head) == (calling.head, False)
-    assert (len(found.rows), found.depth) == (2, 2)
+    await talk.settle(
+        exchange,
+        asked,
+        replies=(body("assistant", "end"),),
+        cut=_cut(7, Gap(2, 6, "drop_oldest", "old", 20, 0)),
+        kept=Kept(tuple(nodes[:2]), (0,)),
+    )
+    assert texts(await ask(talk, message("user", "x"), policy="lean")) == ["one", "", "last", "end"]
+    found = await ask(talk, _result("c1"), policy="lean")
+    assert texts(found) == ["one", "q0", "a0", "q1", "a1", "last", "end", ""]
+    assert [row.depth for row in found.rows] == list(range(1, 9))
+    assert found.cut is None  # it was made where the calls stood
+    await ask(talk, _result("c1"), policy="lean", most=20)
+    with pytest.raises(TooLong):
+        await ask(talk, _result("c1"), policy="lean", most=7)
+
+
+async def test_a_summary_of_what_is_carried_along_is_not_used(store: Store) -> None:
+    talk = Talk(store)
+    called = await _called(talk, "c1")
+    other = await talk.say("other", "2")
+    before = summary("before", called.nodes[0], 1)
+    await store.keep_summary(talk.key, before)
+    for name, node, until in (("block", called.head, 2), ("since", other.head, 4)):
+        await store.keep_summary(talk.key, summary(name, node, until))
+    assert (await ask(talk, message("user", "x"))).prepared == summary("since", other.head, 4)
+    assert (await ask(talk, _result("c1"))).prepared == before
 
 
 # ------------------------------------------------------------------------------------- repetitions
@@ -473,3 +594,208 @@ async def test_an_append_to_a_base_that_the_cut_dropped_knows_how_deep_it_is(sto
     assert found.arrival.base == base
     assert found.cut is not None
     assert (found.cut.node, texts(found), found.depth) == (base, [], 2)
+
+
+# ---------------------------------------------------------------------- what stands beside the messages
+
+
+async def test_what_was_hidden_of_a_reply_is_read_with_it(store: Store) -> None:
+    talk = Talk(store)
+    first = await say(talk, "one", reply("1", HIDDEN))
+    await talk.say("two", "2")
+    last = await say(talk, "three", reply("3", HIDDEN))
+    both = {first.head: HIDDEN, last.head: HIDDEN}
+    assert (await ask(talk, message("user", "more"))).hidden == both
+    told = [message(*each) for each in (("user", "one"), ("assistant", "1"), ("user", "two"))]
+    assert (await ask(talk, *told)).hidden == {first.head: HIDDEN}
+    told += [message(*each) for each in (("assistant", "2"), ("user", "three"), ("assistant", "3"))]
+    assert (await ask(talk, *told)).hidden == both
+    window = await ask(talk, *told[1:], message("user", "more"))
+    assert (window.arrival.kind, window.hidden) == (Kind.WINDOWED, both)
+    foreign = await ask(talk, message("user", "other"), message("assistant", "x"), told[2])
+    assert foreign.hidden == {}
+
+
+async def test_what_was_hidden_of_messages_that_a_cut_dropped_is_not_read(store: Store) -> None:
+    talk = Talk(store)
+    await say(talk, "one", reply("1", HIDDEN))
+    asked = body("user", "two")
+    cut = _cut(3, Gap(0, 2, "drop_oldest", "old", 10, 0))
+    exchange = await talk.begin(asked)
+    last = await settle(talk, exchange, asked, replies=(reply("2", HIDDEN),), cut=cut, kept=Kept((), (0,)))
+    assert (await ask(talk, message("user", "three"), policy="lean")).hidden == {last.head: HIDDEN}
+    whole = await ask(talk, message("user", "three"), policy="lean", whole=True)
+    assert len(whole.hidden) == 2
+
+
+async def test_the_summaries_of_the_branch_are_found_by_whoever_goes_on_with_it(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    last = await talk.say("two", "2")
+    rows = await store.path(talk.key, last.head)
+    made = summary("a", rows[1].node, 2, tip=last.head)
+    tried = failed("b", rows[2].node, 3, tip=last.head, created_at=9_000)
+    elsewhere = summary("c", "ab" * 20, 2, created_at=9_999)
+    for row in (made, tried, elsewhere):
+        await store.keep_summary(talk.key, row)
+    told = [row.message for row in rows]
+    for asked in ((message("user", "more"),), (*told, message("user", "more"))):
+        found = await ask(talk, *asked)
+        assert (found.prepared, found.attempt) == (made, tried)
+        other = await ask(talk, *asked, recipe="f" * 12)
+        assert (other.prepared, other.attempt) == (None, None)
+        none = await ask(talk, *asked, recipe=None)
+        assert (none.prepared, none.attempt) == (None, None)
+    rewound = await ask(talk, *told[:2], message("user", "else"))
+    assert (rewound.arrival.kind, rewound.prepared, rewound.attempt) == (Kind.REWIND, made, made)
+    before = await ask(talk, told[0], message("assistant", "other"), message("user", "else"))
+    assert (before.arrival.base, before.prepared) == (rows[0].node, None)
+    side = await ask(talk, message("user", "aside"), message("assistant", "x"))
+    assert (side.arrival.kind, side.prepared, side.attempt) == (Kind.FOREIGN, None, None)
+
+
+async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(store: Store) -> None:
+    talk = Talk(store)
+    first = await talk.say("one", "1")
+    asked = body("user", "two")
+    cut = _cut(3, Gap(0, 3, "drop_oldest", "old", 15, 0))
+    last = await talk.settle(
+        await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=cut, kept=Kept((), ())
+    )
+    for name, node, until, tip in (
+        ("by its end", first.nodes[0], 1, last.head),
+        ("by the cut", last.nodes[0], 3, last.nodes[0]),
+        ("by the base", last.head, 4, last.head),
+    ):
+        made = summary(name, node, until, tip=tip)
+        await store.keep_summary(talk.key, made)
+        found = await ask(talk, message("user", "three"), policy="lean")
+        assert texts(found) == ["2"]
+        assert found.prepared == made
+    # What nothing that was read belongs to is not found: the branch is not read for it.
+    await store.delete(talk.key)
+
+
+async def test_without_summaries_and_hidden_rounds_nothing_is_asked_for(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    question = Question(
+        "tenant",
+        "session",
+        incoming([message("user", "two")]),
+        [message("user", "two")],
+        policy="lean",
+        agent=None,
+        recipe=RECIPE,
+    )
+
+    def unit(connection: Connection) -> list[str]:
+        asked: list[str] = []
+
+        class Noted:
+            dialect = connection.dialect
+
+            def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+                asked.append(str(statement))
+                return connection.execute(statement, parameters)
+
+        recall(Noted(), question, Branches())
+        return asked
+
+    plain = await store._database.read(unit)
+    assert len(plain) == 6  # the session, what was asked last, cuts (twice), the branch, instructions
+    last = await say(talk, "two", reply("2", HIDDEN))
+    assert len(await store._database.read(unit)) == len(plain) + 2
+    await store.keep_summary(talk.key, summary("a", last.head, 4))
+    assert len(await store._database.read(unit)) == len(plain) + 5
+
+
+async def test_many_hidden_rounds_are_read_elsewhere(store: Store) -> None:
+    talk = Talk(store)
+    for number in range(3):
+        await say(talk, f"q{number}", reply(f"a{number}", HIDDEN))
+    said = [
+        message(role, f"{sign}{n}") for n in range(3) for role, sign in (("user", "q"), ("assistant", "a"))
+    ]
+    question = Question("tenant", "session", incoming(said), said, policy=None, agent=None)
+    branches = Branches()
+    await store._database.read(lambda connection: recall(connection, question, branches))
+    with pytest.raises(TooLong):
+        await store._database.read(partial(recall, question=question, branches=branches, most=2))
+    found = await store._database.read(partial(recall, question=question, branches=branches, most=3))
+    assert len(found.hidden) == 3
+
+
+@pytest.mark.parametrize("manner", [None, Manner("other", "tools", "small")])
+async def test_whoever_goes_on_with_a_fork_may_append(store: Store, manner: Manner | None) -> None:
+    """An agent that was given a history has instructions and tools of its own, and still goes on with it."""
+    talk = Talk(store)
+    asked = body("user", "one")
+    exchange = await talk.begin(asked, instructions=(message("system", "x"),))
+    last = await talk.settle(exchange, asked, replies=(body("assistant", "1"),), kind="resend", scale=1.5)
+    await store.fork("tenant", talk.key, last.head, "fork")
+    new = Talk(store, session="fork")
+    found = await ask(new, message("user", "go on"), manner=manner)
+    assert (found.arrival.kind, found.arrival.base, texts(found)) == (Kind.APPEND, last.head, ["one", "1"])
+    assert (found.scale, found.model, found.instructions) == (1.5, "model", (message("system", "x"),))
+    told = [message("user", "one"), message("assistant", "1"), message("user", "x")]
+    assert (await ask(new, *told, manner=manner)).arrival.kind is Kind.RESEND
+    await new.say("go on", "2", kind="resend")
+    assert (await ask(new, message("user", "aside"), manner=manner)).arrival.kind is Kind.SIDE
+
+
+async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None:
+    talk, asked = Talk(store), list[str]()
+    await talk.say("q", "a", kind="resend")
+    said = [message("user", "q"), message("assistant", "a")]
+    branches = Branches()
+    question = Question(
+        "tenant", "session", incoming([*said, said[0]]), [*said, said[0]], policy="p", agent=None
+    )
+
+    class _Counting:
+        """A connection that notes what it is asked."""
+
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+            self.dialect = connection.dialect
+
+        def execute(self, statement: Any, parameters: Any = None, /) -> Any:
+            asked.append(str(statement))
+            return self._connection.execute(statement, parameters)
+
+    async def read() -> Recollection:
+        asked.clear()
+        return await store._database.read(
+            lambda connection: recall(_Counting(connection), question, branches)
+        )
+
+    first = await read()
+    assert len(asked) > 1
+    assert await read() == first
+    assert len(asked) == 1
+    # Where it has gone on meanwhile, it is asked again.
+    await talk.say("q", "b", kind="resend")
+    found = await read()
+    assert (found.arrival.kind, found.arrival.fresh, found.depth) == (Kind.REWIND, 3, 3)
+    # And so where it is another session by now, of the same age and with less in it.
+    await store.delete(talk.key)
+    exchange = await talk.begin(asked_first := body("user", "q"), base=ROOT)
+    await talk.settle(exchange, asked_first, replies=(body("assistant", "other"),), kind="resend")
+    again = await read()
+    assert (again.arrival.fresh, again.depth) == (1, 1)
+
+
+async def test_a_cut_that_came_after_the_last_look_is_seen(store: Store) -> None:
+    talk = Talk(store)
+    settled = await talk.say("q", "a", kind="resend")
+    said = [message("user", "q"), message("assistant", "a"), message("user", "more")]
+    assert (await ask(talk, *said, policy="default")).cut is None
+    mine = Cut(2, "default", "v1", (), 1, 1, 0)
+    exchange = await talk.begin(beside := body("user", "beside"), base=settled.head)
+    await talk.settle(
+        exchange, beside, replies=(body("assistant", "b"),), cut=mine, base=settled.head, at_head=False
+    )
+    found = await ask(talk, *said, policy="default")
+    assert found.cut is not None
+    assert (found.cut.cut, found.cut.node) == (mine, settled.head)  # kept for all that go on from there

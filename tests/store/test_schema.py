@@ -8,8 +8,20 @@ from sqlalchemy import Table, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from proxy.store.connection import Connection
-from proxy.store.schema import BODIES, INSTRUCTIONS, METADATA, NODES, OF_A_SESSION, SECRETS, insert_new
+from proxy.store.schema import (
+    BODIES,
+    HIDDEN,
+    INSTRUCTIONS,
+    METADATA,
+    NODES,
+    OF_A_SESSION,
+    SECRETS,
+    SUMMARIES,
+    insert_new,
+)
 from proxy.store.store import Store
+from tests.support import asides
+from tests.support.asides import reply, say, summary
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +36,13 @@ def test_every_table_of_a_session_begins_its_key_with_the_session() -> None:
 
 @pytest.mark.parametrize(
     ("table", "values"),
-    [(BODIES, {"text": "{}"}), (NODES, {"partial": True}), (INSTRUCTIONS, {"tokens": 0})],
+    [
+        (BODIES, {"text": "{}"}),
+        (NODES, {"partial": True}),
+        (INSTRUCTIONS, {"tokens": 0}),
+        (HIDDEN, {"reply": None}),
+        (SUMMARIES, {"text": "other"}),
+    ],
     ids=lambda value: value.name if isinstance(value, Table) else None,
 )
 async def test_the_log_cannot_be_changed_only_deleted(
@@ -33,7 +51,8 @@ async def test_the_log_cannot_be_changed_only_deleted(
     talk = Talk(store)
     asked = await talk.begin(instructions=(message("system", "be brief"),))
     await talk.settle(asked)
-    await talk.say("hello", "hi")
+    settled = await say(talk, "hello", reply("hi", asides.HIDDEN))
+    assert await store.keep_summary(talk.key, summary("a", settled.head, 2))
 
     def change(connection: Connection) -> None:
         connection.execute(update(table).values(values))

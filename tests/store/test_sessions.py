@@ -9,6 +9,7 @@ from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.store import Store
 from proxy.trimming.plan import Cut
+from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +79,9 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
             exchange, asked, replies=(body("assistant", "1"),), cut=Cut(1, "default", "v1", (), 1, 1, 0)
         )
         await talk.begin(asked, forms=((settled.head, message("assistant", "one")),))
+        second = await say(talk, "two", reply("2", HIDDEN))
+        assert await store.keep_summary(talk.key, summary("a", second.head, 4))
+        assert await store.lease(talk.key, "recipe", "worker", 1_000, 2_000)
 
     def rows(connection: Connection) -> dict[str, dict[str, int]]:
         counted: dict[str, dict[str, int]] = {}

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace as replace_change
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import Executable
 
 from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id
 from proxy.store import settling
-from proxy.store.records import Body, SessionRow, Settled, Source, Status
+from proxy.store.connection import Connection, Dialect, Parameters, Rows
+from proxy.store.records import Body, Kept, Reply, SessionRow, Settled, Source, Status
+from proxy.store.settling import settle
 from proxy.store.store import Store
 from proxy.trimming.plan import Change, Cut
 from proxy.wire.messages import JsonObject
+from tests.support.asides import HIDDEN, reply
+from tests.support.asides import settle as settle_asides
 from tests.support.talk import Talk, body, message, settlement
 
 pytestmark = pytest.mark.anyio
@@ -387,33 +393,20 @@ async def test_nothing_comes_between_open_calls_and_their_results(store: Store) 
     slow = await talk.begin(late, base=start.head)
     tool = await talk.begin(asked, base=start.head)
     called = await talk.settle(tool, asked, replies=(reply,), base=start.head)
-    before = await store.session("tenant", "session")
-    beside = await talk.settle(
+    after = await talk.settle(
         slow, late, replies=(body("assistant", "at last"),), base=start.head, cut=cut(3), settled_at=3_000
     )
-    assert beside.head == called.head
-    assert await talk.texts(beside.replies[0]) == ["start", "ok", "slow", "at last"]
-    assert await store.cut_at(talk.key, beside.nodes[0], "default", None) == cut(
-        3
-    )  # it is where it was planned
-    after = await store.session("tenant", "session")
-    assert before is not None
-    assert after is not None
-    assert after == replace(
-        before,
-        updated_at=3_000,
-        requests=before.requests + 1,
-        tokens_sent=before.tokens_sent + 60,
-        tokens_saved=before.tokens_saved + 40,
-    )
+    assert await talk.texts(after.head) == ["start", "ok", "tool", "", "slow", "at last"]
+    assert await store.cut_at(talk.key, after.nodes[0], "default", None) is None  # it was made for others
     result = body("tool", "42", tool_call_id="c1")
     answer = await talk.begin(result, base=called.head)
     end = await talk.settle(answer, result, replies=(body("assistant", "done"),), base=called.head)
     rows = await store.path(talk.key, end.head)
-    assert [row.message.text for row in rows] == ["start", "ok", "tool", "", "42", "done"]
-    assert rows[3].message.calls[0].id == "c1"
+    said = ["start", "ok", "tool", "slow", "at last", "", "42", "done"]
+    assert [row.message.text for row in rows] == said
+    assert rows[5].message.calls[0].id == "c1"
     branches = {branch.head for branch in await store.branches(talk.key)}
-    assert branches == {end.head, beside.replies[0]}
+    assert branches == {end.head, after.head}
 
 
 async def test_what_was_planned_after_the_calls_goes_on_under_them(store: Store) -> None:
@@ -442,13 +435,17 @@ async def test_a_late_result_goes_to_its_calls_and_not_to_the_head(store: Store,
     settled = await talk.settle(
         exchange, *results, replies=(body("assistant", "3"),), base=last.head, cut=cut(4)
     )
-    assert await talk.texts(settled.head) == ["tool", "", "1", "2", "3"]
+    said = [text for number in range(between) for text in (f"q{number}", "a")]
+    assert await talk.texts(settled.head) == ["tool", *said, "", "1", "2", "3"]
     row = await store.exchange(exchange)
     assert row is not None
-    assert (row.base, row.cut_node) == (called.head, None)
+    places = await store.path(talk.key, settled.head)
+    assert (row.base, row.cut_node) == (places[-4].node, None)
+    assert list(row.nodes) == [place.node for place in places[-3:-1]]
     session = await store.session("tenant", "session")
     assert session is not None
-    assert (session.head, session.messages) == (settled.head, 5)
+    assert (session.head, session.messages) == (settled.head, 5 + 2 * between)
+    assert last.head in {branch.head for branch in await store.branches(talk.key)}
 
 
 async def test_a_result_whose_call_is_not_near_the_head_goes_to_the_head(store: Store) -> None:
@@ -482,7 +479,8 @@ async def test_results_that_stand_there_already_stay_before_the_others_of_their_
     second = body("tool", "2", tool_call_id="c2")
     exchange = await talk.begin(second, base=end.head)
     settled = await talk.settle(exchange, second, replies=(body("assistant", "ok"),), base=end.head)
-    assert await talk.texts(settled.head) == ["tool", "", "1", "2", "ok"]
+    between = ["and?", "so"] if goes_on else []
+    assert await talk.texts(settled.head) == ["tool", *between, "", "1", "2", "ok"]
 
 
 async def test_calls_that_broke_off_are_not_waited_for(store: Store) -> None:
@@ -514,6 +512,198 @@ async def test_the_exchange_says_where_its_messages_went(store: Store) -> None:
     await talk.settle(failing, asked, base=base)
     rows = [await store.exchange(exchange), await store.exchange(failing)]
     assert [row.base for row in rows if row is not None] == [moved, base]
+
+
+async def _between(talk: Talk, *calls: str) -> tuple[str, Settled, Settled]:
+    """Have A call tools, and B speak after that; return the node before the calls and what both made."""
+    asked, other = body("user", "tool"), body("user", "b", agent="B")
+    called = await talk.settle(
+        await talk.begin(asked, agent="A"), asked, replies=(calling(*calls),), agent="A"
+    )
+    change = Change(2, "truncate_tool_output", "long", message("user", "b!"), 5, 1)
+    exchange = await talk.begin(other, agent="B")
+    spoke = await settle_asides(
+        talk,
+        exchange,
+        other,
+        replies=(reply("rb", HIDDEN),),
+        agent="B",
+        arrivals=((change,),),
+        settled_at=5_000,
+    )
+    return called.nodes[0], called, spoke
+
+
+async def _answer(
+    talk: Talk, called: Settled, text: str, answer: str, call_id: str = "c1", **changes: Any
+) -> Settled:
+    """Have A send a result for which it was planned where its calls stand, though others spoke since."""
+    asked = body("tool", text, tool_call_id=call_id)
+    exchange = await append(talk, asked, base=called.head, agent="A")
+    told = {"base": called.head, "at_head": False, "kind": "append", "agent": "A"}
+    return await talk.settle(exchange, asked, replies=(body("assistant", answer),), **(told | changes))
+
+
+async def test_what_is_carried_along_says_what_it_said_and_the_old_nodes_stay(store: Store) -> None:
+    talk = Talk(store)
+    before, called, spoke = await _between(talk, "c1")
+    old = await store.path(talk.key, spoke.head)
+    settled = await _answer(talk, called, "42", "ra")
+    rows = await store.path(talk.key, settled.head)
+    assert [row.message.text for row in rows] == ["tool", "b", "rb", "", "42", "ra"]
+    assert rows[0].node == before
+    carried = [rows[3], rows[1], rows[2]]
+    for mine, was in zip(carried, old[1:], strict=True):
+        kept = ("body", "message", "tokens", "source", "partial", "exchange", "agent", "policy", "created_at")
+        assert all(getattr(mine, name) == getattr(was, name) for name in kept)
+        assert mine.node != was.node
+    assert old[2].arrival is not None
+    assert rows[1].arrival == (replace_change(old[2].arrival[0], position=1),)
+    assert [(row.depth, row.round, row.tokens_total) for row in rows] == [
+        (1, 1, 5),
+        (2, 2, 10),
+        (3, 2, 15),
+        (4, 2, 20),
+        (5, 2, 25),
+        (6, 2, 30),
+    ]
+    session = await now(store)
+    assert (session.head, session.messages, session.rounds, session.tokens) == (settled.head, 6, 2, 30)
+    assert session.hidden == 2
+    assert await store.hidden(session, [old[3].node, rows[2].node]) == {
+        old[3].node: HIDDEN,
+        rows[2].node: HIDDEN,
+    }
+    assert await store.path(talk.key, spoke.head) == old
+    assert {branch.head for branch in await store.branches(talk.key)} == {spoke.head, settled.head}
+    assert settled.nodes == (rows[4].node,)
+    assert await base_of(store, talk.exchanges[-1]) == rows[3].node
+
+
+async def test_what_is_carried_along_twice_is_there_once(store: Store) -> None:
+    talk = Talk(store)
+    _, called, spoke = await _between(talk, "c1")
+    first = await _answer(talk, called, "42", "ra")
+    exchange = await talk.begin(base=called.head)  # somebody goes back to where B had just spoken
+    again = await talk.settle(
+        exchange,
+        body("user", "b", agent="B"),
+        replies=(body("assistant", "rb"),),
+        base=called.head,
+        at_head=False,
+    )
+    assert again.head == spoke.head
+    other = await _answer(talk, called, "43", "sa")
+    assert await talk.texts(other.head) == ["tool", "b", "rb", "", "43", "sa"]
+    assert (await store.path(talk.key, first.head))[:4] == (await store.path(talk.key, other.head))[:4]
+    assert (await now(store)).hidden == 2
+
+
+async def test_calls_that_wait_are_carried_along_until_their_results_come(store: Store) -> None:
+    talk = Talk(store)
+    asked, other = body("user", "a"), body("user", "b")
+    first = await talk.settle(await talk.begin(asked, agent="A"), asked, replies=(calling("ca"),), agent="A")
+    second = await talk.settle(await talk.begin(other, agent="B"), other, replies=(calling("cb"),), agent="B")
+    one = await _answer(talk, first, "ra", "done a", "ca")
+    assert await talk.texts(one.head) == ["a", "b", "", "", "ra", "done a"]
+    two = await _answer(talk, second, "rb", "done b", "cb", agent="B")
+    rows = await store.path(talk.key, two.head)
+    assert [row.message.text for row in rows] == ["a", "b", "", "ra", "done a", "", "rb", "done b"]
+    assert [call.id for row in rows for call in row.message.calls] == ["ca", "cb"]
+
+
+async def test_of_calls_with_one_id_an_agents_own_are_answered(store: Store) -> None:
+    talk = Talk(store)
+    asked, other = body("user", "a"), body("user", "b")
+    first = await talk.settle(await talk.begin(asked, agent="A"), asked, replies=(calling("c1"),), agent="A")
+    await talk.settle(await talk.begin(other, agent="B"), other, replies=(calling("c1"),), agent="B")
+    settled = await _answer(talk, first, "ra", "done a")
+    rows = await store.path(talk.key, settled.head)
+    assert [row.message.text for row in rows] == ["a", "b", "", "", "ra", "done a"]
+    assert [row.agent for row in rows] == ["A", "B", "B", "A", "A", "A"]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+async def test_a_cut_is_kept_where_what_is_carried_along_is_what_was_planned(
+    store: Store, planned: bool
+) -> None:
+    talk = Talk(store)
+    before, called, spoke = await _between(talk, "c1")
+    carried = (*spoke.nodes, *spoke.replies, called.head)
+    if not planned:
+        await talk.say("c", "rc")
+    settled = await _answer(
+        talk,
+        called,
+        "42",
+        "ra",
+        cut=cut(5),
+        kept=Kept((before, spoke.replies[0], called.head), (0,)),
+        carried=carried,
+    )
+    rows = await store.path(talk.key, settled.head)
+    said = [] if planned else ["c", "rc"]
+    assert [row.message.text for row in rows] == ["tool", "b", "rb", *said, "", "42", "ra"]
+    row = await store.exchange(talk.exchanges[-1])
+    assert row is not None
+    found = await store.cut(talk.key, [row.node for row in rows], "default", "A")
+    if planned:
+        assert found is not None
+        assert (found.cut, found.node, row.cut_node) == (cut(5), rows[4].node, rows[4].node)
+        assert found.kept == tuple(rows[place].node for place in (0, 2, 3, 4))
+    else:
+        assert (found, row.cut_node) == (None, None)
+
+
+async def test_results_sent_twice_at_once_carry_once(store: Store) -> None:
+    talk = Talk(store)
+    _, called, _ = await _between(talk, "c1")
+    asked = body("tool", "42", tool_call_id="c1")
+    twins = [await append(talk, asked, base=called.head, agent="A") for _ in range(2)]
+    told: dict[str, Any] = {"base": called.head, "at_head": False, "kind": "append", "agent": "A"}
+    for twin, answer in zip(twins, ("1", "2"), strict=True):
+        settled = await talk.settle(twin, asked, replies=(body("assistant", answer),), **told)
+        assert await talk.texts(settled.head) == ["tool", "b", "rb", "", "42", answer]
+    assert len(await store.branches(talk.key)) == 3
+
+
+@pytest.mark.parametrize("agent", ["A", "other"])
+@pytest.mark.parametrize("at_head", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_the_same_results_sent_again_are_stored_once_and_take_nothing_from_the_head(
+    store: Store, goes_on: bool, at_head: bool, agent: str
+) -> None:
+    talk = Talk(store)
+    asked = body("user", "tool")
+    called = await talk.settle(await talk.begin(asked), asked, replies=(calling("c1"),))
+    first = await _answer(talk, called, "42", "ra")
+    after = await talk.say("c", "rc") if goes_on else first
+    again = await _answer(talk, called, "42", "ra2", at_head=at_head, agent=agent)
+    assert again.nodes == first.nodes
+    assert await talk.texts(again.replies[0]) == ["tool", "", "42", "ra2"]
+    assert again.head == (after.head if goes_on else again.replies[0])
+
+
+async def test_calls_that_were_known_are_found_however_far_up_they_are(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "tool")
+    called = await talk.settle(await talk.begin(asked), asked, replies=(calling("c1"),))
+    many = [body("user", f"m{number}") for number in range(100)]
+    await talk.settle(await talk.begin(*many), *many, replies=(body("assistant", "far"),))
+    settled = await _answer(talk, called, "42", "done")
+    texts = await talk.texts(settled.head)
+    assert (texts[:2], texts[-5:]) == (["tool", "m0"], ["m99", "far", "", "42", "done"])
+
+
+async def test_results_of_calls_that_the_session_went_back_from_become_a_branch(store: Store) -> None:
+    talk = Talk(store)
+    start = await talk.say("start", "ok")
+    asked = body("user", "tool")
+    called = await talk.settle(await talk.begin(asked), asked, replies=(calling("c1"),))
+    back = await talk.say("instead", "yes", base=start.head, at_head=False, kind="rewind")
+    settled = await _answer(talk, called, "42", "done")
+    assert settled.head == back.head
+    assert await talk.texts(settled.replies[0]) == ["start", "ok", "tool", "", "42", "done"]
 
 
 async def now(store: Store) -> SessionRow:
@@ -771,3 +961,208 @@ async def test_a_retry_that_comes_late_leaves_the_head_with_what_came_after(stor
     assert session is not None
     assert session.head == after.head
     assert late.nodes == first.nodes
+
+
+# ---------------------------------------------------------------------- answered from the store
+
+
+def finishing(*numbers: str) -> Body:
+    calls = [
+        {"id": number, "type": "function", "function": {"name": f"finish_{number}", "arguments": "{}"}}
+        for number in numbers
+    ]
+    return body("assistant", "", tool_calls=calls)
+
+
+def result(number: str, text: str = "done") -> Body:
+    return body("tool", text, tool_call_id=number)
+
+
+async def finish(talk: Talk, *messages: Body, **changes: Any) -> Settled:
+    """Have a request answered with a reply that is stored already."""
+    base = changes.get("base")
+    exchange = await talk.begin(*messages, **({} if base is None else {"base": base}))
+    said = {"finished": True, "status": Status.COMPLETE, "tokens_before": 0, "tokens_sent": 0}
+    return await talk.settle(exchange, *messages, **(said | changes))
+
+
+async def row_of(talk: Talk) -> SessionRow:
+    row = await talk.store.session(talk.tenant, talk.session)
+    assert row is not None
+    return row
+
+
+async def test_messages_that_a_stored_reply_answers_become_nodes_and_the_head_follows(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "do it")
+    before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),))
+    settled = await finish(talk, result("a"), settled_at=4_000)
+    assert (settled.replies, settled.nodes) == ((), (settled.head,))
+    assert await talk.texts(settled.head) == ["do it", "", "done"]
+    row = await row_of(talk)
+    assert (row.head, row.messages, row.rounds, row.tokens) == (settled.head, 3, 1, 15)
+    assert (row.requests, row.tokens_sent, row.updated_at) == (2, 60, 4_000)
+    assert row.calls == ("finish_a",)  # that is still the newest reply, and nothing was asked since
+    exchange = await store.exchange(talk.exchanges[-1])
+    assert exchange is not None
+    assert (exchange.status, exchange.base, exchange.nodes, exchange.replies, exchange.cut_node) == (
+        Status.COMPLETE,
+        before.head,
+        settled.nodes,
+        (),
+        None,
+    )
+    again = await talk.settle(talk.exchanges[-1], result("a"), finished=True, status=Status.COMPLETE)
+    assert again == settled
+    assert (await row_of(talk)).requests == 2
+
+
+async def test_the_same_result_sent_again_is_stored_once(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "do it")
+    await talk.settle(await talk.begin(asked), asked, replies=(finishing("a", "b"),))
+    first = await finish(talk, result("a"))
+    second = await finish(talk, result("b"))
+    # Planned behind the results that are there, as results that come one by one are.
+    for repeated in (result("a"), result("b")):
+        assert (await finish(talk, repeated)).head == second.head
+    both = await finish(talk, result("a"), result("b"))
+    assert both.nodes == (*first.nodes, *second.nodes)
+    mixed = await finish(talk, result("b"), result("a", "anew"))
+    assert mixed.nodes[0] == second.head
+    assert await talk.texts(mixed.head) == ["do it", "", "done", "done", "anew"]
+    assert [branch.head for branch in await store.branches(talk.key)] == [mixed.head]
+
+
+async def test_a_history_that_is_sent_again_makes_nothing(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "do it")
+    before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),), kind="resend")
+    settled = await finish(talk, base=before.head, at_head=False)
+    assert settled == Settled(before.head, (), ())
+    row = await row_of(talk)
+    assert (row.head, row.messages, row.calls) == (before.head, 2, ("finish_a",))
+
+
+async def test_a_resend_that_goes_back_to_the_finished_task_takes_the_head_along(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "do it")
+    before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),))
+    later = await talk.say("and then?", "this")
+    assert (await row_of(talk)).calls == ()
+    aside = await finish(talk, base=before.head, at_head=False, moves_head=False)
+    assert aside.head == later.head
+    settled = await finish(talk, base=before.head, at_head=False)
+    row = await row_of(talk)
+    assert (settled.head, row.head, row.messages, row.calls) == (
+        before.head,
+        before.head,
+        2,
+        ("finish_a",),
+    )
+    same = (result("a", "equal"), result("b", "equal"), result("a", "equal"))
+    grown = await finish(talk, *same, base=before.head, at_head=False)
+    assert await talk.texts(grown.head) == ["do it", "", "equal", "equal", "equal"]
+    assert len(set(grown.nodes)) == 3
+
+
+async def test_a_late_result_leaves_the_head_where_the_session_went_on(store: Store) -> None:
+    talk = Talk(store)
+    asked = body("user", "do it")
+    before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),))
+    later = await talk.say("and then?", "this", at_head=False, base=before.head)
+    settled = await finish(talk, result("a"))
+    assert settled.head == later.head
+    assert await talk.texts(settled.nodes[0]) == ["do it", "", "done"]
+    assert (await row_of(talk)).calls == ()
+
+
+async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_was_planned(
+    store: Store,
+) -> None:
+    talk = Talk(store)
+    first = await talk.say("one", "1")
+    last = await talk.say("two", "2")
+    planned = await finish(talk, body("user", "odd"), base=first.head, at_head=False, kind="append")
+    assert planned.head == last.head
+    assert await talk.texts(planned.nodes[0]) == ["one", "1", "odd"]
+    at_head = await finish(talk, body("user", "odd"))
+    assert await talk.texts(at_head.head) == ["one", "1", "two", "2", "odd"]
+
+
+async def test_a_base_that_is_gone_fails_it(store: Store) -> None:
+    talk = Talk(store)
+    before = await talk.say("one", "1")
+    settled = await finish(talk, result("a"), base="ab" * 20, at_head=False)
+    assert settled == Settled(before.head, (), ())
+    row = await store.exchange(talk.exchanges[-1])
+    assert row is not None
+    assert (row.status, row.nodes) == (Status.FAILED, ())
+
+
+async def test_a_session_without_messages_stays_one(store: Store) -> None:
+    talk = Talk(store)
+    assert await finish(talk) == Settled(ROOT, (), ())
+    row = await row_of(talk)
+    assert (row.head, row.messages, row.calls) == (ROOT, 0, ())
+
+
+# -------------------------------------------------------------------------------------- what it cost
+
+
+async def test_costs_add_up_whatever_came_of_the_request(store: Store) -> None:
+    talk = Talk(store)
+    await talk.say("one", "1")
+    assert (await row_of(talk)).cost is None
+    await talk.say("two", "2", cost=0.5)
+    asked = body("user", "three")
+    await talk.settle(await talk.begin(asked), asked, status=Status.FAILED, cost=0.25)
+    await talk.say("four", "4")
+    assert (await row_of(talk)).cost == 0.75
+    await finish(talk, cost=0.0)
+    assert (await row_of(talk)).cost == 0.75
+    await talk.settle(talk.exchanges[0], cost=9.0)  # it is settled already
+    assert (await row_of(talk)).cost == 0.75
+
+
+# ---------------------------------------------------------------------------------- how many statements
+
+
+class Counted:
+    """A connection that takes down what is executed on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.statements: list[str] = []
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._connection.dialect
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        self.statements.append(str(statement).split(maxsplit=1)[0])
+        return self._connection.execute(statement, parameters)
+
+
+async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
+    """A turn in which nothing was hidden is settled by as many statements as before anything could be."""
+    talk = Talk(store)
+    await talk.say("one", "1")
+
+    async def settled(*replies: Reply) -> list[str]:
+        asked = body("user", "next")
+        exchange = await talk.begin(asked)
+        said = settlement(exchange, asked, status=Status.COMPLETE, base=talk.bases[exchange])
+
+        def unit(connection: Connection) -> list[str]:
+            counted = Counted(connection)
+            settle(counted, replace(said, replies=replies))
+            return counted.statements
+
+        return await store._database.write(unit)
+
+    locks = 1 if store._database.blocks else 2  # elsewhere the session is locked before the exchange is read
+    plain = ["SELECT"] * (locks + 1) + ["INSERT", "INSERT", "UPDATE", "UPDATE"]
+    assert await settled(reply("2")) == plain
+    assert len(await settled(reply("3", HIDDEN))) == len(plain) + 2
+    assert await settled(reply("4")) == plain

@@ -337,18 +337,42 @@ async def _failure(database: SqliteDatabase, unit: Unit[None]) -> str:
     return str(caught.value)
 
 
-async def test_what_stops_the_program_leaves_no_transaction_open(path: Path) -> None:
+def test_what_stops_the_program_leaves_no_transaction_open(path: Path) -> None:
     database = SqliteDatabase(path)
 
     def stop(connection: Connection) -> None:
         put(connection, "stopped")
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        await database.write(stop, short=True)
-    await database.write(partial(put, name="next"), short=True)
-    assert await database.read(names) == ["next"]
+    async def go_on() -> list[str]:
+        await database.write(partial(put, name="next"), short=True)
+        found = await database.read(names)
+        await database.close()
+        return found
+
+    with pytest.raises(KeyboardInterrupt):  # it ends the event loop in which the unit ran
+        asyncio.run(database.write(stop, short=True))
+    assert asyncio.run(go_on()) == ["next"]
+
+
+async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
+    database, commits = SqliteDatabase(path), list[str]()
+    database._writing.set_trace_callback(commits.append)  # pyright: ignore[reportPrivateUsage]
+    units = [database.start(partial(put, name=f"{number}"), short=True, lasting=False) for number in range(3)]
+    assert not any(unit.done() for unit in units)
+    assert not commits
+    await asyncio.gather(*units)
+    assert commits.count("COMMIT") == 1
+    assert await database.read(names) == ["0", "1", "2"]
     await database.close()
+
+
+async def test_who_does_not_wait_for_a_unit_has_it_done_all_the_same(path: Path) -> None:
+    database = SqliteDatabase(path)
+    database.start(partial(put, name="a"), short=True).cancel()
+    await database.close()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM names").fetchall() == [("a",)]
 
 
 async def test_a_lock_of_another_process_holds_up_no_event_loop(path: Path) -> None:

@@ -9,13 +9,14 @@ import gzip
 import re
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import anyio
 import orjson
 
 from tests.support.api_rules import Refused
+from tests.support.summarizing import summary_of
 
 Headers = Sequence[tuple[bytes, bytes]]
 Message = MutableMapping[str, Any]
@@ -66,6 +67,8 @@ def reply_to(body: dict[str, Any], does: dict[str, str], scripts: Scripts) -> di
             }
             for place, name in enumerate(names)
         ]
+    if "summary" in does:
+        message |= summary_of(body, does["summary"])
     if "reason" in does:
         message["reasoning_content"] = "thinking about it"
     return message
@@ -173,16 +176,39 @@ def choice_of(message: dict[str, Any], index: int) -> dict[str, Any]:
     )
 
 
-def deltas_of(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the deltas of a streamed message, those of parallel calls taking turns."""
+def deltas_of(message: dict[str, Any], does: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the deltas of a streamed message, those of parallel calls taking turns.
+
+    `does` may say in which order: see `order` and `names` in `tests.support.upstream`.
+    """
+    does = does or {}
     yield {"role": "assistant", "content": None if message.get("content") is None else "", "refusal": None}
-    for field in ("reasoning_content", "content"):
-        for piece in re.findall(r"\S+\s*|\s+", message.get(field) or ""):
-            yield {field: piece}
-    calls = message.get("tool_calls") or []
+    said = [
+        {field: piece}
+        for field in ("reasoning_content", "content")
+        for piece in re.findall(r"\S+\s*|\s+", message.get(field) or "")
+    ]
+    called = list(_call_deltas(message.get("tool_calls") or [], does.get("names", "whole")))
+    order = does.get("order", "text-first")
+    if order == "calls-first":
+        yield from called + said
+    elif order == "between":  # the text lies between a call's name and its arguments
+        half = len(called) // 2
+        yield from called[:half] + said + called[half:]
+    else:
+        yield from said + called
+
+
+def _call_deltas(calls: list[dict[str, Any]], names: str) -> Iterator[dict[str, Any]]:
     for index, call in enumerate(calls):
-        head = {"name": call["function"]["name"], "arguments": ""}
-        yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": head}]}
+        name, identity = call["function"]["name"], {"id": call["id"], "type": "function"}
+        heads = [{"name": name, "arguments": ""}]
+        if names == "pieces":
+            heads = [{"name": piece, "arguments": ""} for piece in re.findall(r".{1,3}", name)]
+        elif names == "late":
+            heads = [{"arguments": ""}, {"name": name}]
+        for place, head in enumerate(heads):
+            yield {"tool_calls": [{"index": index, **(identity if place == 0 else {}), "function": head}]}
     pieces = [re.findall(r".{1,7}", call["function"]["arguments"], re.DOTALL) for call in calls]
     for row in range(max(map(len, pieces), default=0)):
         for index, parts in enumerate(pieces):
@@ -248,8 +274,10 @@ class Answering:
     ) -> None:
         """Answer a chat completion."""
         await anyio.sleep(int(does.get("delay", "0")) / 1000)
+        if "hold" in does:
+            await self.wait_for_gate()
         message = reply_to(body, does, scripts)
-        ready = "tool_calls" if message.get("tool_calls") else "stop"
+        ready = does.get("finish") or ("tool_calls" if message.get("tool_calls") else "stop")
         fixed = {
             "id": "chatcmpl-test",
             "created": CREATED,
@@ -315,6 +343,7 @@ class _Events:
         self._message = message
         self._base = {**fixed, "object": "chat.completion.chunk"}
         self._ready = ready
+        self._does = does
         self._fault = does.get("fault", "")
         self._usage = bool((body.get("stream_options") or {}).get("include_usage"))
 
@@ -325,7 +354,7 @@ class _Events:
             yield b": keep-alive\r\n\r\n"
             yield b"event: message\r\nid: 1\r\n" + self._chunk({}, 0)
         for index in range(self._body.get("n") or 1):
-            for delta in deltas_of(choice_of(self._message, index)):
+            for delta in deltas_of(choice_of(self._message, index), self._does):
                 yield self._chunk(delta, index)
             yield self._chunk({}, index, self._ready)
         if self._usage:

@@ -7,6 +7,7 @@ test: a fault in the one must not hide behind the same fault in the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 PARAMETERS = {
@@ -40,11 +41,11 @@ class Refused(Exception):
         }
 
 
-def check(body: Any, *, plain: bool, lenient: bool) -> None:
+def check(body: Any, *, plain: bool, lenient: bool, strict: str = "") -> None:
     """Raise `Refused` where the API would.
 
     `plain` refuses what some compatible servers do not know; `lenient` lets unknown roles and fields
-    pass, as others do.
+    pass, as others do; `strict` names an order of roles that the templates of some models insist on.
     """
     if not isinstance(body, dict):
         raise Refused("We could not parse the JSON body of your request.")
@@ -57,6 +58,17 @@ def check(body: Any, *, plain: bool, lenient: bool) -> None:
         for place, message in enumerate(body["messages"]):
             _check_fields(place, message)
     _check_blocks(body["messages"])
+    _check_order([message["role"] for message in body["messages"]], strict)
+
+
+def _check_order(roles: list[str], strict: str) -> None:
+    rules = strict.split(",")
+    if "one-system" in rules and {"system", "developer"} & set(roles[1:]):
+        raise Refused("System message must be at the beginning.", "messages")
+    turns = [role for role in roles if role in {"user", "assistant"}]
+    if "alternate" in rules and ("user", "user") in pairwise(turns):
+        said = "Conversation roles must alternate user/assistant/user/assistant/..."
+        raise Refused(said, "messages")
 
 
 def _check_parameters(body: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from proxy.exchange.past import ref_of
 from proxy.history.nodes import body_of
+from proxy.recall.refs import ref_of
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, BaseEdit, Edit
 from proxy.trimming.engine import plan

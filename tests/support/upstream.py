@@ -8,10 +8,19 @@ that a test can make a model's name its own:
     long:N             answers N words
     tool:NAME          calls NAME, and answers in text after its result
     tools:A,B          calls A and B in one message
-    script:ID          answers the next message that `load` queued under ID
+    script:ID          answers the next message that `load` queued under ID; one with a `fault` does that
+    order:HOW          streams `calls-first`, or the text `between` the names of calls and their arguments
+    names:HOW          streams the names of calls in `pieces`, or `late`, after their ids
+    summary:KIND       writes a summary, well or badly, where one is asked for; `sum-delay:MS` and the like
+                       are for such requests alone: see `summarizing.py`
+    finish:REASON      says that it ended for this reason
     reason             puts `reasoning_content` before the content
     delay:MS           waits before it answers; chunkdelay:MS waits after each event
+    hold               waits before it answers until `gate` is set
     gate               waits in the middle of a stream until `gate` is set
+    strict:RULE        refuses an order of roles: one-system (a system message anywhere but first), or
+                       alternate (two user messages in a row); both with a comma
+    quotes             refuses `metadata`, in its own words
     plain              refuses `stream_options` with 422; lenient takes unknown fields and roles
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
     times:X            counts X times as many tokens
@@ -40,6 +49,7 @@ from tests.support.api_rules import Refused, check
 from tests.support.listening import Listening
 from tests.support.mirror import reflect
 from tests.support.received import Received
+from tests.support.summarizing import parts_for
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -135,15 +145,23 @@ class Upstream:
         except orjson.JSONDecodeError:
             await out.whole(400, JSON, error_body("We could not parse the JSON body of your request."))
             return
-        does = options_of(body.get("model") if isinstance(body, dict) else None)
+        does = parts_for(body, options_of(body.get("model") if isinstance(body, dict) else None))
+        does = self._scripted(does)
         try:
-            check(body, plain="plain" in does, lenient="lenient" in does)
+            if "quotes" in does and "metadata" in body:
+                raise Refused(f"Invalid metadata: {body['metadata']}", "metadata")
+            check(body, plain="plain" in does, lenient="lenient" in does, strict=does.get("strict", ""))
             if await self._overflow(body, does, out) or await self._fault(does.get("fault", ""), body, out):
                 return
             await out.completion(body, does, self.scripts, JSON, EVENTS)
         except Refused as why:
             received.refused = str(why)
             await out.whole(why.status, JSON, orjson.dumps(why.body))
+
+    def _scripted(self, does: dict[str, str]) -> dict[str, str]:
+        """Return what to do where the next message of a script is a fault."""
+        queue = self.scripts.get(does.get("script", ""))
+        return {**does, "fault": queue.popleft()["fault"]} if queue and "fault" in queue[0] else does
 
     async def _overflow(self, body: dict[str, Any], does: dict[str, str], out: Answering) -> bool:
         """Refuse a request that is too long; tell whether it is."""

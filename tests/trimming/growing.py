@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from proxy.history.spans import rounds, spans
-from proxy.trimming.engine import plan
+from proxy.trimming.engine import compaction, plan
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Entry, Known, Plan
+from proxy.trimming.plan import Change, Entry, Hidden, Known, Plan, Prepared, Wanted
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.protocol import problems
@@ -29,18 +29,60 @@ class Request:
     """What was planned for the request before it."""
 
 
+def hidden(entry: Entry, known: Known) -> Hidden:
+    """Return rounds with a tool of the proxy's that a client was not shown, of an assistant message.
+
+    One stands before it; where it calls tools itself, it called the proxy's in the same breath.
+    """
+    message, name = entry.message, f"own_{entry.position}"
+    call = {"id": name, "type": "function", "function": {"name": "recall_context", "arguments": "{}"}}
+    first = {**call, "id": f"{name}_first"}
+    before = (
+        Message.of({"role": "assistant", "content": None, "tool_calls": [first]}),
+        Message.of({"role": "tool", "tool_call_id": first["id"], "content": f"of {entry.ref}"}),
+    )
+    reply: Message | None = None
+    after: tuple[Message, ...] = ()
+    if message.calls:
+        reply = message.replacing("tool_calls", [call, *message.data["tool_calls"]])
+        after = (Message.of({"role": "tool", "tool_call_id": name, "content": "nothing was found"}),)
+    more = sum(map(known.count, (*before, *after)))
+    return Hidden(
+        before,
+        reply,
+        after,
+        more + (known.count(reply) if reply is not None else entry.tokens) - entry.tokens,
+    )
+
+
+def prepared(wanted: Wanted, known: Known, *, asked: bool = False) -> Prepared:
+    """Return a summary such as a model would have made it."""
+    text = "s" * max(1, min(wanted.room - 12, 300))
+    tokens = known.count(Message.of({"role": "system", "content": text}))
+    return Prepared(text, tokens, wanted.stop, "small", wanted.stop, 1000, asked=asked)
+
+
 def requests(
-    log: Sequence[Entry], stops: Iterable[int], policy: Policy, known: Known, *, idle: Sequence[float] = (0,)
+    log: Sequence[Entry],
+    stops: Iterable[int],
+    policy: Policy,
+    known: Known,
+    *,
+    idle: Sequence[float] = (0,),
+    asking: Sequence[bool] = (False,),
 ) -> Iterator[Request]:
     """Yield each request of a session; it speaks of the log up to each of `stops`, put together by the store.
 
     What lies in the gaps of the cut is left out, unless the plan asks for it. The session is `idle` for so
-    many seconds before each request, in turns.
+    many seconds before each request, in turns. A summary that is wanted is there at the next request; where
+    it is `asking`, in turns too, somebody asks for one.
     """
     arrivals: list[tuple[Change, ...]] = []
     last: Plan | None = None
+    made_by_model: Prepared | None = None
     for number, stop in enumerate(stops):
-        asked = replace(known, idle=idle[number % len(idle)] if last is not None else None)
+        pause = idle[number % len(idle)] if last is not None else None
+        asked = replace(known, idle=pause, prepared=made_by_model)
         cut = last.cut if last is not None else None
         whole = [replace(each, arrival=then) for each, then in zip(log, arrivals, strict=False)]
         whole += log[len(arrivals) : stop]
@@ -52,6 +94,12 @@ def requests(
         decided = {entry.position: each for entry, each in zip(left, made.decided, strict=True)}
         arrivals += [decided[position] for position in range(len(arrivals), stop)]
         yield Request(tuple(whole), made, last)
+        wanted, is_asked = made.wanted, asking[number % len(asking)]
+        if is_asked:
+            wanted = compaction(left, policy, asked, made.cut) or wanted
+        if wanted is not None:
+            assert 0 < wanted.stop <= stop
+            made_by_model = prepared(wanted, known, asked=is_asked)
         last = made
 
 
@@ -68,7 +116,7 @@ def check(request: Request, policy: Policy, known: Known, instructions: Sequence
     check_counts(made, known)
     check_target(made, policy, known)
     check_protected(request, policy)
-    check_prefix(made, request.last)
+    check_prefix(made, request.last, request.entries)
 
 
 def check_counts(made: Plan, known: Known) -> None:
@@ -103,7 +151,7 @@ def check_protected(request: Request, policy: Policy) -> None:
     assert not kept & {change.position for change in made.made}
 
 
-def check_prefix(made: Plan, last: Plan | None) -> None:
+def check_prefix(made: Plan, last: Plan | None, entries: Sequence[Entry] = ()) -> None:
     """Check that a view begins with the last one, up to the first message that a move changes newly."""
     if last is None:
         return
@@ -118,17 +166,24 @@ def check_prefix(made: Plan, last: Plan | None) -> None:
         return
     assert made.cut is not None
     first = min((change.position for change in made.made), default=made.cut.position)
-    ahead = len(standing_before(last, first))
+    ahead = len(standing_before(last, first, entries))
     assert made.view[:ahead] == last.view[:ahead]
 
 
-def standing_before(made: Plan, position: int) -> range:
+def standing_before(made: Plan, position: int, entries: Sequence[Entry] = ()) -> range:
     """Return the places in the view of what stands before this position; there must be no repair in it."""
     cut = made.cut
     ahead = int(made.summary is not None and made.summary.role != "merge")
+    changed = {change.position for change in cut.changes} if cut is not None else set[int]()
+    for entry in entries[:position]:
+        if entry.hidden is not None and entry.position not in changed:
+            ahead += len(entry.hidden.before) + len(entry.hidden.after)
     if cut is None:
         return range(min(position + ahead, len(made.view)))
     gone = {at for gap in cut.gaps for at in range(gap.start, gap.stop)}
     last = {change.position: change.message for change in cut.changes}
     gone.update(at for at, message in last.items() if message is None)
+    for entry in entries[:position]:
+        if entry.hidden is not None and entry.position in gone - changed:
+            ahead -= len(entry.hidden.before) + len(entry.hidden.after)
     return range(min(ahead + position - sum(at < position for at in gone), len(made.view)))

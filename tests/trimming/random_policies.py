@@ -78,7 +78,9 @@ def _window(chance: Random, size: int) -> Settings:
 
 def _summed(chance: Random, size: int) -> Settings:
     return {
-        "mode": "statistics",
+        "mode": chance.choice(["statistics", "model"]),
+        "soft": chance.choice([0.3, 0.8]),
+        "upper": chance.choice([None, None, size // 3 + 1]),
         "lower": chance.choice([None, size // 4 + 1]),
         "min_messages": chance.choice([0, 5, 20]),
         "min_new_messages": chance.choice([0, 4, 10]),

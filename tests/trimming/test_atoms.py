@@ -8,76 +8,17 @@ from hypothesis import strategies as st
 
 from proxy.trimming.atoms import (
     CHUNKS,
-    LONGEST,
     MOST,
-    Leaf,
-    Value,
     atoms_of_arguments,
-    beginning_of,
-    end_of,
     find,
-    kind_of,
     labels_of,
-    leaves_of,
     occurs,
-    values_of,
     words_near,
     words_of,
 )
+from proxy.trimming.shape import LONGEST
 
 # ------------------------------------------------------------------------------- what an atom is
-
-
-@pytest.mark.parametrize(
-    ("piece", "kind"),
-    [
-        ("https://example.org/a?b=c&d=12", "url"),
-        ("ana.lopez+home@example.org", "email"),
-        ("/srv/data/report.txt", "path"),
-        ("src/views/list", "path"),
-        ("report.txt", "path"),
-        ("a.c", "path"),
-        ("2024-05-22", "date"),
-        ("2024-05-22T10:30:00Z", "date"),
-        ("2024-05-22 10:30", "date"),
-        ("22/05/2024", "date"),
-        ("10:30", "date"),
-        ("136", "number"),
-        ("-12.5", "number"),
-        ("1,250,000", "number"),
-        ("45%", "number"),
-        ("300ms", "number"),
-        ("HAT136", "id"),
-        ("user_id", "id"),
-        ("buildDir", "id"),
-        ("v1.2.3", "id"),
-        ("module.name.parts", "id"),
-        ("#1042", "id"),
-        ("@ana_lopez", "id"),
-        ("555-0199", "id"),
-        ("3f9a2c1", "id"),
-        ("外卖市场", "cjk"),
-        ("東京タワー", "cjk"),
-        ("ordinary", None),
-        ("Ordinary", None),
-        ("two words", None),
-        ("and/or", None),
-        ("well-known", None),
-        ("12-3", None),
-        ("a=b", None),
-        ("@", None),
-        ("true", None),
-        ("e.g", None),
-        ("x", None),
-        ("///", None),
-        ("_____", None),
-        ("混合text", None),
-        ("外" * 13, None),
-        ("a1" * LONGEST, None),
-    ],
-)
-def test_a_piece_has_the_shape_of(piece: str, kind: str | None) -> None:
-    assert kind_of(piece) == kind
 
 
 def test_the_atoms_of_json_arguments_are_their_leaves_each_once() -> None:
@@ -155,23 +96,6 @@ def test_arguments_that_are_no_json_have_atoms_too() -> None:
     )
 
 
-def test_json_inside_of_json_is_opened() -> None:
-    inner = json.dumps({"order": "W99", "paid": 310})
-
-    assert list(values_of(json.dumps({"body": inner}))) == [
-        Value("W99", "id", "order", ("body", "order")),
-        Value("310", "number", "paid", ("body", "paid")),
-    ]
-
-
-def test_json_nested_too_often_is_read_as_text() -> None:
-    document = json.dumps({"id": "A1"})
-    for _ in range(4):
-        document = json.dumps([document])
-
-    assert "A1" in [value.text for value in values_of(document)]
-
-
 @pytest.mark.parametrize("arguments", ["", "{}", "[]", "{", "null", "{}{}", "\x00", "[" * 100_000])
 def test_arguments_without_atoms(arguments: str) -> None:
     assert atoms_of_arguments(arguments) == ()
@@ -191,65 +115,6 @@ def test_terms_of_cjk_text_lie_between_the_words_that_join_them() -> None:
         "外卖市场",
     )
     assert atoms_of_arguments('{"q": "\\u5317\\u4eac A12"}') == ("北京 A12", "北京", "A12")
-
-
-def test_values_of_text_carry_the_key_before_them_or_the_word() -> None:
-    text = "Order W-1200: total=45.10, items: K12, K13; K14\nnear Gate B22\n"
-    text += "'seat': '14C' \"notes\": \"aisle\" 12A"
-
-    assert [(value.text, value.kind, value.label) for value in values_of(text)] == [
-        ("W-1200", "id", "Order"),
-        ("45.10", "number", "total"),
-        ("K12", "id", "items"),
-        ("K13", "id", "items"),
-        ("K14", "id", "items"),
-        ("B22", "id", "Gate"),
-        ("14C", "number", "seat"),
-        ("aisle", "quoted", "notes"),
-        ("12A", "number", "notes"),
-    ]
-
-
-def test_a_key_that_is_an_identifier_is_a_value_itself() -> None:
-    text = '"lineHeight": "tall", "plain": \'x\' "--" "true"'
-    found = [value.text for value in values_of(text)]
-
-    assert found == ["lineHeight", "tall"]
-
-
-def test_the_name_of_a_tag_is_no_value_but_a_link_between_angles_is() -> None:
-    found = [value.text for value in values_of("<h1>Total</h1> <https://example.org/x>")]
-
-    assert found == ["https://example.org/x"]
-
-
-def test_encoded_data_is_no_value() -> None:
-    assert list(values_of("data " + "QUJD=" * 200 + " end")) == []
-
-
-def test_a_value_without_anything_before_it_has_no_label() -> None:
-    assert list(values_of("A12 B7")) == [Value("A12", "id", ""), Value("B7", "id", "")]
-
-
-def test_the_leaves_of_a_document_come_with_their_ways() -> None:
-    found = leaves_of('{"a": [1, {"b": "x"}, []], "c": {}, "d": null, "e": "y"}')
-
-    assert found is not None
-    assert list(found) == [
-        Leaf(("a", 0), "a", "1", is_number=True),
-        Leaf(("a", 1, "b"), "b", "x", is_number=False),
-        Leaf(("e",), "e", "y", is_number=False),
-    ]
-    assert leaves_of("free text") is None
-
-
-def test_a_very_long_way_is_cut_and_keeps_its_last_step() -> None:
-    found = leaves_of('{"k":' + "[" * 100 + '"x"' + "]" * 100 + "}")
-
-    assert found is not None
-    (leaf,) = found
-    assert len(leaf.path) == 33
-    assert (leaf.path[0], leaf.key, leaf.text) == ("k", "k", "x")
 
 
 # ----------------------------------------------------------------------------- where it stands
@@ -296,12 +161,6 @@ def test_wherever_an_atom_stands_its_chunks_are_chunks_of_the_text(
                 and chunks.get(place - 1) == text[place - 1] + match.group()
             )
             assert chunks.get(place) == match.group() or escaped
-
-
-@given(_TEXTS)
-def test_every_value_of_a_text_stands_in_it(text: str) -> None:
-    for value in values_of(text):
-        assert value.text in text
 
 
 @settings(max_examples=40)
@@ -353,101 +212,3 @@ def test_what_names_an_atom_is_among_the_words_near_it() -> None:
 
 def test_words_are_told_in_small_letters_and_cjk_by_terms() -> None:
     assert words_of("The Total of 北京和上海: HAT136 x") == {"total", "北京", "上海", "hat"}
-
-
-# ------------------------------------------------------------------------------------- time
-
-_HARD = {
-    "spaces": " ",
-    "one letter": "a",
-    "quotation marks": '"',
-    "quotes that open and never close": "'a ",
-    "digits": "1",
-    "dots": "a.",
-    "colons": "a:",
-    "at signs": "a@",
-    "slashes": "/",
-    "underscores": "_",
-    "opening brackets": "[",
-    "escapes": "\\n",
-    "assignments": "a=b&",
-    "angle brackets": "<a ",
-    "cjk": "在北京外卖市场",
-    "letters of another script": "Привет мир ",
-}
-
-
-def test_of_a_very_long_text_the_ends_are_read_and_no_value_is_cut() -> None:
-    ids = [f"HAT{number}" for number in range(40_000)]
-
-    found = [value.text for value in values_of(" ".join(ids))]
-
-    gap = next(place for place, value in enumerate(found) if value != ids[place])
-    assert found == ids[:gap] + ids[gap - len(found) :]
-    assert 140_000 < len(" ".join(ids[:gap])) < 150_000
-    assert 40_000 < len(" ".join(ids[gap - len(found) :])) < 50_000
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        (r'{"name": "abc\ud83d", "id": "Z-\uDE001", "note": "see K77 \ud83d now", "n": 12}', ["K77", "12"]),
-        (r'{"na\ud83dme": "K77", "x": "K78"}', ["K77", "K78"]),
-        (r'{"inner": "{\"id\": \"K77\ud83d\", \"key\": \"K78\"}"}', ["K78"]),
-        ("K77\ud83d K78 \ud83d", ["K78"]),
-        (r'{"name": "abc \ud83d\ude00", "id": "K77"}', ["abc \U0001f600", "K77"]),
-    ],
-)
-def test_what_holds_half_an_emoji_is_no_value(text: str, values: list[str]) -> None:
-    found = list(values_of(text))
-    assert [value.text for value in found] == values
-    for value in found:
-        f"{value.text} {value.label}".encode()
-
-
-@pytest.mark.parametrize(
-    ("text", "beginning", "end"),
-    [
-        ("K1 K2", "K1 K2", "K1 K2"),
-        ("HAT136 " * 40, " ".join(["HAT136"] * 14), "HAT136 " * 14),
-        ("HAT136,HAT137\n" * 20, "HAT136,HAT137\n" * 6 + "HAT136,HAT137", "HAT136,HAT137\n" * 7),
-        ("HAT136," * 40, ",".join(["HAT136"] * 14), "HAT136," * 14),
-        ("x" * 300, "x" * 100, "x" * 100),
-    ],
-)
-def test_the_ends_of_a_text_hold_no_value_that_is_cut(text: str, beginning: str, end: str) -> None:
-    assert beginning_of(text, 100) == beginning
-    assert end_of(text, 100) == end
-
-
-def test_of_a_text_that_is_little_but_values_not_all_are_told() -> None:
-    numbers = [str(number) for number in range(10, 30_000)]
-    text = json.dumps([int(number) for number in numbers])
-
-    found = [value.text for value in values_of(text)]
-
-    assert found == numbers[: 5000 + len(text) // 16]
-    assert len(found) < len(numbers)
-
-
-def test_a_long_document_that_is_little_but_brackets_is_a_text() -> None:
-    assert list(values_of("[" + "[1,2]," * 20_000 + "[1, 12]]")) == [Value("12", "number", "")]
-    assert Value("12", "number", "", (200, 1)) in values_of("[" + "[1,2]," * 200 + "[1, 12]]")
-
-
-def test_labels_are_looked_for_where_they_are_wanted() -> None:
-    text = "total: 42, HAT136\nowner: user_7"
-    assert [value.label for value in values_of(text)] == ["total", "total", "owner"]
-    assert [value.label for value in values_of(text, {"number"})] == ["total", "total", ""]
-    assert [value.label for value in values_of(text, set())] == ["", "", ""]
-
-
-@pytest.mark.parametrize("unit", _HARD.values(), ids=_HARD)
-def test_a_long_text_of_any_kind_is_read_to_its_end(unit: str) -> None:
-    # Were the time quadratic in the length of the text, this would take hours.
-    text = unit * (300_000 // len(unit))
-
-    found = {value.text for value in values_of(text + " HAT136")}
-
-    assert found <= {"HAT136", "北京外卖市场"}
-    assert "HAT136" in found

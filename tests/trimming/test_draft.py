@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from proxy.history.spans import rounds, spans
 from proxy.trimming.draft import Draft, overlay
-from proxy.trimming.plan import Summary
+from proxy.trimming.plan import Hidden, Summary
 from proxy.trimming.trigger import Size, Target
 from tests.trimming.notation import count, entries, lines, message, messages
 
@@ -82,3 +82,20 @@ def test_a_limit_is_in_tokens_as_upstream_counts_and_the_drafts_own_where_none_i
     assert given.limit(Target(ratio=0.5)) == 1000
     assert replace(given, context_window=None).limit(Target(ratio=0.5)) is None
     assert draft().limit(None) is None
+
+
+def test_what_the_client_was_not_shown_counts_and_goes_with_a_change() -> None:
+    own = tuple(messages(("assistant | x recall", "tool x 1")))
+    before = replace(draft(), hidden={1: Hidden(own, None, (), 21)}, tokens=(15, 31, 15))
+    assert before.size == Size(161, 5, 2)
+    assert before.after([before.removing(0, "e", "")]).hidden == before.hidden
+    after = before.after([before.replacing(1, "e", "", before.entries[1].message)])
+    assert (after.hidden, after.size) == ({}, Size(140, 3, 1))
+
+
+def test_places_and_positions() -> None:
+    moved = replace(
+        draft(), entries=tuple(replace(each, position=each.position + 4) for each in draft().entries)
+    )
+    assert [moved.position(place) for place in (0, 2, 3)] == [4, 6, 7]
+    assert (moved.end, replace(moved, entries=()).end) == (7, 0)

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from proxy.trimming.engine import UNKNOWN_PRICES, bypass, plan
-from proxy.trimming.plan import Change, Cut, Entry, Gap, Known, Plan, Summary
+from proxy.trimming.demand import ASKED
+from proxy.trimming.engine import UNKNOWN_PRICES, bypass, compaction, plan
+from proxy.trimming.plan import Change, Cut, Entry, Gap, Hidden, Known, Plan, Prepared, Summary, Wanted
 from proxy.trimming.policy import Policy
 from proxy.trimming.prices import Prices, Step
 from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.trigger import UNKNOWN_WINDOW
 from proxy.wire.messages import Message
-from tests.trimming.notation import KNOWN, count, lines, log
+from tests.trimming.notation import KNOWN, count, lines, log, message
 
 DROP = {"type": "drop_oldest"}
 SHORT = {"type": "truncate_tool_output", "max_bytes": 100}
@@ -796,3 +797,367 @@ def test_an_edit_with_a_limit_of_its_own_goes_on_below_the_policys_target(
     made = plan(log(*turns(1, 20)), own, "mine", known)
     assert sent - 80 < made.tokens_sent <= sent
     assert (made.tokens_sent == 800) == (sent == 800)
+
+
+BY_MODEL = {"type": "summarize", "mode": "model", "min_messages": 4, "min_new_messages": 4, "keep_rounds": 1}
+SUMMING = policy(trigger={"tokens": 200}, edits=[BY_MODEL])
+
+
+def tenfold(entries: Sequence[Entry]) -> list[Entry]:
+    """Return a log whose messages have ten times the tokens, so that a summary has some room."""
+    return [replace(entry, tokens=10 * entry.tokens) for entry in entries]
+
+
+def ready(until: int, **fields: Any) -> Prepared:
+    """Return a summary by a model of thirty tokens."""
+    return Prepared("s" * 20, 30, until, "small", until, 9999, **fields)
+
+
+def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
+    large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
+    assert plan(tenfold(log(*turns(1, 4))), large, "p", KNOWN).wanted is None
+    early = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", KNOWN)
+    # 1710 tokens are more than four fifths of 2000: four rounds of history, of which the newest stays.
+    assert (early.moved, early.wanted) == (False, Wanted(6, 1199, urgent=False))
+    known = replace(KNOWN, prepared=ready(6))
+    longer = log(*turns(1, 5))
+    waiting = plan(longer, SUMMING, "p", known)
+    assert (waiting.moved, waiting.wanted, waiting.summary) == (False, None, None)
+    more = log(*turns(1, 5), "user 1")
+    made = plan(more, SUMMING, "p", known)
+    assert (made.fired, made.wanted) == ("tokens 211 > 200", None)
+    assert made.summary == Summary("s" * 20, "merge", 6, 30, "model", 6, 9999, model="small")
+    assert lines(made.view) == [*turns(4, 5), "user 1"]
+    assert made.tokens_sent == 30 + 91
+    assert made.cut is not None
+    assert made.cut.gaps == (Gap(0, 6, "summarize", "it is summed up", 120, 0),)
+    # Between two moves it stands, whatever else is ready.
+    later = replace(KNOWN, prepared=ready(10))
+    after = plan(more + log(*turns(1, 6), "user 1")[11:], SUMMING, "p", later, made.cut)
+    assert (after.moved, after.summary) == (False, made.summary)
+
+
+def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
+    both = policy(trigger={"tokens": 2000}, target={"tokens": 1500}, edits=[BY_MODEL, DROP])
+    entries = tenfold(log(*turns(1, 5), "user 1"))
+    made = plan(entries, both, "p", KNOWN)
+    # What drop_oldest did is enough; three rounds would have been enough for a summary of 390 tokens.
+    assert made.edits == ("drop_oldest",)
+    assert made.wanted == Wanted(6, 390, urgent=True)
+    again = plan(entries, both, "p", replace(KNOWN, prepared=ready(6)))
+    assert (again.edits, again.wanted) == (("summarize",), None)
+    # What was dropped may be summed up later.
+    next_one = tenfold(log(*turns(1, 7), "user 1"))
+    after = plan(next_one, both, "p", replace(KNOWN, prepared=ready(8)), made.cut)
+    assert after.summary is not None
+    assert (after.summary.until, after.summary.covered_messages) == (8, 8)
+    assert after.earlier == (Gap(0, 4, "drop_oldest", "its round was the oldest", 800, 0),)
+
+
+def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_sooner() -> None:
+    both = policy(trigger={"tokens": 2000}, target={"tokens": 1500}, edits=[BY_MODEL, DROP])
+    first = plan(tenfold(log(*turns(1, 5), "user 1")), both, "p", KNOWN)
+    assert first.made[-1].position == 3
+    known = replace(KNOWN, prepared=Prepared("s" * 290, 300, 4, "small", 4, 800))
+    # All that it covers is gone: between two moves nothing changes.
+    longer = tenfold(log(*turns(1, 6), "user 1"))
+    between = plan(longer, both, "p", known, first.cut)
+    assert (between.moved, between.summary) == (False, None)
+    assert between.view[: len(first.view) - 1] == first.view[:-1]
+    longest = tenfold(log(*turns(1, 7), "user 1"))
+    made = plan(longest, both, "p", known, first.cut)
+    # It comes on top; what is next makes room for it.
+    assert made.summary is not None
+    assert (made.summary.until, made.summary.tokens, made.wanted) == (4, 300, None)
+    assert (made.edits, made.tokens_sent) == (("drop_oldest", "summarize"), 300 + 2 * 400 + 110)
+    assert made.cut is not None
+    again = plan(
+        [*longest, *tenfold(log(*turns(1, 7), "user 1", "assistant 1"))[15:]], both, "p", known, made.cut
+    )
+    assert (again.moved, again.summary, again.edits) == (False, made.summary, made.edits)
+    assert again.view[: len(made.view)] == made.view
+
+
+def test_where_nothing_makes_room_for_it_one_that_makes_the_view_larger_is_not_used() -> None:
+    dropping = policy(trigger={"tokens": 200}, target={"tokens": 150}, edits=[DROP])
+    first = plan(log(*turns(1, 5), "user 1"), dropping, "p", KNOWN)
+    assert first.cut is not None
+    cut = replace(first.cut, version=SUMMING.version)
+    longer = log(*turns(1, 7), "user 1")
+    known = replace(KNOWN, prepared=ready(4))
+    made = plan(longer, SUMMING, "p", known, cut)
+    assert (made.moved, made.summary, made.tokens_sent) == (True, None, 211)
+    # One that makes room itself is used, though that is not enough.
+    tools = policy(trigger={"tool_calls": 1}, edits=[BY_MODEL])
+    calls = [line for n in range(4) for line in (f"assistant | c{n} f", f"tool c{n} {TEN}")]
+    some = plan(log(*turns(1, 4), "user 1", *calls), tools, "p", known)
+    assert some.summary is not None
+    assert (some.summary.until, some.tokens_sent) == (
+        4,
+        30 + 80 + plan(log("user 1", *calls), Policy(), "p", KNOWN).tokens_sent,
+    )
+
+
+def test_what_keep_rounds_leaves_to_sum_up_is_said_where_it_is_nothing() -> None:
+    calls = [line for n in range(9) for line in (f"assistant | c{n} f", f"tool c{n} {TEN}")]
+    entries = log(*turns(1, 1), "user 1", *calls)
+    words = (
+        "nothing could be summed up: keep_rounds is 1, and there are 1 whole rounds; "
+        "keep_rounds: 0 sums up within a round, too"
+    )
+    made = plan(entries, SUMMING, "p", KNOWN)
+    assert (made.moved, made.warnings) == (True, (words,))
+    statistics = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "mode": "statistics"}])
+    assert plan(entries, statistics, "p", KNOWN).warnings == (words,)
+    # Once: until the next move nobody is told again.
+    more = [*entries, *log(*turns(1, 1), "user 1", *calls, "assistant so")[len(entries) :]]
+    assert plan(more, SUMMING, "p", KNOWN, made.cut).warnings == ()
+    # With 0, where other edits did enough, and where there is something to sum up, there is nothing to say.
+    inside = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "keep_rounds": 0}])
+    assert plan(entries, inside, "p", KNOWN).warnings == ()
+    both = policy(trigger={"tokens": 200}, target={"tokens": 150}, edits=[BY_MODEL, DROP])
+    enough = plan(log(*turns(1, 1), f"user {'1' * 200}", "assistant 1", "user 1"), both, "p", KNOWN)
+    assert (enough.moved, enough.warnings) == (True, ())
+    wanting = plan(tenfold(log(*turns(1, 4), "user 1")), SUMMING, "p", KNOWN)
+    assert wanting.wanted is not None
+    assert wanting.warnings == ()
+    assert plan(entries, policy(trigger={"tokens": 200}, edits=[SHORT]), "p", KNOWN).warnings == ()
+
+
+def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:
+    made = plan(log(*turns(1, 5), "user 1"), SUMMING, "p", replace(KNOWN, prepared=ready(6)))
+    longer = log(*turns(1, 7), "user 1")
+    known = replace(KNOWN, prepared=ready(6))
+    short = plan(longer, SUMMING, "p", known, made.cut)
+    # 30 and 171 tokens: the trigger fires, and the rounds 4 to 6 were not summed up yet.
+    assert (short.tokens_sent, short.moved) == (201, True)
+    assert short.wanted == Wanted(12, 149, urgent=True)
+    strict = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "min_new_messages": 7}])
+    cut = replace(made.cut, version=strict.version) if made.cut is not None else None
+    assert plan(longer, strict, "p", known, cut).wanted is None
+
+
+def test_under_another_version_what_is_ready_is_used_again() -> None:
+    known = replace(KNOWN, prepared=ready(6))
+    entries = log(*turns(1, 5), "user 1")
+    made = plan(entries, SUMMING, "p", known)
+    other = policy(trigger={"tokens": 130}, edits=[BY_MODEL])
+    more = [*entries, *log(*turns(1, 5), "user 1", "assistant 1", "user 2")[11:]]
+    again = plan(more, other, "p", known, made.cut)
+    assert again.moved
+    assert again.summary == made.summary
+    assert again.view[:5] == made.view
+
+
+@pytest.mark.parametrize("given", [Policy(), SUMMING], ids=["without edits", "with them"])
+def test_what_somebody_asked_for_moves_the_cut_at_once_and_once(given: Policy) -> None:
+    entries = log(*turns(1, 3), "user 1")
+    known = replace(KNOWN, prepared=ready(4, asked=True))
+    made = plan(entries, given, "p", known)
+    assert (made.moved, made.fired, made.edits) == (True, ASKED, ("summarize",))
+    assert lines(made.view) == [*turns(3, 3), "user 1"]
+    assert made.summary is not None
+    assert made.cut is not None
+    assert (made.cut.policy, made.cut.version, made.cut.position) == ("p", given.version, 7)
+    more = entries + log(*turns(1, 3), "user 1", "assistant 1")[7:]
+    again = plan(more, given, "p", known, made.cut)
+    assert (again.moved, again.fired) == (False, "")
+    assert again.view == (*made.view, more[-1].message)
+
+
+def test_what_somebody_asked_for_is_not_used_where_it_makes_nothing_smaller() -> None:
+    entries = log(*turns(1, 2))
+    useless = Prepared("s" * 90, 100, 2, "small", 2, 40, asked=True)
+    made = plan(entries, SUMMING, "p", replace(KNOWN, prepared=useless))
+    assert (made.moved, made.fired, made.cut) == (False, "", None)
+    beyond = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(9, asked=True)))
+    assert not beyond.moved
+
+
+def test_beside_what_somebody_asked_for_the_policy_does_what_it_fires_for() -> None:
+    known = replace(KNOWN, prepared=ready(4, asked=True))
+    dropping = policy(trigger={"tokens": 200}, target={"tokens": 100}, edits=[DROP])
+    entries = log(*turns(1, 5), "user 1")
+    made = plan(entries, dropping, "p", known)
+    assert made.fired == f"{ASKED}; tokens 211 > 200"
+    assert made.edits == ("summarize", "drop_oldest")
+    assert made.tokens_sent <= 100
+    # Under another version all begins anew: the policy does what it says, though it does not fire.
+    first = plan(entries, dropping, "p", KNOWN)
+    other = policy(trigger={"tokens": 201}, target={"tokens": 60}, edits=[DROP])
+    further = replace(KNOWN, prepared=ready(8, asked=True))
+    asks = plan(entries[6:], other, "p", further, first.cut)
+    assert (asks.needs_whole, asks.moved) == (True, False)
+    again = plan(entries, other, "p", further, first.cut)
+    assert (again.fired, again.edits) == (ASKED, ("summarize", "drop_oldest"))
+    assert again.tokens_sent <= 60
+    # An overflow uses it too.
+    over = plan(entries, Policy(), "p", known, overflow=100)
+    assert over.edits == ("summarize", "drop_oldest")
+
+
+def test_what_the_client_left_out_is_not_brought_back_by_a_summary() -> None:
+    entries = log(*turns(1, 6), "user 1")[2:]
+    known = replace(KNOWN, prepared=ready(6))
+    made = plan(entries, SUMMING, "p", known, start=2)
+    assert (made.summary, made.wanted) == (None, None)
+    assert compaction(entries, SUMMING, KNOWN, start=2) is None
+
+
+def test_what_would_be_summed_up_if_somebody_asked() -> None:
+    entries = tenfold(log(*turns(1, 4), "user 1"))
+    assert compaction(entries, SUMMING, KNOWN) == Wanted(6, 1199, urgent=False)
+    assert compaction(entries, SUMMING, replace(KNOWN, prepared=ready(6))) is None
+    # Without a policy that says otherwise no round of the history stays.
+    assert compaction(entries, policy(), KNOWN) == Wanted(8, 1599, urgent=False)
+    cut = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(6, asked=True))).cut
+    assert cut is not None
+    assert compaction(entries[6:], SUMMING, KNOWN, cut) == Wanted(8, 400 + 30 - 1, urgent=False)
+    more = [*entries[6:], *tenfold(log(*turns(1, 6), "user 1"))[9:]]
+    assert compaction(more, SUMMING, KNOWN, cut) == Wanted(10, 710 + 30 - 1, urgent=False)
+    assert compaction(entries[8:], SUMMING, KNOWN, cut) is None
+    limited = policy(trigger={"tokens": 2000}, target={"tokens": 1900}, edits=[BY_MODEL])
+    assert compaction(entries, limited, KNOWN) == Wanted(6, 494, urgent=False)
+
+
+CHEAP = Prices(read=0.1, write=1.0, output=2.0, lifetime=300.0, minimum=0, source="known")
+
+
+def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
+    sums = {**BY_MODEL, "max_tokens": 50}
+    paying = policy(trigger={"cost": "auto"}, edits=[sums])
+    known = replace(KNOWN, prices=CHEAP, fixed_tokens=3000)
+    few = plan(log(*(line for n in range(4) for line in turns(n, n)), "user 1"), paying, "p", known)
+    assert few.wanted is None
+    lines_of = [line for n in range(60) for line in (f"user {n:0100}", f"assistant {n:0100}")]
+    asked = [
+        made.wanted
+        for stop in range(1, len(lines_of), 2)
+        if not (made := plan(log(*lines_of[:stop]), paying, "p", known)).moved
+    ]
+    wanted = [each for each in asked if each is not None]
+    assert wanted
+    assert not any(each.urgent for each in wanted)
+    # It is used when the move pays, too.
+    later = replace(known, prepared=ready(wanted[0].stop))
+    used = [plan(log(*lines_of[:stop]), paying, "p", later).summary for stop in range(1, len(lines_of), 2)]
+    assert any(used)
+    # And where an edit must pay, one that would not is not waited for.
+    strict = policy(trigger={"tokens": 3200}, edits=[{**sums, "when": {"cost": "auto"}}])
+    assert plan(log(*lines_of[:11]), strict, "p", known).wanted is None
+    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == Wanted(116, 12759, urgent=True)
+
+
+def hid(entry: Entry) -> Entry:
+    """Return the entry of a reply with a hidden round of thirty tokens before it."""
+    before = (message("assistant | x recall"), message("tool x 0123456789"))
+    return replace(entry, hidden=Hidden(before, None, (), 30))
+
+
+def test_what_the_client_was_not_shown_is_sent_and_counted_where_it_is_sent() -> None:
+    entries = log(*turns(1, 2))
+    entries = [*entries[:3], hid(entries[3])]
+    keeping = policy(trigger={"tokens": 100}, edits=[{"type": "keep_rounds", "last": 5}])
+    made = plan(entries, keeping, "p", KNOWN)
+    assert lines(made.view) == [*turns(1, 2)[:3], "assistant | x recall", f"tool x {TEN}", turns(1, 2)[3]]
+    assert (made.tokens_before, made.tokens_sent, made.messages_before, made.moved) == (110, 110, 6, True)
+    assert made.fired == "tokens 110 > 100"
+    off = bypass(entries, KNOWN)
+    assert (off.view, off.tokens_sent) == (tuple(entry.message for entry in entries), 80)
+
+
+def test_what_the_client_was_not_shown_goes_with_what_is_dropped_or_changed() -> None:
+    entries = log(*turns(1, 6))
+    entries = [hid(each) if at in {1, 11} else each for at, each in enumerate(entries)]
+    made = plan(entries, HUNDRED, "p", KNOWN)
+    # Of the newest turns nothing is touched.
+    assert made.edits == ("drop_oldest",)
+    assert made.tokens_sent == 40 + 30
+    assert [change.position for change in made.made][:2] == [0, 1]
+    assert made.warnings == ("target missed: 70 tokens are 10 above 60",)
+    assert made.cut is not None
+    assert made.cut.gaps == (Gap(0, 10, "drop_oldest", "its round was the oldest", 200, 0),)
+    again = plan([*entries[10:], *log(*turns(1, 7))[12:13]], HUNDRED, "p", KNOWN, made.cut)
+    assert (again.moved, again.view[:4]) == (False, made.view)
+    # Only where upstream refuses more.
+    least = plan(entries, HUNDRED, "p", KNOWN, overflow=45)
+    assert lines(least.view) == turns(6, 6)
+
+
+def _forked(*at: int | None, **keys: Any) -> list[Plan]:
+    """Return the plans of three rounds, where others go on from these positions."""
+    entries = log(*turns(1, 2), "user " + TEN)
+    edited = policy(**({"trigger": {"tokens": 60}, "target": {"tokens": 60}, "edits": [DROP]} | keys))
+    return [plan(entries, edited, "mine", replace(KNOWN, fork=fork)) for fork in at]
+
+
+def test_a_move_that_changes_nothing_of_a_branch_is_kept_where_it_begins() -> None:
+    alone, shared = _forked(None, 4)
+    assert alone.cut is not None
+    assert shared.cut == replace(alone.cut, position=4, tokens=alone.cut.tokens - 20, messages=2)
+    assert replace(shared, cut=alone.cut) == alone
+    # Another branch from there needs no move of its own, and sends the same before its own words.
+    other = log(*turns(1, 2), "user another")
+    made = plan(other, HUNDRED, "mine", replace(KNOWN, fork=4), shared.cut)
+    assert (made.moved, lines(made.view)) == (False, [*turns(2, 2), "user another"])
+
+
+def test_what_is_cleared_before_a_branch_is_kept_there_too() -> None:
+    entries = log("user q", "assistant | a f", "tool a " + "x" * 500, "assistant ok", "user " + TEN)
+    edited = policy(trigger={"every_request": True}, edits=[SHORT])
+    made = plan(entries, edited, "p", replace(KNOWN, fork=4)).cut
+    assert made is not None
+    assert (made.position, made.messages, made.tool_calls) == (4, 4, 1)
+    assert [change.position for change in made.changes] == [2]
+
+
+def test_calls_of_the_branch_itself_are_not_counted_where_its_cut_stands() -> None:
+    entries = log(*turns(1, 2), "user q", "assistant | a f", "tool a 1")
+    edited = policy(trigger={"tokens": 80}, target={"tokens": 75}, edits=[DROP])
+    made = plan(entries, edited, "p", replace(KNOWN, fork=4)).cut
+    assert made is not None
+    assert (made.position, made.messages, made.tool_calls, made.tokens) == (4, 2, 0, 40)
+
+
+@pytest.mark.parametrize("fork", [0, 5, 6])
+def test_a_branch_that_begins_nowhere_keeps_its_cut_at_the_end(fork: int) -> None:
+    alone, made = _forked(None, fork)
+    assert made == alone
+
+
+def test_a_move_that_reaches_into_the_branch_is_kept_at_the_end() -> None:
+    alone, made = _forked(None, 1)
+    assert made == alone
+    again = plan(
+        log(*turns(1, 4), "user " + TEN),
+        HUNDRED,
+        "mine",
+        replace(KNOWN, fork=8),
+        Cut(8, "mine", "v", (), 0, 0, 0),
+    )
+    assert again.cut is not None
+    assert (again.moved, again.cut.position) == (True, 9)  # there is one at the place already
+
+
+def test_a_repaired_view_is_no_other_branchs() -> None:
+    entries = log("user q", "assistant | a f", "user " + TEN * 4, "assistant ok", "user " + TEN)
+    cuts = [
+        plan(
+            entries,
+            policy(trigger={"every_request": True}, edits=[SHORT]),
+            "p",
+            replace(KNOWN, fork=4),
+            composed=composed,
+        ).cut
+        for composed in (False, True)
+    ]
+    assert [made and made.position for made in cuts] == [4, 5]
+
+
+def test_a_summary_that_covers_only_what_is_before_a_branch_is_kept_there() -> None:
+    edits = [{"type": "summarize", "mode": "statistics", "keep_rounds": 1, "min_messages": 0}]
+    edited = policy(trigger={"tokens": 60}, edits=edits)
+    made = plan(log(*turns(1, 9), "user " + TEN), edited, "p", replace(KNOWN, fork=18)).cut
+    assert made is not None
+    assert made.summary is not None
+    assert (made.position, made.summary.until <= 18) == (18, True)

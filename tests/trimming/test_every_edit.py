@@ -22,7 +22,7 @@ from proxy.trimming.edits import Edit
 from proxy.trimming.plan import Cut, Entry, Known
 from proxy.trimming.policy import Policy
 from proxy.wire.messages import Message
-from tests.trimming.growing import check, requests
+from tests.trimming.growing import check, hidden, requests
 from tests.trimming.random_policies import PRICES, SETTINGS, chances, policy
 
 DATA = Path(__file__).parents[1] / "data"
@@ -103,8 +103,16 @@ def _holds(
         scale=chance.choice([1.0, 0.7, 1.3]),
     )
     some = [replace(entry, is_internal=chance.random() < 0.1) for entry in log]
+    recalling = chance.choice([0, 0.2])
+    some = [
+        replace(entry, hidden=hidden(entry, known))
+        if entry.message.role == "assistant" and chance.random() < recalling
+        else entry
+        for entry in some
+    ]
+    asking = [chance.random() < 0.1 for _ in range(7)]
     made = 0
-    for request in requests(some, _stops(log), trimming, known, idle=[0, 0, 400, 0, 4000]):
+    for request in requests(some, _stops(log), trimming, known, idle=[0, 0, 400, 0, 4000], asking=asking):
         check(request, trimming, known, instructions)
         for message in request.plan.view:
             orjson.loads(message.raw)

@@ -19,15 +19,15 @@ from pydantic import ValidationError
 from proxy.history.spans import is_result, rounds, spans
 from proxy.trimming.engine import plan
 from proxy.trimming.gaps import TOLD_APART, joined, standing
-from proxy.trimming.plan import Cut, Entry, Known, Plan
+from proxy.trimming.plan import Cut, Entry, Known, Plan, Prepared
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.protocol import problems
 from proxy.wire.messages import Message
 from tests.support import api_rules
-from tests.trimming.growing import check_counts, check_prefix, check_target
+from tests.trimming.growing import check_counts, check_prefix, check_target, hidden
 from tests.trimming.histories import SPANS, TRIED, broken, grown, valid
-from tests.trimming.notation import count, entries
+from tests.trimming.notation import KNOWN, count, entries
 from tests.trimming.random_policies import PRICES
 
 WINDOW = 1000
@@ -76,12 +76,31 @@ def _histories(draw: st.DrawFn, given: st.SearchStrategy[list[Message]]) -> list
 
 
 def _entries(given: list[Message]) -> list[Entry]:
-    """Return messages as trimming sees them: some are an agent's, some are internal, always the same ones."""
+    """Return messages as trimming sees them, always the same ones.
+
+    Some are an agent's, some are internal, with some goes what the client was not shown.
+    """
     made = []
     for entry in entries(given):
         lot = crc32(entry.message.raw) + entry.position
-        made.append(replace(entry, agent=(None, "a", "b")[lot % 3], is_internal=lot % 7 == 0))
+        hides = entry.message.role == "assistant" and lot % 4 == 0
+        made.append(
+            replace(
+                entry,
+                agent=(None, "a", "b")[lot % 3],
+                is_internal=lot % 7 == 0,
+                hidden=hidden(entry, KNOWN) if hides else None,
+            )
+        )
     return made
+
+
+def _as_seen(made: Plan, log: list[Entry]) -> list[Message]:
+    """Return what is sent of a log, as the client saw it: without what it was not shown."""
+    hid = {entry.hidden.reply: entry.message for entry in log if entry.hidden is not None}
+    return [
+        hid.get(message, message) for message in made.view if b"own_" not in message.raw or message in hid
+    ]
 
 
 TRIGGERS = _optional(
@@ -133,7 +152,7 @@ WINDOWS = _optional(
 SUMS = _optional(
     {
         "type": st.just("summarize"),
-        "mode": st.just("statistics"),
+        "mode": st.sampled_from(["statistics", "model"]),
         "keep_rounds": st.integers(0, 2),
         "min_messages": st.just(0),
     },
@@ -201,6 +220,17 @@ KNOWNS = st.builds(
     idle=st.sampled_from([None, 0, 50, 400]),
     prices=st.sampled_from(PRICES),
     scale=st.sampled_from([1.0, 0.7, 1.3]),
+    prepared=st.none()
+    | st.builds(
+        Prepared,
+        text=st.sampled_from(["so", "s" * 40]),
+        tokens=st.sampled_from([12, 50]),
+        until=st.integers(1, 9),
+        model=st.just("small"),
+        covered_messages=st.just(9),
+        covered_tokens=st.just(400),
+        asked=st.booleans(),
+    ),
 )
 
 
@@ -215,8 +245,13 @@ def _recorded(log: list[Message], last: Plan | None) -> list[Entry]:
 
 def _check_accounts(made: Plan, log: list[Entry], known: Known) -> None:
     """Check what holds of every plan by itself."""
-    assert made.tokens_before == known.fixed_tokens + sum(entry.tokens for entry in log)
-    assert (made.messages_before, len(made.decided)) == (len(log), len(log))
+    # Hidden rounds count as long as their reply was not dropped by an earlier move.
+    hidden = [entry.hidden for entry in log if entry.hidden is not None]
+    least = known.fixed_tokens + sum(entry.tokens for entry in log)
+    tokens, messages = made.tokens_before - least, made.messages_before - len(log)
+    assert 0 <= tokens <= sum(each.tokens for each in hidden)
+    assert 0 <= messages <= sum(each.messages for each in hidden)
+    assert len(made.decided) == len(log)
     check_counts(made, known)
     if made.cut is not None and made.moved:
         assert made.cut.position == len(log)
@@ -234,7 +269,7 @@ def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
     made = plan(_entries(log), policy, "p", known, composed=composed)
     _check_accounts(made, _entries(log), known)
     check_target(made, policy, known)
-    if composed or made.changes or made.earlier:
+    if composed or made.changes or made.earlier or any(entry.hidden for entry in _entries(log)):
         assert problems(made.view) == []
         if made.view:
             api_rules.check(
@@ -269,9 +304,10 @@ def test_what_is_protected_is_sent_as_it_is(log: list[Message], policy: Policy, 
     if users:
         assert users[-1] in kept
         assert log[users[-1]] in made.view
+    seen = _as_seen(made, _entries(log))
     for position, message in enumerate(log):
         if policy.pins(message):
-            assert message in made.view, position
+            assert message in seen, position
 
 
 @TRIED
@@ -292,7 +328,7 @@ def test_between_two_moves_each_view_begins_with_the_last_one(
             assert made.decided[: len(last.decided)] == last.decided
             # Whatever this request moves, without a move it would have extended the last one.
             calm = Policy(pin=policy.pin, on_arrival=policy.on_arrival)
-            still = plan(_recorded(log, last), calm, "p", known, standing)
+            still = plan(_recorded(log, last), calm, "p", replace(known, prepared=None), standing)
             assert still.view[: len(last.view)] == last.view
             assert still.cut == last.cut
             if not made.moved:
@@ -341,9 +377,9 @@ def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
         assert len(part.decided) == len(left)
         if part.needs_whole:
             trigger = policy.trigger
-            assert trigger is not None
             # A move that would not pay, or that nothing but time asks for, may turn out to be none.
-            assert whole.moved or trigger.cost is not None or trigger.idle_seconds is not None
+            may_not = trigger is not None and (trigger.cost is not None or trigger.idle_seconds is not None)
+            assert whole.moved or may_not
             assert standing_cut is not None
             assert standing_cut.version != policy.version
             assert part.cut == standing_cut
@@ -370,7 +406,7 @@ def _check_cut(made: Plan, log: list[Message]) -> None:
     assert {change.position for change in cut.changes} <= set(outside)
     assert len(cut.gaps) <= (len(outside) + 1) * TOLD_APART
     assert joined(cut.gaps) == cut.gaps
-    if made.summary is not None:
+    if made.summary is not None and made.summary.kind == "statistics":
         gone = set(range(made.summary.until)) - set(outside)
         gone |= {change.position for change in cut.changes if change.message is None}
         assert len(gone) >= made.summary.covered_messages

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES
 from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.summarize import COMPACTION
 from proxy.trimming.policy import Match, Pin, Policy
 from proxy.trimming.trigger import Target, Trigger
 from tests.trimming.notation import message
@@ -240,3 +241,15 @@ def test_edits_of_tool_output_are_known_by_what_they_are() -> None:
 )
 def test_it_reckons_where_anything_depends_on_what_a_move_costs(keys: dict[str, Any], reckons: bool) -> None:
     assert Policy.model_validate(keys).reckons is reckons
+
+
+def test_how_a_model_sums_up_is_what_the_policy_says_first_or_what_is_common() -> None:
+    counted = {"type": "summarize", "mode": "statistics"}
+    written = {"type": "summarize", "mode": "model", "heading": "Before"}
+    always = {"trigger": {"every_request": True}}
+    policy = Policy.model_validate({**always, "edits": [counted, written, {**written, "heading": "Then"}]})
+    assert policy.summarizer is policy.summarizing
+    assert policy.summarizing.heading == "Before"
+    for other in (Policy(), Policy.model_validate({**always, "edits": [counted]})):
+        assert other.summarizer is None
+        assert other.summarizing is COMPACTION

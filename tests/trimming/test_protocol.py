@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trimming.protocol import NO_RESULT, problems, repair, says_something
+from proxy.trimming.protocol import NO_REPLY, NO_RESULT, problems, repair, says_something
 from proxy.wire.messages import Message
 from tests.support import api_rules
 from tests.trimming.histories import TRIED, broken, grown, valid
@@ -210,3 +210,34 @@ def test_the_repair_of_a_longer_history_begins_with_that_of_the_shorter(
     longer = data.draw(grown(given_messages))
     shorter = repair(given_messages).messages
     assert repair(longer).messages[: len(shorter)] == shorter
+
+
+def test_an_empty_reply_between_two_questions_is_no_reason_for_two_in_a_row() -> None:
+    said = [
+        "user one",
+        "assistant",
+        "assistant",
+        "user two",
+        "assistant",
+        "assistant three",
+        "assistant",
+        "user four",
+    ]
+    repaired = repair(messages(said))
+    assert lines(repaired.messages) == [
+        "user one",
+        f"assistant {NO_REPLY}",
+        "user two",
+        "assistant three",
+        "user four",
+    ]
+    assert repaired.sources == (0, None, 3, 5, 7)
+    assert repaired.notes == (
+        "repaired: 3 x assistant message without content and calls, left out",
+        "repaired: 1 x assistant message without content and calls between two questions, a text was put in",
+    )
+    # Before the question comes, nothing is put in: what was sent stays the beginning of what is sent.
+    assert lines(repair(messages(said[:3])).messages) == ["user one"]
+    assert lines(repair(messages(["assistant", "user one", "user two"])).messages) == ["user one", "user two"]
+    lost = ["user one", "assistant", "tool a 1", "user two"]
+    assert lines(repair(messages(lost)).messages) == ["user one", f"assistant {NO_REPLY}", "user two"]

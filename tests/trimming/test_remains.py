@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.trimming.arrival import arrive
-from proxy.trimming.plan import Change, Cut, Gap, Summary
+from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
 from proxy.trimming.policy import Policy
 from proxy.trimming.remains import Remains, remains_of
 from tests.trimming.notation import KNOWN, lines, log, message
@@ -82,3 +82,25 @@ def test_what_of_a_log_is_sent_where_something_else_remains() -> None:
     assert [tokens for _, tokens in stood] == [13, 10, 15, 0, 0, 14]
     assert [message is None for message, _ in stood] == [False, False, False, True, True, False]
     assert sent.standing_as(sent) == list(zip(sent.messages, sent.tokens, strict=True))
+
+
+def test_what_the_client_was_not_shown_goes_with_a_message_that_is_as_it_was() -> None:
+    rounds = Hidden((message("assistant | x recall"), message("tool x 1")), None, (), 21)
+    entries = [replace(entry, hidden=rounds if at in {1, 4} else None) for at, entry in enumerate(log(*LOG))]
+    arrived = arrive(entries, Policy(), KNOWN)
+    assert arrived.tokens == (13, 31, 23, 13, 36, 14)
+    whole = remains_of(arrived, None)
+    assert (whole.hidden, whole.touched) == ({1: rounds, 4: rounds}, True)
+    released = Change(4, "hidden_rounds", "why", entries[4].message, 36, 15)
+    behind = remains_of(arrived, cut(released, gaps=(Gap(0, 1, "e", "", 13, 0),)))
+    assert behind.hidden == {0: rounds}
+    assert behind.tokens == (31, 23, 13, 15, 14)
+    assert behind.gaps == (Gap(0, 1, "e", "", 13, 0),)
+    early = Change(4, "an_edit", "why", message("assistant 3"), 15, 11)
+    decided = arrive(
+        [replace(each, arrival=(early,) if at == 4 else ()) for at, each in enumerate(entries)],
+        Policy(),
+        KNOWN,
+    )
+    assert remains_of(decided, None).hidden == {1: rounds}
+    assert decided.tokens == (13, 31, 23, 13, 11, 14)

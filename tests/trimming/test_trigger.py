@@ -133,3 +133,9 @@ def test_a_target_in_tokens() -> None:
     assert Target(tokens=5).within(None) == 5
     assert Target(ratio=0.6).within(128000) == 76800
     assert Target(ratio=0.6).within(None) is None
+
+
+def test_what_part_of_each_threshold_is_reached() -> None:
+    trigger = Trigger.model_validate({"tokens": 100, "ratio": 0.5, "messages": 8, "tool_calls": 2})
+    assert list(trigger.shares(Size(150, 2, 1), known(1000))) == [1.5, 0.3, 0.25, 0.5]
+    assert list(Trigger(every_request=True, cost="auto").shares(Size(150, 2, 1), known(1000))) == []

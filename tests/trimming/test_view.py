@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.trimming.plan import Known, Summary
+from proxy.trimming.plan import Hidden, Known, Summary
 from proxy.trimming.protocol import NO_RESULT
-from proxy.trimming.view import View, merged, view_of
+from proxy.trimming.view import View, merged, view_of, with_hidden
 from proxy.wire.messages import Message
 from tests.trimming.notation import count, lines, message, messages
 
@@ -86,3 +86,43 @@ def test_instructions_in_parts_get_another_part() -> None:
         "name": "boss",
     }
     assert given.data["content"] == [part]
+
+
+OWN = tuple(messages(("assistant | x recall", "tool x found")))
+
+
+def test_what_the_client_was_not_shown_is_sent_where_it_belongs() -> None:
+    both = message("assistant | a f, y recall")
+    mixed = Hidden(OWN, both, (message("tool y also"),), 50)
+    assert with_hidden(SOUND[1], mixed) == (*OWN, both, message("tool y also"))
+    assert with_hidden(SOUND[1], None) == (SOUND[1],)
+    given = [13, 60, 11, 13]
+    view = view_of(SOUND, given, KNOWN, repairing=True, hidden={1: mixed})
+    assert lines(view.messages) == [
+        "user one",
+        "assistant | x recall",
+        "tool x found",
+        "assistant | a f, y recall",
+        "tool y also",
+        "tool a 1",
+        "user two",
+    ]
+    assert (view.tokens, view.notes, view.tool_calls) == (100 + sum(given), (), 3)
+
+
+def test_beside_what_is_repaired_it_stays_and_with_it_it_goes() -> None:
+    before = Hidden(OWN, None, (), 24)
+    lost = [None, *SOUND[:2], SOUND[3]]
+    view = view_of(lost, [0, 13, 34, 13], KNOWN, repairing=True, hidden={2: before})
+    assert lines(view.messages)[1:5] == [
+        "assistant | x recall",
+        "tool x found",
+        "assistant | a f",
+        f"tool a {NO_RESULT}",
+    ]
+    assert view.tokens == 100 + 13 + 34 + 10 + len(NO_RESULT) + 13
+    nameless = message("assistant so | f")
+    bare = nameless.replacing("tool_calls", [{"type": "function"}])
+    view = view_of([SOUND[0], bare], [13, 36], KNOWN, repairing=True, hidden={1: before})
+    assert lines(view.messages) == ["user one", "assistant so"]
+    assert view.tokens == 100 + 13 + 12

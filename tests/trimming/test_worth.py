@@ -390,3 +390,12 @@ def test_the_request_of_a_move_is_counted_with_it() -> None:
     after = account_after(short, short.balance(draft({2: 20})), 1500)
     # Untrimmed it is in the cache; the 850 that were sent last are not, so 970 are written.
     assert told(after) == (5, 1000 + 380, 7 + 380 - 1212.5)
+
+
+def test_where_only_tokens_went_that_place_is_rewritten() -> None:
+    released = replace(draft({}), tokens=(100,) * 3 + (60,) + (100,) * 6)
+    balance = costs().balance(released)
+    assert (balance.freed, balance.rewritten) == (40, 1010 - 350)
+    behind = replace(draft({}), tokens=(100,) * 9 + (60,))
+    balance = costs().balance(behind)
+    assert (balance.freed, balance.rewritten) == (40, 1010 - 850)

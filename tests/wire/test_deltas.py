@@ -200,6 +200,18 @@ def test_another_id_alone_is_not() -> None:
     ]
 
 
+def test_a_name_in_pieces_is_put_together_and_one_that_is_no_text_stays() -> None:
+    pieces = (function(name="wea", index=0, id="a"), function(name="ther", index=0), function("{}", index=0))
+    assert called(*pieces)[0]["function"] == {"name": "weather", "arguments": "{}"}
+    assert called(function(name="f", index=0), function(name="f", index=0))[0]["function"] == {"name": "f"}
+    assert called(*pieces, function(name="more", index=0))[0]["function"]["name"] == "weather"  # it is whole
+    grows = (function(name="wea", index=0), function(name="weather", index=0))
+    assert called(*grows)[0]["function"] == {"name": "weather"}
+    assert called(function("", "", index=0))[0]["function"] == {"arguments": ""}
+    odd = {"index": 0, "function": {"name": 7}}
+    assert called(odd, function(name="f", index=0))[0]["function"] == {"name": 7}
+
+
 def test_a_name_that_is_said_again_is_not_said_twice() -> None:
     assert called(function("1", "f", index=0, id="a"), function("2", "f", index=0, id="a")) == [
         function("12", "f", id="a")

@@ -275,6 +275,24 @@ def test_a_cache_is_named_unless_the_client_names_one() -> None:
     assert compose(named, cache_key="k") == named.raw
 
 
+@pytest.mark.parametrize(
+    ("rest", "sent"),
+    [
+        (b',"tools":[{"a" : 1}],"z":1', b',"tools":[{"b":2}],"z":1'),
+        (b',"tools":null', b',"tools":[{"b":2}]'),
+        (b"", b',"tools":[{"b":2}]'),
+    ],
+)
+def test_other_tools_replace_those_of_the_request(rest: bytes, sent: bytes) -> None:
+    request = parse_chat_request(body(rest=rest))
+    assert compose(request, tools=b'[{"b":2}]') == body(HELLO, sent)
+
+
+def test_the_same_tools_change_nothing() -> None:
+    request = parse_chat_request(body(rest=b', "tools": [{"a" : 1}]'))
+    assert compose(request, tools=b'[{"a" : 1}]') is request.raw
+
+
 def test_usage_is_asked_for_beside_other_changes() -> None:
     request = parse_chat_request(b'{"stream_options":{"x": 1}, "messages":[%b], "user":"u"}' % HELLO)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias, TypeGuard
 
@@ -21,6 +23,7 @@ _OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
 _CONTAINERS: Final = _OBJECTS | _ARRAYS
 """What objects and arrays are made of: types, to look one up being the fastest way to tell."""
+_CONSTANTS: Final = {None: "null", True: "true", False: "false"}
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -39,8 +42,19 @@ A string is a `str`; true, false and null are `True`, `False` and `None`.
 Members: TypeAlias = tuple[tuple[str, Value], ...]
 """The members of an object in their order, duplicates included."""
 
+
+def _members(pairs: list[tuple[str, Value]]) -> Members:
+    """Return what an object of a document is; between two such calls other threads get their turn."""
+    return tuple(pairs)
+
+
+def _number(text: str) -> Number:
+    """Return what a number of a document is; likewise."""
+    return Number(text)
+
+
 _DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=tuple, parse_float=Number, parse_int=Number, parse_constant=Number
+    object_pairs_hook=_members, parse_float=_number, parse_int=_number, parse_constant=_number
 )
 
 
@@ -94,13 +108,6 @@ def read_at(text: str, start: int) -> tuple[list[Value] | Members, int]:
     return value, stop
 
 
-def write(value: list[Value] | Members) -> str:
-    """Return the compact text of a document, an object or an array."""
-    written: list[str] = []
-    _write(value, written, {})
-    return "".join(written)
-
-
 def quoted(text: str) -> str:
     """Return a string as JSON: characters as they are, but those that must be escaped."""
     encoded = encode_basestring(text)
@@ -110,40 +117,51 @@ def quoted(text: str) -> str:
     return _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
-def _write(value: Value, written: list[str], names: dict[str, str]) -> None:
-    """Add the pieces of the text of an object or an array; `names` are those that were written before."""
-    if is_members(value):
-        before = "{"
-        for name, member in value:
-            named = names.get(name)
-            if named is None:
-                named = names[name] = f"{quoted(name)}:"
-            if type(member) in _CONTAINERS:
-                written.append(before + named)
-                _write(member, written, names)
+def write(value: list[Value] | Members, text: Callable[[str], str] = quoted) -> str:
+    """Return the compact text of a document, an object or an array; `text` is how its strings are written."""
+    written: list[str] = []
+    _Writer(written, text).add(value)
+    return "".join(written)
+
+
+class _Writer:
+    """One writing of one document."""
+
+    __slots__ = ("_names", "_text", "_written")
+
+    def __init__(self, written: list[str], text: Callable[[str], str]) -> None:
+        """Write into `written`, strings by `text`."""
+        self._written = written
+        self._text = text
+        self._names: dict[str, str] = {}
+        """Names that were written before."""
+
+    def add(self, value: Value) -> None:
+        """Add the pieces of the text of an object or an array."""
+        written, names, text = self._written, self._names, self._text
+        before = "{" if is_members(value) else "["
+        for name, member in _held(value):
+            if name is not None:
+                named = names.get(name)
+                if named is None:
+                    named = names[name] = f"{quoted(name)}:"
+                before += named
+            if type(member) is str:
+                written.append(before + text(member))
+            elif type(member) is Number:
+                written.append(before + member)
+            elif type(member) in _CONTAINERS:
+                written.append(before)
+                self.add(member)
             else:
-                written.append(before + named + _scalar(member))
+                written.append(before + _CONSTANTS[member])
             before = ","
-        written.append("}" if value else "{}")
-        return
-    before = "["
-    for item in value:
-        if type(item) in _CONTAINERS:
-            written.append(before)
-            _write(item, written, names)
-        else:
-            written.append(before + _scalar(item))
-        before = ","
-    written.append("]" if value else "[]")
+        written.append(("}" if value else "{}") if is_members(value) else ("]" if value else "[]"))
 
 
-def _scalar(value: Value) -> str:
-    """Return the text of a value that holds no others."""
-    if isinstance(value, Number):
-        return value
-    if isinstance(value, str):
-        return quoted(value)
-    return "null" if value is None else "true" if value else "false"
+def _held(value: Value) -> Iterable[tuple[Any, Any]]:
+    """Return what an object or an array holds, an object's by name."""
+    return value if is_members(value) else zip(repeat(None), value)
 
 
 def _is_deeper(value: Value) -> bool:

@@ -2,13 +2,16 @@
 
 A document inside a text begins on a line of its own or after a colon and ends where its line ends, or it is
 what a string in quotes holds, as Python writes its objects (`text='{"a": 1}'`); and it is worth the trouble.
-What cannot be delimited for sure is text. It does not know what becomes of a document.
+Where the whole text is one line, as Python writes an object, a long text in quotes is found as well, with its
+escapes undone: in several lines it may be a program, which must stay as it is. What cannot be delimited for
+sure is text. It does not know what becomes of a document.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from proxy.trimming.compaction.document import UnreadableError, Value, read, read_at
@@ -16,28 +19,35 @@ from proxy.trimming.compaction.document import UnreadableError, Value, read, rea
 SMALLEST: Final = 60
 """Characters of the smallest document that is looked for between other lines."""
 
-_BEGINNING: Final = re.compile(
-    r"(?:^[ \t]*+|: {1,4})(?=\[\s{0,80}[\[{\"]|\{\s{0,80}\")(?=[^\n]{60}|[^\n]*[{[,]\s*$)|=(?=['\"][\[{])",
-    re.MULTILINE,
-)
-"""Where a document may begin: its line is long enough for one from here on, or ends where one is open."""
+_AHEAD: Final = r"(?=\[\s{0,80}[\[{\"]|\{\s{0,80}\")(?=[^\n]{60}|[^\n]*[{[,]\s*$)"
+_BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"])", re.MULTILINE)
+"""Where a document may begin: its line is long enough for one from here on, or ends where one is open.
+
+Each alternative begins with a character of its own, so that a search passes over all others quickly.
+"""
+_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)
+"""The same where the text begins."""
 _LITERAL: Final = re.compile(r"'((?:[^'\\\n]++|\\.)*+)'|\"((?:[^\"\\\n]++|\\.)*+)\"")
 _ESCAPE: Final = re.compile(r"\\(?:([nrt'\"\\])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|)")
 _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t"}
+_LONG_TEXT: Final = 200
+"""Characters of the shortest text in quotes that is looked for."""
+_END_OF_LINE: Final = "\\n"
 _TRIES: Final = 4
 """Places in one line where a document is looked for."""
 _DUST: Final = 100_000
 """Of longer texts, those that are little but brackets and commas are not read."""
 _OPEN: Final = ("{", "[", ",")
+_CONTAINERS: Final = ("{", "[")
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A document, and the text that it was."""
+    """A document, or a text that was in quotes, and the text that it was."""
 
     source: str
     value: Value
-    """The document; where there is one on each line, the list of them."""
+    """The document; where there is one on each line, the list of them; the text."""
     is_lines: bool = False
     """Whether it is a document on each line (JSON Lines)."""
 
@@ -58,7 +68,7 @@ def pieces(text: str) -> list[str | Embedded]:
 def _json_lines(text: str) -> list[Value] | None:
     """Return the documents of a text that has one on each line, two at least; None for any other text."""
     stripped = text.strip()
-    if not stripped.startswith(("{", "[")) or "\n" not in stripped:
+    if not stripped.startswith(_CONTAINERS) or "\n" not in stripped:
         return None
     values: list[Value] = []
     for line in text.split("\n"):
@@ -78,20 +88,27 @@ def _between(text: str) -> list[str | Embedded]:
     budget = len(text) // 2 + 4096
     end = tries = 0
     first, after = len(text) - len(text.lstrip()), len(text.rstrip())
-    for beginning in _BEGINNING.finditer(text):
+    is_line = "\n" not in text[first:after]
+    at_first = _AT_FIRST.match(text)
+    for beginning in chain((at_first,) if at_first else (), _BEGINNING.finditer(text)):
         start = beginning.end()
         if start >= end:
             end, tries = _line_end(text, start), 0
-        tries += 1
-        if start < last or tries > _TRIES:
+        if start < last or tries == _TRIES:
             continue
-        if text[start] in "'\"":
-            document = _quoted(text, start)
-        else:
+        if text[start] not in "'\"":
+            tries += 1
             # The whole text is no document: `pieces` has looked.
             is_whole = start <= first and end >= after
             document, spent = _bare(text, start, end, budget, is_whole=is_whole)
             budget -= spent
+        elif is_line or text.startswith(_CONTAINERS, start + 1):
+            literal = _LITERAL.match(text, start)
+            document = _quoted(literal, is_line=is_line) if literal else None
+            # What ends soon has cost nothing.
+            tries += literal is None or text.startswith(_CONTAINERS, start + 1)
+        else:
+            continue
         if document is None:
             continue
         if start > last:
@@ -123,16 +140,24 @@ def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tu
     return Embedded(text[start:stop], value), 0
 
 
-def _quoted(text: str, start: int) -> Embedded | None:
-    """Return the document that the string in quotes at `start` is."""
-    literal = _LITERAL.match(text, start)
-    if literal is None or len(literal[0]) < SMALLEST:
+def _quoted(literal: re.Match[str], *, is_line: bool) -> Embedded | None:
+    """Return the document that a string in quotes is, or its text where all is one line; else None."""
+    source: str = literal[0]
+    if len(source) < SMALLEST:
+        return None
+    inner: str = literal[1] or literal[2]
+    is_text = is_line and len(source) >= _LONG_TEXT and _END_OF_LINE in inner
+    is_document = inner.startswith(_CONTAINERS)
+    if not (is_text or is_document):
         return None
     try:
-        value = read(_ESCAPE.sub(_character, literal[1] or literal[2]))
+        held = _ESCAPE.sub(_character, inner)
     except (ValueError, OverflowError):
         return None  # an escape that Python does not write
-    return Embedded(literal[0], value) if value is not None else None
+    value = read(held) if is_document else None
+    if value is not None:
+        return Embedded(source, value)
+    return Embedded(source, held) if is_text else None
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -14,4 +14,4 @@ _PIECE: Final = re.compile(r"[A-Za-z]{1,8}|[0-9]{1,3}|[^\sA-Za-z0-9]{1,3}|\n+")
 
 def weight(text: str) -> int:
     """Return the number of pieces of words, numbers and signs."""
-    return sum(1 for _ in _PIECE.finditer(text))
+    return len(_PIECE.findall(text))

@@ -9,16 +9,15 @@ on real sessions, and a little more or less of any one changes little.
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain, islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from math import log
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from proxy.trimming.atoms import Kind, Value, kind_of, values_of
 from proxy.trimming.digest.readable import CUT, HEAD, TAIL, ends_of, readable
+from proxy.trimming.shape import Kind, kind_of
+from proxy.trimming.values import Value, values_of, values_of_document, values_of_text
 
 _WORTH: Final[Mapping[Kind, float]] = {
     "email": 9,
@@ -56,6 +55,8 @@ _LONGEST_WORDS: Final = 60
 _MOST_WORDS: Final = 4
 _DENSE: Final = 12
 """Of a long document so many values are read as if each had so many characters."""
+_SHORT: Final = 4000
+"""Characters of a text of which many are remembered."""
 _SHORTEST: Final = 2
 """Characters of a value, digits of a number."""
 
@@ -70,9 +71,9 @@ _TELLING: Final = re.compile(
     r"|color|width|height|size|font|background|padding|margin",
     re.IGNORECASE,
 )
+_WORTH_ALONE: Final = frozenset({"email", "path", "id", "url"})
+"""Kinds of which nothing else is asked where they stand alone."""
 _OF_WORDS: Final = frozenset({"text", "quoted"})
-_NUMBERS: Final[frozenset[Kind]] = frozenset({"number"})
-"""The kinds that are told with the word before them."""
 _IDLE: Final = frozenset(
     {"string", "number", "integer", "object", "boolean", "array", "content", "text", "type"}
     | {"true", "false", "null", "none", "None", "True", "False"}
@@ -109,8 +110,7 @@ _WORDS: Final = re.compile(r"[\w-]+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A value that may be kept."""
 
     text: str
@@ -123,81 +123,97 @@ class Candidate:
     times: int = 1
     """How often it stands there."""
 
-    @property
-    def density(self) -> float:
-        """What it is worth for each character that it costs."""
-        often = 1 + _AGAIN * log(self.times) if self.times > 1 else 1
-        return self.worth * often / (len(self.text) + 2)
 
-    def rank(self) -> tuple[float, int]:
-        """Return what sorts the best first; of equally good ones the earlier."""
-        return -self.density, self.place
+# What typeshed has of `tuple.__new__` is of tuples of anything.
+_made: Final[Callable[..., Any]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_candidate: Final[Callable[[tuple[str, str, float, int, int]], Candidate]] = partial(_made, Candidate)
+"""Make a candidate of its fields, as `Candidate(*fields)` does, in half of the time."""
 
 
-def candidates_of(text: str) -> list[Candidate]:
-    """Return what may be kept of a text, each value once, in its order."""
-    found: dict[str, Candidate] = {}
-    for value, label, worth in _in_document(text) or _in_text(readable(ends_of(text))):
-        held = found.get(value)
-        if held is None:
-            found[value] = Candidate(value, label, worth, len(found))
-            continue
-        held.times += 1
-        held.label = held.label or label
-        held.worth = max(held.worth, worth)
-    return list(found.values())
+def candidates_of(text: str) -> Sequence[Candidate]:
+    """Return what may be kept of a text, each value once, first what is worth most for what it costs.
+
+    Of equally good ones the earlier comes first. What was read last is remembered: a digest that is too dear
+    is made again, and so are those of a move that did not pay.
+    """
+    return _of_short(text) if len(text) <= _SHORT else _of_long(text)
 
 
-_Found = tuple[str, str, float]
-"""A value, its label and its worth."""
+def _read(text: str) -> tuple[Candidate, ...]:
+    found = _in_document(text)
+    if not found:
+        shown = readable(ends_of(text))
+        # What is not wrapped was no document before either.
+        values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
+        found = _in_text(shown, values)
+    candidates = tuple(found.values())
+    costs = [
+        -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(value) + 2)
+        for value, _, worth, _, times in candidates
+    ]
+    return tuple([candidates[place] for place in sorted(range(len(costs)), key=costs.__getitem__)])
 
 
-def _in_document(text: str) -> list[_Found]:
+_kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
+_of_short: Final = lru_cache(maxsize=256)(_read)
+_of_long: Final = lru_cache(maxsize=8)(_read)
+
+_Found: TypeAlias = "dict[str, Candidate]"
+"""Candidates by their text."""
+
+
+def _add(found: _Found, value: str, label: str, worth: float, times: int) -> None:
+    """Add a value that stands there so many times."""
+    held = found.get(value)
+    if held is None:
+        found[value] = _candidate((value, label, worth, len(found), times))
+    else:
+        worth = max(held.worth, worth)
+        found[value] = Candidate(value, held.label or label, worth, held.place, held.times + times)
+
+
+def _in_document(text: str) -> _Found:
     """Return the values of a JSON document; of anything else none."""
+    found: _Found = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
-        return []
-    found: list[_Found] = []
-    last: tuple[object, ...] = ()
-    for value in _values_of_ends(text):
-        if not value.path:
-            return []
-        # The first value of a way is the leaf itself; what follows stands inside of it.
-        whole, last = value.path != last, value.path
-        worth = _worth(value.text, value.kind, value.label if whole else None)
+        return found
+    for (value, kind, label, is_leaf), times in Counter(_values_of_ends(text)).items():
+        worth = _worth(value, kind, label if is_leaf else None)
         if worth:
-            found.append((value.text, value.label if whole or value.kind == "number" else "", worth))
+            _add(found, value, label if is_leaf or kind == "number" else "", worth, times)
     return found
 
 
-def _values_of_ends(text: str) -> Iterator[Value]:
+def _values_of_ends(text: str) -> Sequence[Value]:
     """Return the values of a document; of a long one, like `ends_of`, the first and the last."""
-    values = values_of(text)
+    values = values_of_document(text, "numbers")
     if len(text) <= HEAD + TAIL:
         return values
-    first = list(islice(values, HEAD // _DENSE))
-    return chain(first, deque(values, TAIL // _DENSE))
+    first = HEAD // _DENSE
+    return [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
 
 
-def _in_text(text: str) -> list[_Found]:
+def _in_text(text: str, values: Iterable[Value]) -> _Found:
     """Return the values of any other text, then the words that stand alone under a key."""
-    found: list[_Found] = []
+    found: _Found = {}
     keys = _keys(text)
     defined = _defined(text)
-    for value, kind, label, _ in values_of(text, _NUMBERS):
-        if CUT in value:
+    is_cut = CUT in text
+    for (value, kind, label, _), times in Counter(values).items():
+        if is_cut and CUT in value:
             continue
         if value in defined:
-            found.append((defined[value], "", _DEFINED))
+            _add(found, defined[value], "", _DEFINED, times)
             continue
         key = keys.get(value)
         worth = _worth(value, kind, key)
         if worth:
-            found.append((value, key or (label if kind == "number" else ""), worth))
+            _add(found, value, key or (label if kind == "number" else ""), worth, times)
     for word, key in keys.items():
-        if kind_of(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
+        if _kind_seen(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
             worth = _worth(word, "text", key)
             if worth:
-                found.append((word, key, worth))
+                _add(found, word, key, worth, 1)
     return found
 
 
@@ -239,6 +255,8 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     """Return what a value is worth; 0 where it need not be kept. `key` is what it is all of, if anything."""
     if len(text) > _LONGEST or text in _IDLE:
         return 0
+    if key is None and kind in _WORTH_ALONE:
+        return _WORTH[kind]
     whole = key is not None
     if kind in _OF_WORDS:
         worth = _worth_of_words(text, kind, whole=whole)

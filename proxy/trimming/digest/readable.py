@@ -13,11 +13,11 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from proxy.trimming.atoms import beginning_of, end_of
+from proxy.trimming.values import beginning_of, end_of
 
-HEAD: Final = 48_000
+HEAD: Final = 24_000
 """Characters of the beginning that are read."""
-TAIL: Final = 16_000
+TAIL: Final = 8_000
 """Characters of the end that are read."""
 CUT: Final = "…"
 """Stands where something is left out: what holds it is no value."""

@@ -7,7 +7,9 @@ engine, which counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
 from proxy.trimming.compaction.blob import without_blobs
@@ -18,6 +20,7 @@ from proxy.trimming.compaction.mark import ending, names_ref
 from proxy.trimming.compaction.markup import is_markup, shown
 from proxy.trimming.compaction.preview import preview
 from proxy.trimming.compaction.table import tabulated, tabulated_lines
+from proxy.trimming.compaction.verbatim import spelled
 from proxy.trimming.compaction.weight import weight
 from proxy.trimming.compaction.whitespace import tidied
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
@@ -36,6 +39,8 @@ _HOPELESS: Final = 50
 
 _NEAR: Final = 1.4
 """Bytes tell tokens within this factor; nearer to the limit the weight is asked."""
+_BLANK: Final = re.compile(r"[\[{,:]\s")
+"""White space between the signs of a document, which none that is written here has."""
 _LARGE: Final = 200_000
 """Bytes of a result of which the weight is not asked: what is left of so much is far from the limit."""
 
@@ -43,11 +48,11 @@ _LARGE: Final = 200_000
 class CompactToolOutput(ToolOutputEdit, frozen=True):
     """Tool output over a limit is put in a shorter form that fits its kind.
 
-    First what loses nothing: JSON without white space, records as a table, text without terminal escapes and
-    blanks. Only where that is still over the limit, what loses something and says so: lists and long texts
-    of JSON cut, lines of a log counted, HTML as text, bytes written as text left out. A mark names the ref
-    under which the whole output can be read. Each text part of a result is put in form by itself; parts that
-    are no text stay, and so does what would not get shorter.
+    First what loses nothing: JSON without white space and escapes, records as a table, text without terminal
+    escapes and blanks. Only where that is still over the limit, what loses something and says so: lists and
+    long texts of JSON cut, lines of a log counted, HTML as text, bytes written as text left out. A mark names
+    the ref under which the whole output can be read. Each text part of a result is put in form by itself;
+    parts that are no text stay, and so does what would not get shorter.
     """
 
     type: Literal["compact_tool_output"] = "compact_tool_output"
@@ -82,8 +87,9 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         if before * per_byte <= self.over_tokens:
             return None
         forms = [_Form(text, self, per_byte) for text in given]
+        scale = _Scale(given, before * per_byte)
         for step in (_Form.tidy, _Form.clean, _Form.cut):
-            if self._is_over(forms, given, before * per_byte):
+            if scale.is_over(self.over_tokens, forms):
                 for form in forms:
                     form.take(step, entry.ref)
         made = [form.text for form in forms]
@@ -97,14 +103,26 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         reason = f"{', '.join(used)}: {before} bytes become {after}"
         return Shortened(message.replacing("content", _content(content, made)), reason)
 
-    def _is_over(self, forms: Sequence[_Form], given: Sequence[str], tokens: float) -> bool:
-        """Tell whether the forms have more tokens than the limit, where the texts `given` have `tokens`."""
-        before = max(sum(map(_size, given)), 1)
-        estimate = tokens * sum(form.size for form in forms) / before
-        if before > _LARGE or not self.over_tokens <= estimate * _NEAR <= self.over_tokens * _NEAR**2:
-            return estimate > self.over_tokens
-        weights = sum(weight(form.text) for form in forms) / max(sum(map(weight, given)), 1)
-        return tokens * weights > self.over_tokens
+
+class _Scale:
+    """About how many tokens a shorter form of some texts has, where those of the texts are known."""
+
+    def __init__(self, given: Sequence[str], tokens: float) -> None:
+        """Begin with texts that have so many tokens."""
+        self._given = given
+        self._tokens = tokens
+        self._size = max(sum(map(_size, given)), 1)
+
+    @cached_property
+    def _weight(self) -> int:
+        return max(sum(map(weight, self._given)), 1)
+
+    def is_over(self, limit: int, forms: Sequence[_Form]) -> bool:
+        """Tell whether the forms have more tokens than `limit`."""
+        estimate = self._tokens * sum(form.size for form in forms) / self._size
+        if self._size > _LARGE or not limit <= estimate * _NEAR <= limit * _NEAR**2:
+            return estimate > limit
+        return self._tokens * sum(form.weight for form in forms) / self._weight > limit
 
 
 class _Form:
@@ -123,8 +141,17 @@ class _Form:
         self._pieces: list[str | Embedded] = pieces(text) if looks else [text]
         self._shown = [piece if isinstance(piece, str) else piece.source for piece in self._pieces]
         """Each of the pieces as it stands now."""
+        self._weighed: tuple[str, int] | None = None
+        """The text that was weighed last, and its weight."""
         self._is_marked = False
         """Whether a line at the end must say that something was left out."""
+
+    @property
+    def weight(self) -> int:
+        """About how many tokens the text has, beside others."""
+        if self._weighed is None or self._weighed[0] is not self.text:
+            self._weighed = self.text, weight(self.text)
+        return self._weighed[1]
 
     def take(self, step: Callable[[_Form, str], None], ref: str) -> None:
         """Take a step, unless the text would not get shorter by it."""
@@ -152,14 +179,14 @@ class _Form:
         if "noise" not in self._edit.methods:
             return
         for place, piece in enumerate(self._pieces):
-            if isinstance(piece, str):
+            if _is_text(piece):
                 text = shown(self._shown[place]) if self._is_markup else self._shown[place]
                 self._is_marked |= self._offer(place, "noise", without_blobs(text))
 
     def cut(self, ref: str) -> None:
         """Cut documents and count lines."""
         for place, piece in enumerate(self._pieces):
-            if isinstance(piece, str):
+            if isinstance(piece, str) or isinstance(piece.value, str):
                 if "log" in self._edit.methods:
                     text = condensed(self._shown[place], self._edit.keep_items)
                     self._is_marked |= self._offer(place, "log", text)
@@ -173,14 +200,20 @@ class _Form:
                     self._is_marked |= taken and not alone
 
     def _tidy_document(self, place: int, piece: Embedded) -> None:
-        minified = "\n".join(map(write, piece.value)) if piece.is_lines else write(piece.value)
-        if "minify" in self._edit.methods:
-            self._offer(place, "minify", minified)
+        if isinstance(piece.value, str):
+            if "minify" in self._edit.methods:
+                self._offer(place, "minify", spelled(piece.value))
+            return
         if "table" in self._edit.methods and not self._is_hopeless(piece):
-            value = tabulated_lines(piece.value) if piece.is_lines else tabulated(piece.value)
-            table = write(value) if value is not None else minified
-            if len(table) < len(minified):
-                self._offer(place, "table", table)
+            table = tabulated_lines(piece.value) if piece.is_lines else tabulated(piece.value)
+            if table is not None:
+                if "minify" in self._edit.methods and _BLANK.search(piece.source):
+                    self._use("minify")
+                self._offer(place, "table", write(table, spelled))
+                return
+        if "minify" in self._edit.methods:
+            minified = "\n".join(map(write, piece.value)) if piece.is_lines else write(piece.value, spelled)
+            self._offer(place, "minify", minified)
 
     def _is_hopeless(self, piece: Embedded) -> bool:
         """Tell whether a document is so far over the limit that it will be cut in any case."""
@@ -190,16 +223,25 @@ class _Form:
 
     def _written(self, made: Value) -> str:
         """Return a cut document as text: what it still holds of records may be a table."""
-        return write(tabulated(made) if "table" in self._edit.methods else made)
+        table = tabulated(made) if "table" in self._edit.methods else None
+        return write(made if table is None else table)
 
     def _offer(self, place: int, method: Method, text: str) -> bool:
         """Put `text` in the place of a piece where it is shorter; tell whether it is."""
         if len(text) >= len(self._shown[place]):
             return False
         self._shown[place] = text
+        self._use(method)
+        return True
+
+    def _use(self, method: Method) -> None:
         if method not in self.used:
             self.used.append(method)
-        return True
+
+
+def _is_text(piece: str | Embedded) -> bool:
+    """Tell whether a piece is no document."""
+    return isinstance(piece, str) or isinstance(piece.value, str)
 
 
 def _tokens_per_byte(entry: Entry) -> float:

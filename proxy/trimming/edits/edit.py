@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from proxy.history.spans import is_result
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Change, Entry, Summary
+from proxy.trimming.plan import Change, Entry, Summary, Wanted
 from proxy.trimming.section import Section
 from proxy.trimming.trigger import Target, Trigger
 from proxy.wire.messages import Message
@@ -53,11 +53,12 @@ class BaseEdit(Section, ABC, frozen=True):
         return self.when is not None and self.when.cost is not None
 
     @abstractmethod
-    def apply(self, draft: Draft) -> Iterable[Change | Summary]:
+    def apply(self, draft: Draft) -> Iterable[Change | Summary | Wanted]:
         """Return what it changes in `draft`: at most one change per position, none where protected.
 
         What it made at an earlier move still stands, and stays as it is, or is made anew where it has to take
-        in what is new. At most one `Summary` may be among the changes that remove what it covers.
+        in what is new. At most one `Summary` may be among the changes that remove what it covers; or there is
+        nothing but one that is `Wanted`: it would have been used now.
         """
 
     def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
-from proxy.history.spans import Round
+from proxy.trimming.coverage import start_of_newest
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
@@ -30,14 +30,3 @@ class KeepRounds(BaseEdit, frozen=True):
         for position, _ in draft.standing(0, start_of_newest(draft.rounds, self.last)):
             if position not in draft.protected:
                 yield draft.removing(position, self.type, reason)
-
-
-def start_of_newest(rounds: Sequence[Round], last: int) -> int:
-    """Return where the newest `last` rounds of the history begin; 0 where there are not more than these.
-
-    The last of `rounds` is the current one and no history; what precedes the first user message is no round.
-    """
-    history = [each for each in rounds[:-1] if each.number > 0]
-    if len(history) <= last:
-        return 0
-    return history[-last].start if last else rounds[-1].start

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
+from hashlib import blake2b
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+import orjson
+from pydantic import Field, model_validator
 
 from proxy.history.spans import Span
+from proxy.trimming.coverage import Beginning, beginnings
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.edits.keep_rounds import start_of_newest
-from proxy.trimming.plan import Change, Summary, SummaryRole
+from proxy.trimming.plan import Change, Summary, SummaryRole, Wanted
 from proxy.trimming.section import Natural, Positive, Share, contradiction
 from proxy.trimming.statistics import DETAILS, Language, Statistics, statistics_of
 from proxy.trimming.trigger import Target
@@ -20,40 +23,40 @@ from proxy.trimming.trigger import Target
 Mode: TypeAlias = Literal["model", "statistics"]
 
 _REASON: Final = "it is summed up"
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A beginning of the log that may be covered: whole rounds."""
-
-    stop: int
-    """Place after the last message of it."""
-    messages: int
-    """Messages of it that are not protected and stand."""
-    tokens: int
-    """Their tokens."""
-    rounds: int
-    """Rounds in which there are any."""
+_RECIPE_BYTES: Final = 6
+_LEAST_ROOM: Final = 120
+"""Tokens below which no model is asked: heading and preface take some 50 of them."""
+_IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 
 
 class Summarize(BaseEdit, frozen=True):
     """Rounds older than the newest `keep_rounds` whole ones are replaced by one summary. Too few: no change.
 
     Where there is a limit (`lower`, or else the policy's target), so many of them are replaced, from the
-    oldest, as it takes to get within it; without one all are. What is protected stays, after the summary. The
-    next summary is made of the standing one and of the rounds that are added to it.
+    oldest, as it takes to get within it; without one all are. What is protected stays, after the summary.
+    With `keep_rounds: 0` spans of the current round are replaced too. The next summary is made of the
+    standing one and of what is added to it.
+
+    With `mode: statistics` it is made at once, by code: it counts and quotes. With `mode: model` a model
+    writes it, beside the requests, from a part of the trigger on (`soft`), out of what was said, whatever
+    other edits dropped of that; it is used at the next move of the cut, and until then nothing changes.
+    There it is used though all that it covers was dropped before, and it makes the view larger: what comes
+    after it makes room. Only where nothing does (the view would end above the trigger) it must make the view
+    smaller, as it must where somebody asked for it between two moves.
     """
 
     type: Literal["summarize"] = "summarize"
     """Which strategy this is."""
     mode: Mode
-    """Who makes it: `statistics` counts and quotes, without asking a model. (`model` is not there yet.)"""
+    """Who makes it: a `model` writes it, or `statistics` counts and quotes, without asking one."""
     upper: Positive | None = None
     """Only above so many tokens, those of instructions and tools included; without it the trigger decides."""
     lower: Positive | None = None
     """How far: so many tokens, counted like `upper`, in place of the policy's target."""
     budget_ratio: Share = 0.26
-    """The summary has at most this part of `lower` or of the target, minus instructions and tools."""
+    """The summary has at most this part of `lower` or of the target, minus instructions and tools. By a model
+    it has fewer tokens, too, than what it is made of: the messages, dropped or not, and the summary before
+    it; none is made where that leaves fewer than 120."""
     min_messages: Natural = 20
     """No first summary of a session of fewer messages."""
     min_new_messages: Natural = 10
@@ -61,30 +64,26 @@ class Summarize(BaseEdit, frozen=True):
     growth_ratio: Annotated[float, Field(ge=0)] = 0.5
     """No further summary unless what it adds has more than this part of the standing one's tokens."""
     keep_rounds: Natural = 10
-    """So many whole rounds of the history stay, the newest; the current one is not counted."""
+    """So many whole rounds of the history stay, the newest; the current one is not counted. With 0 the
+    current one stays only as far as the policy's `keep` says, and its newest span."""
     max_tokens: Positive = 1500
-    """Tokens that the summary has at most."""
+    """Tokens that a model may write; what code adds verbatim comes on top, within `budget_ratio`. Of
+    `statistics`: tokens that the summary has at most."""
     role: Literal["auto", "system", "user", "merge"] = "auto"
     """Where it is sent: at the end of the instructions (`merge`), after them as a system message (`system`)
     or as a user message (`user`); `auto` merges."""
     heading: Annotated[str, Field(min_length=1, max_length=200)] = "Archived Session Summary"
     """Its first line."""
     prompt: str | None = None
-    """What a model is told; of `mode: model`."""
+    """What the model is asked to write, in place of the sections that it is asked for by default; of
+    `mode: model`."""
     language: Literal["auto", "en", "zh"] = "auto"
     """Its language; `auto` takes Chinese where user and assistant speak it, else English."""
     soft: Share = 0.8
-    """From this part of the trigger on a summary is prepared; of `mode: model`."""
+    """From this part of the trigger (and of `upper`) on a summary is prepared; of `mode: model`."""
     max_generations: Positive = 5
-    """After so many summaries one is made from the originals again; of `mode: model`."""
-
-    @field_validator("mode")
-    @classmethod
-    def _is_there(cls, mode: Mode) -> Mode:
-        """Refuse what is not built yet."""
-        if mode == "model":
-            raise ValueError("summaries by a model are not available in this version; use mode: statistics")
-        return mode
+    """After so many summaries, each made of the one before, one is made of all messages again; of
+    `mode: model`."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -93,75 +92,183 @@ class Summarize(BaseEdit, frozen=True):
             raise contradiction(f"this is above upper ({self.upper}), the most it may be", "lower")
         return self
 
+    @cached_property
+    def recipe(self) -> str:
+        """Twelve hexadecimal digits: summaries of one recipe may go on from each other."""
+        content = self.model_dump(mode="json", include=set(_IN_THE_RECIPE))
+        return blake2b(
+            orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_RECIPE_BYTES
+        ).hexdigest()
+
     def is_done(self, draft: Draft) -> bool:
-        """Tell whether the view is within `lower`, or else the policy's target."""
-        return draft.within(self._aim)
+        """Tell whether the view is within `lower`, or else the policy's target, and nobody asked for more."""
+        return draft.within(self._aim) and not self._is_asked(draft)
 
     @property
     def _aim(self) -> Target | None:
         return Target(tokens=self.lower) if self.lower is not None else None
 
-    def apply(self, draft: Draft) -> Iterator[Change | Summary]:
-        """Replace older rounds, where the conditions are fulfilled."""
+    def apply(self, draft: Draft) -> Iterator[Change | Summary | Wanted]:
+        """Replace older rounds where the conditions are fulfilled; where a model has yet to do it, say so."""
         upper = draft.limit(Target(tokens=self.upper)) if self.upper is not None else None
         limit = draft.limit(self._aim)
-        if any(least is not None and draft.total <= least for least in (upper, limit)):
+        above = all(least is None or draft.total > least for least in (upper, limit))
+        if not above and not self._is_asked(draft):
             return
+        if self.mode == "statistics":
+            summary = self._by_statistics(draft, limit)
+        else:
+            summary = self.ready(draft, moving=above and not draft.tight)
+            if summary is None and above and (wanted := self.wanted(draft, urgent=True)) is not None:
+                yield wanted
+        if summary is not None:
+            yield summary
+            for place in _covered(draft, summary.until):
+                yield draft.removing(place, self.type, _REASON)
+
+    def ready(self, draft: Draft, *, moving: bool = False) -> Summary | None:
+        """Return the summary by a model that can be used now; None where it would not make the view smaller.
+
+        It must reach further than the standing one: what that covers is not there to be sent. With `moving`,
+        the cut moves in any case and others make room: then it need only be smaller than what it covers in
+        the log, sent or not, and within `budget_ratio`.
+        """
+        made, standing = draft.prepared, draft.summary
+        if self.mode != "model" or made is None or made.until > draft.end:
+            return None
+        if standing is not None and made.until < standing.until + (standing.kind == "model"):
+            return None
+        summary = Summary(
+            text=made.text,
+            role=self._role,
+            until=made.until,
+            tokens=0,
+            kind="model",
+            covered_messages=made.covered_messages,
+            covered_tokens=made.covered_tokens,
+            generation=made.generation,
+            model=made.model,
+        )
+        summary = replace(summary, tokens=draft.count(summary.message))
+        replaced = sum(draft.tokens[place] for place in _covered(draft, made.until))
+        replaced += standing.tokens if standing is not None else 0
+        if summary.tokens < replaced:
+            return summary
+        budget = self._budget(draft, draft.limit(self._aim))
+        fits = summary.tokens < made.covered_tokens and (budget is None or summary.tokens <= budget)
+        return summary if moving and fits else None
+
+    def wanted(
+        self, draft: Draft, *, added: int = 0, whole: bool = False, urgent: bool = False
+    ) -> Wanted | None:
+        """Return what a model should sum up; None where it would not be worth it.
+
+        Where there is a limit, that is the least that gets within it, whatever room the summary takes.
+
+        Args:
+            draft: What stands.
+            added: Tokens that come on top before the summary is used.
+            whole: Whether all of it should be covered that may be, in any case.
+            urgent: Whether the cut moves now.
+        """
+        limit = None if whole else draft.limit(self._aim)
+        standing = draft.summary.tokens if draft.summary is not None else 0
+        if limit is not None and (ready := self.ready(draft)) is not None:
+            left = draft.total - standing - sum(draft.tokens[at] for at in _covered(draft, ready.until))
+            if left + ready.tokens + added <= limit:
+                return None
+        found: Wanted | None = None
+        since, of_newest = _newest(draft)
+        for each in beginnings(draft, self.keep_rounds, since):
+            room = self._room_to_write(each, draft, of_newest, in_view=whole)
+            if room < _LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
+                continue
+            found = Wanted(each.until, room, urgent)
+            if limit is not None and draft.total - standing - each.tokens + room + added <= limit:
+                break
+        return found
+
+    def imagined(self, draft: Draft, wanted: Wanted) -> Draft:
+        """Return the draft as it would be with the summary that is wanted, of the size that it may have."""
+        tokens = min(wanted.room, self.max_tokens)
+        summary = Summary("", self._role, wanted.stop, tokens, "model", 0, 0)
+        covered = _covered(draft, wanted.stop)
+        return draft.after([draft.removing(place, self.type, _REASON) for place in covered], summary)
+
+    @property
+    def _role(self) -> SummaryRole:
+        return "merge" if self.role == "auto" else self.role
+
+    def _is_asked(self, draft: Draft) -> bool:
+        """Tell whether somebody asked for the summary that can be used now."""
+        return draft.prepared is not None and draft.prepared.asked and self.ready(draft) is not None
+
+    def _is_due(self, beginning: Beginning, draft: Draft, since: int, of_newest: int | None) -> bool:
+        """Tell whether it is enough for a summary by a model; the newest one has so many tokens."""
+        if draft.summary is not None and beginning.until <= draft.summary.until:
+            return False
+        if of_newest is None:
+            return beginning.messages > 0 and draft.end >= self.min_messages
+        if beginning.until <= since or beginning.new_messages < self.min_new_messages:
+            return False
+        return beginning.new_tokens > self.growth_ratio * of_newest
+
+    def _by_statistics(self, draft: Draft, limit: int | None) -> Summary | None:
+        """Return the summary that code makes; None where it would not be worth it."""
         standing = draft.summary
         if standing is not None and standing.kind != "statistics":
-            return
-        choices = [each for each in self._choices(draft) if self._is_worth_it(each, draft)]
+            return None  # nobody can put in numbers what a model said of messages that are not there
+        choices = [each for each in beginnings(draft, self.keep_rounds) if self._is_worth_it(each, draft)]
         if not choices:
-            return
+            return None
         summary = self._first_within(choices, draft, limit) if limit is not None else None
-        if summary is None:
-            summary = self._summary(choices[-1], draft, limit)
-        yield summary
-        for position, _ in draft.standing(0, len(draft.messages)):
-            if draft.entries[position].position < summary.until and position not in draft.protected:
-                yield draft.removing(position, self.type, _REASON)
+        return summary or self._counted(choices[-1], draft, limit)
 
-    def _choices(self, draft: Draft) -> Iterator[_Choice]:
-        """Yield what may be covered, from the least: one whole round after the other, from the oldest."""
-        last = start_of_newest(draft.rounds, self.keep_rounds)
-        messages = tokens = rounds = 0
-        for each in draft.rounds:
-            if each.stop > last:
-                return
-            free = [at for at, _ in draft.standing(each.start, each.stop) if at not in draft.protected]
-            messages, tokens = messages + len(free), tokens + sum(draft.tokens[at] for at in free)
-            if each.number > 0:
-                rounds += bool(free)
-                yield _Choice(each.stop, messages, tokens, rounds)
-
-    def _is_worth_it(self, choice: _Choice, draft: Draft) -> bool:
-        """Tell whether it is enough for a summary."""
+    def _is_worth_it(self, choice: Beginning, draft: Draft) -> bool:
+        """Tell whether it is enough for a summary by code."""
         standing = draft.summary
         if standing is None:
-            return choice.messages > 0 and draft.entries[-1].position + 1 >= self.min_messages
+            return choice.messages > 0 and draft.end >= self.min_messages
         needed = max(1, self.min_new_messages)
         return choice.messages >= needed and choice.tokens > self.growth_ratio * standing.tokens
 
-    def _first_within(self, choices: Sequence[_Choice], draft: Draft, limit: int) -> Summary | None:
+    def _first_within(self, choices: Sequence[Beginning], draft: Draft, limit: int) -> Summary | None:
         """Return the summary of the least that gets within the limit; None where nothing does."""
         standing = draft.summary.tokens if draft.summary is not None else 0
         for choice in choices:
             left = draft.total - standing - choice.tokens
-            if left + self._room(choice, draft, limit) <= limit:
-                summary = self._summary(choice, draft, limit)
+            if left + min(self.max_tokens, self._room(choice, draft, limit)) <= limit:
+                summary = self._counted(choice, draft, limit)
                 if left + summary.tokens <= limit:
                     return summary
         return None
 
-    def _room(self, choice: _Choice, draft: Draft, limit: int | None) -> int:
+    def _room(self, choice: Beginning, draft: Draft, limit: int | None) -> int:
         """Return how many tokens the summary may have: fewer than what it replaces."""
-        replaced = choice.tokens + (draft.summary.tokens if draft.summary is not None else 0)
-        most = min(self.max_tokens, replaced - 1)
-        if limit is None:
-            return most
-        return min(most, int(self.budget_ratio * max(0, limit - draft.fixed_tokens)))
+        replaced, budget = _replaced(choice, draft), self._budget(draft, limit)
+        return replaced - 1 if budget is None else min(replaced - 1, budget)
 
-    def _summary(self, choice: _Choice, draft: Draft, limit: int | None) -> Summary:
+    def _room_to_write(
+        self, beginning: Beginning, draft: Draft, of_newest: int | None, *, in_view: bool
+    ) -> int:
+        """Return how many tokens a summary by a model may have: fewer than what it is made of.
+
+        That is the newest one, where there is one, of so many tokens, and the messages since as the log has
+        them: however little of these is still sent, what they say is lost if it is in no summary. Without a
+        limit it has no more than `max_tokens`, unless it replaces more than that in the view. With `in_view`
+        it has fewer than what it replaces there, too.
+        """
+        made_of = (of_newest or 0) + beginning.new_tokens
+        in_the_view = _replaced(beginning, draft)
+        budget = self._budget(draft, draft.limit(self._aim))
+        most = max(self.max_tokens, in_the_view - 1) if budget is None else budget
+        return min(most, made_of - 1, in_the_view - 1 if in_view else most)
+
+    def _budget(self, draft: Draft, limit: int | None) -> int | None:
+        """Return how many tokens of a limit a summary may take; None without one."""
+        return None if limit is None else int(self.budget_ratio * max(0, limit - draft.fixed_tokens))
+
+    def _counted(self, choice: Beginning, draft: Draft, limit: int | None) -> Summary:
         """Return the summary of what stood and of what is covered now; its first lines stand in any case."""
         spans = [span for span in draft.spans if span.stop <= choice.stop and _is_covered(span, draft)]
         statistics = statistics_of([entry.message for entry in draft.entries], spans, choice.rounds)
@@ -171,11 +278,10 @@ class Summarize(BaseEdit, frozen=True):
             statistics = Statistics.model_validate(standing.state).and_then(statistics)
             tokens, generation = tokens + standing.covered_tokens, generation + standing.generation
         language: Language = statistics.language if self.language == "auto" else self.language
-        role: SummaryRole = "merge" if self.role == "auto" else self.role
         summary = Summary(
             text="",
-            role=role,
-            until=draft.entries[choice.stop].position,
+            role=self._role,
+            until=choice.until,
             tokens=0,
             kind="statistics",
             covered_messages=statistics.messages,
@@ -183,13 +289,44 @@ class Summarize(BaseEdit, frozen=True):
             generation=generation,
             state=statistics.model_dump(mode="json"),
         )
-        room = self._room(choice, draft, limit)
+        room = min(self.max_tokens, self._room(choice, draft, limit))
         for detail in DETAILS:
             summary = replace(summary, text=f"{self.heading}\n{statistics.text(language, detail)}")
             summary = replace(summary, tokens=draft.count(summary.message))
             if summary.tokens <= room:
                 break
         return summary
+
+
+COMPACTION: Final = Summarize(mode="model", keep_rounds=0)
+"""How a model sums up where somebody asks for it and the policy does not say how."""
+
+
+def _replaced(choice: Beginning, draft: Draft) -> int:
+    """Return the tokens of what is sent and would not be any more, the standing summary included."""
+    return choice.tokens + (draft.summary.tokens if draft.summary is not None else 0)
+
+
+def _newest(draft: Draft) -> tuple[int, int | None]:
+    """Return how far the newest summary by a model reaches, as a position, and its tokens; else (0, None)."""
+    standing, made = draft.summary, draft.prepared
+    found: tuple[int, int | None] = (0, None)
+    if standing is not None and standing.kind == "model":
+        found = (standing.until, standing.tokens)
+    if made is not None and found[0] < made.until <= draft.end:
+        found = (made.until, made.tokens)
+    return found
+
+
+def _covered(draft: Draft, until: int) -> list[int]:
+    """Return the places of what a summary up to position `until` replaces: what stands of whole spans."""
+    return [
+        place
+        for span in draft.spans
+        if draft.position(span.stop - 1) < until
+        for place, _ in draft.standing(span.start, span.stop)
+        if place not in draft.protected
+    ]
 
 
 def _is_covered(span: Span, draft: Draft) -> bool:

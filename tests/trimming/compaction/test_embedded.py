@@ -63,6 +63,9 @@ def test_documents_are_found(text: str, expected: list[str]) -> None:
             f"{LINE}\n{LINE[:-1]}", id="a last line that is broken, after one that is none either"[:40]
         ),
         pytest.param("text='{" + "a" * 80 + "'", id="a string that is no document"),
+        pytest.param("text='" + "a line of words " * 20 + "'", id="a text of one line"),
+        pytest.param("text='short\\n' other='" + "a" * 80, id="a short text of two lines"),
+        pytest.param("x\ntext='" + "a line\\n" * 90 + "'", id="a text in one of several lines"),
         pytest.param('text=\'{"a": "' + "\\q" * 40 + "\"}'", id="an escape that Python does not write"),
         pytest.param('text=\'{"a": "' + "\\U00110000" * 10 + "\"}'", id="a character that there is not"),
         pytest.param("text='{" + "a" * 80, id="a string that does not end"),
@@ -77,6 +80,13 @@ def test_what_cannot_be_delimited_is_text(text: str) -> None:
         assert found == [f"<{COMPACT}>", text[len(LINE) :]]
     else:
         assert found == [text]
+
+
+def test_a_long_text_in_quotes_is_found_where_all_is_one_line() -> None:
+    before, found, after = pieces("meta=None text='" + "it\\'s a line\\n" * 30 + "', more='x'\n")
+    assert (before, after) == ("meta=None text=", ", more='x'\n")
+    assert isinstance(found, Embedded)
+    assert found.value == "it's a line\n" * 30
 
 
 def test_what_was_a_line_each_is_told() -> None:

@@ -32,7 +32,7 @@ def test_what_a_text_weighs(text: str, pieces: int) -> None:
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_table_weighs_what_it_costs(indent: int | None) -> None:
     text = json.dumps(RECORDS, indent=indent)
-    table = write(tabulated(read(text)))
+    table = write(tabulated(read(text)) or [])
     counter = TokenCounter()
     estimate = counter.text(text, "gpt-4o") * weight(table) / weight(text)
     assert estimate == pytest.approx(counter.text(table, "gpt-4o"), rel=0.15)

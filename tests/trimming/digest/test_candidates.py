@@ -36,7 +36,7 @@ def test_what_only_begins_like_a_document_is_text() -> None:
 
 @pytest.mark.parametrize("text", ["[]", " [ ]", "{}", "", "   ", "[1, 2, true, null]"])
 def test_where_nothing_may_be_kept_there_is_nothing(text: str) -> None:
-    assert candidates_of(text) == []
+    assert not candidates_of(text)
 
 
 def test_keys_of_lines_and_of_braces() -> None:
@@ -87,24 +87,28 @@ def test_a_long_cjk_run_in_prose_is_worth_little() -> None:
     ids=lambda leaf: leaf[:9],
 )
 def test_what_need_not_be_kept(leaf: str) -> None:
-    assert candidates_of(json.dumps({"key": int(leaf) if leaf.isdigit() else leaf})) == []
+    assert not candidates_of(json.dumps({"key": int(leaf) if leaf.isdigit() else leaf}))
 
 
-def test_what_stands_there_often_is_denser_and_keeps_its_first_key() -> None:
-    values = found(json.dumps([{"a": "K11"}, {"b": "K22"}, {"c": "K22"}]))
+def test_what_stands_there_often_comes_first_and_keeps_its_first_key() -> None:
+    text = json.dumps([{"a": "K11"}, {"b": "K22"}, {"c": "K22"}, {"a": "K33"}])
+    values = found(text)
+    assert [each.text for each in candidates_of(text)] == ["K22", "K11", "K33"]
     assert values["K22"].times == 2
     assert values["K22"].label == "b"
-    assert values["K22"].density > values["K11"].density
 
 
 def test_a_name_is_defined_with_the_words_that_say_so() -> None:
     values = found("xclass Aa_1 {}\nexport default abstract class Bb_2 {}\nclass def Cc_3\nstruct Dd_4;")
-    assert [name for name in values if " " in name] == ["export default abstract class Bb_2", "struct Dd_4"]
+    assert sorted(name for name in values if " " in name) == [
+        "export default abstract class Bb_2",
+        "struct Dd_4",
+    ]
     assert "Aa_1" in values
 
 
 def test_of_a_long_document_the_first_and_the_last_values_are_candidates() -> None:
-    values = found(json.dumps([f"K{number}" for number in range(20_000)]))
-    assert len(values) < 8000
-    assert {"K0", "K2000"} <= values.keys()
-    assert "K10000" not in values
+    values = found(json.dumps([f"K{number}" for number in range(10_000)]))
+    assert len(values) < 4000
+    assert {"K0", "K1000", "K9999"} <= values.keys()
+    assert "K5000" not in values

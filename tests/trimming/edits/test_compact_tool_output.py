@@ -133,7 +133,7 @@ def test_a_document_too_large_for_a_table_is_cut_and_stays_whole_without_preview
     assert json.loads(cut.text)["items_preview"][2] == "… (596 omitted)"
     whole = compacted(LOSSLESS, text)
     assert whole is not None
-    assert len(json.loads(whole.text)["rows"]) == 600
+    assert len(json.loads(whole.text)["{number,city}"]) == 600
 
 
 def test_a_step_that_makes_nothing_shorter_is_not_taken() -> None:
@@ -153,7 +153,7 @@ def test_near_the_limit_the_weight_decides_whether_anything_must_be_lost() -> No
         edit = CompactToolOutput(over_tokens=limit)
         shortened = edit.shorten(message, Entry(message, 1000, REF, position=0))
         assert shortened is not None
-        assert len(json.loads(shortened.message.text).get("rows", [])) == rows_shown
+        assert len(json.loads(shortened.message.text).get("{k1}", [])) == rows_shown
 
 
 # --------------------------------------------------------------------------------- any text at all
@@ -248,7 +248,7 @@ def results(name: str) -> Iterator[Message]:
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_nothing_is_lost_and_a_fifth_of_the_tokens_is_free(name: str) -> None:
+def test_a_fifth_of_the_tokens_is_free(name: str) -> None:
     counter = TokenCounter()
     before = after = 0
     for message in results(name):
@@ -256,14 +256,21 @@ def test_nothing_is_lost_and_a_fifth_of_the_tokens_is_free(name: str) -> None:
         shortened = LOSSLESS.shorten(message, Entry(message, tokens, REF, position=0))
         form = shortened.message if shortened is not None else message
         before, after = before + tokens, after + min(tokens, counter.message(form, "gpt-4o"))
+    assert after <= 0.8 * before
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(TRAJECTORIES.glob("*.json"))])
+def test_every_name_and_value_can_still_be_found(name: str) -> None:
+    edit = LOSSLESS.model_copy(update={"over_tokens": 1})
+    for message in results(name):
+        shortened = edit.shorten(message, entry(message))
         try:
             value = json.loads(message.text, parse_int=Digits, parse_float=Digits)
         except ValueError:
-            assert shortened is None
             continue
+        text = shortened.message.text if shortened is not None else message.text
         for leaf in leaves(value):
-            assert leaf in form.text or json.dumps(leaf, ensure_ascii=False)[1:-1] in form.text
-    assert after <= 0.8 * before
+            assert leaf in text or json.dumps(leaf, ensure_ascii=False)[1:-1] in text
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(TRAJECTORIES.glob("*.json"))])

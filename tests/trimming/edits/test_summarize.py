@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.engine import plan
-from proxy.trimming.plan import Cut, Summary
+from proxy.trimming.plan import Change, Cut, Gap, Prepared, Summary, Wanted
 from proxy.trimming.policy import Policy
 from proxy.wire.messages import Message
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, standing
@@ -223,7 +223,7 @@ def test_how_it_is_headed_where_it_goes_and_its_language() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "model"}, "not available in this version; use mode: statistics"),
+        ({"mode": "model", "max_generations": 0}, "greater than 0"),
         ({"mode": "statistics", "upper": 10, "lower": 11}, "above upper"),
         ({"mode": "statistics", "growth_ratio": -1}, "greater than or equal to 0"),
         ({"mode": "statistics", "heading": ""}, "at least 1 character"),
@@ -234,6 +234,223 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None
     with pytest.raises(ValidationError, match=words):
         Summarize.model_validate(settings)
     assert Summarize(mode="statistics", upper=10, lower=10).lower == 10
+
+
+def test_in_the_current_round_spans_are_summed_up_where_no_round_need_stay() -> None:
+    calls = [line for n in range(9) for line in (f"assistant | c{n} f", f"tool c{n} {'=' * 90}")]
+    given = messages(["user do it", *calls])
+    draft = draft_of(given, {"rounds": 1, "spans": 3})
+    after = check(edit(keep_rounds=0), draft)
+    assert standing(after) == [given[0], *given[13:]]
+    assert after.summary is not None
+    assert after.summary.until == 13
+    assert after.summary.text.splitlines()[1] == "12 messages (6 assistant, 6 tool)."
+    assert outcome(edit(keep_rounds=1), draft) == ([], None)
+    # Whatever `keep` says, the newest span stays.
+    least = check(edit(keep_rounds=0), draft_of(given))
+    assert standing(least) == [given[0], *given[17:]]
+
+
+def by_model(**settings: Any) -> Summarize:
+    return edit(**{"mode": "model", **settings})
+
+
+def ready(until: int, letters: int = 100, **fields: Any) -> Prepared:
+    """Return a summary by a model that has ten tokens and one for each letter."""
+    given = {"covered_messages": until, "covered_tokens": 9999, **fields}
+    return Prepared("s" * letters, 10 + letters, until, "small", **given)
+
+
+def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
+    draft = replace(draft_of(messages(talk(5))), prepared=ready(8, generation=3))
+    after = check(by_model(role="system"), draft)
+    assert standing(after) == list(draft.messages[8:])
+    assert after.summary == Summary(
+        "s" * 100, "system", 8, 110, "model", 8, 9999, generation=3, model="small"
+    )
+    assert after.summary.message.role == "system"
+    assert by_model().ready(draft) == replace(after.summary, role="merge")
+    assert edit().ready(draft) is None
+
+
+def test_what_is_protected_stays_after_it() -> None:
+    draft = replace(draft_of(messages(talk(5)), {"rounds": 0, "first_user": True}), prepared=ready(8))
+    after = check(by_model(), draft)
+    assert standing(after) == [draft.messages[0], *draft.messages[8:]]
+
+
+def test_a_span_that_it_covers_by_half_stays_whole() -> None:
+    draft = replace(draft_of(messages(talk(5))), prepared=ready(6))
+    after = check(by_model(), draft)
+    assert standing(after) == list(draft.messages[5:])
+
+
+def test_what_a_model_wrote_is_used_only_where_it_makes_the_view_smaller() -> None:
+    draft = draft_of(messages(talk(5)))
+    covered = sum(draft.tokens[:8])
+    for letters, used in ((covered - 11, True), (covered - 10, False)):
+        given = replace(draft, prepared=ready(8, letters))
+        assert (by_model().ready(given) is not None) == used
+    assert by_model().ready(replace(draft, prepared=ready(22))) is None
+    assert by_model().ready(draft) is None
+    assert outcome(by_model(upper=draft.total), replace(draft, prepared=ready(8))) == ([], None)
+    assert outcome(by_model(lower=draft.total), replace(draft, prepared=ready(8))) == ([], None)
+
+
+def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_before() -> None:
+    log = draft_of(messages(talk(5)))
+    rest = log.entries[12:]
+    draft = replace(
+        draft_of([entry.message for entry in rest]),
+        entries=rest,
+        gaps=(Gap(0, 12, "drop_oldest", "", 9999, 0),),
+        prepared=ready(12),
+    )
+    assert by_model().ready(draft) is None
+    used = by_model().ready(draft, moving=True)
+    assert used is not None
+    assert outcome(by_model(), draft) == ([], used)
+    assert outcome(by_model(), replace(draft, tight=True)) == ([], None)
+    # It must be smaller than what it covers in the log, and leave the others their part of the limit.
+    for covered, there in ((110, False), (111, True)):
+        given = replace(draft, prepared=ready(12, covered_tokens=covered))
+        assert (by_model().ready(given, moving=True) is not None) == there
+    within = by_model(lower=2000, budget_ratio=0.06)
+    assert within.ready(replace(draft, fixed_tokens=166), moving=True) is not None
+    assert within.ready(replace(draft, fixed_tokens=167), moving=True) is None
+
+
+def test_it_must_reach_further_than_what_stands() -> None:
+    draft = draft_of(messages(talk(5)))
+    model = Summary("before", "merge", 8, 16, "model", 8, 999)
+    for until, used in ((7, False), (8, False), (9, True)):
+        given = replace(draft, prepared=ready(until), summary=model)
+        assert (by_model().ready(given) is not None) == used
+    counted = replace(model, kind="statistics", tokens=200)
+    for until, used in ((7, False), (8, True)):
+        given = replace(draft, prepared=ready(until), summary=counted)
+        assert (by_model().ready(given) is not None) == used
+    # It takes the place of one made of numbers though nothing else goes.
+    alone = draft_of(messages(["user and now"]))
+    entries = (replace(alone.entries[0], position=8),)
+    alone = replace(alone, entries=entries, prepared=ready(8), summary=counted)
+    assert outcome(by_model(), alone) == ([], by_model().ready(alone))
+    assert by_model().ready(alone) is not None
+
+
+def wishes(settings: Summarize, draft: Draft) -> list[Wanted]:
+    """Return what an edit wants where it changes nothing."""
+    made = list(settings.apply(draft))
+    assert not any(isinstance(each, Change | Summary) for each in made)
+    return [each for each in made if isinstance(each, Wanted)]
+
+
+def test_where_none_is_ready_it_says_which_it_wants() -> None:
+    draft = draft_of(messages(talk(9)))
+    each = sum(draft.tokens[:4])
+    assert wishes(by_model(), draft) == [Wanted(28, 7 * each - 1, urgent=True)]
+    # With a limit no more than it takes, whatever room the summary takes.
+    limit = draft.total - 3 * each + 260
+    assert wishes(by_model(budget_ratio=0.1, lower=limit), draft) == [
+        Wanted(16, int(0.1 * limit), urgent=True)
+    ]
+    within = replace(draft, target=limit, fixed_tokens=100)
+    assert wishes(by_model(budget_ratio=0.1), within) == [Wanted(16, int(0.1 * (limit - 100)), urgent=True)]
+    # What a model may write is not what the summary may have: code adds to it.
+    assert wishes(by_model(max_tokens=10), draft) == wishes(by_model(), draft)
+    assert wishes(by_model(upper=draft.total), draft) == []
+    assert wishes(by_model(keep_rounds=9), draft) == []
+    assert wishes(by_model(lower=1), replace(draft, fixed_tokens=10)) == []
+
+
+def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> None:
+    draft = draft_of(messages(talk(9)))
+    each = sum(draft.tokens[:4])
+    assert wishes(by_model(min_messages=37), draft) != []
+    assert wishes(by_model(min_messages=38), draft) == []
+    model = Summary("before", "merge", 8, 100, "model", 8, 999)
+    stands = replace(draft, summary=model)
+    assert wishes(by_model(min_messages=38), stands) == [Wanted(28, 5 * each + 99, urgent=True)]
+    assert wishes(by_model(min_new_messages=20), stands) != []
+    assert wishes(by_model(min_new_messages=21), stands) == []
+    assert wishes(by_model(growth_ratio=(5 * each - 1) / 100), stands) != []
+    assert wishes(by_model(growth_ratio=5 * each / 100), stands) == []
+    # What is ready and not in use yet counts as one.
+    newer = replace(stands, prepared=ready(28))
+    assert by_model().wanted(newer) is None
+    assert by_model(min_new_messages=16).wanted(replace(newer, prepared=ready(12))) is not None
+    assert by_model(min_new_messages=17).wanted(replace(newer, prepared=ready(12))) is None
+    # What lies in gaps is new too; one made of numbers is none, but covers what is not there.
+    dropped = replace(stands, gaps=(Gap(8, 20, "drop_oldest", "", 5000, 0),))
+    assert by_model(min_new_messages=32).wanted(dropped) is not None
+    counted = replace(draft, summary=replace(model, kind="statistics"))
+    assert by_model(min_new_messages=99).wanted(counted) == Wanted(28, 7 * each - 1, urgent=False)
+    assert by_model().wanted(replace(counted, summary=replace(model, kind="statistics", until=28))) is None
+
+
+def test_it_has_room_by_what_the_log_has_however_little_is_still_sent() -> None:
+    draft = draft_of(messages(talk(9)))
+    short = replace(draft, messages=(None,) * 27 + draft.messages[27:], tokens=(0,) * 27 + draft.tokens[27:])
+    sent = draft.tokens[27]
+    assert by_model(lower=2000).wanted(short) == Wanted(28, int(0.26 * 2000), urgent=False)
+    # Without a limit as much as a model may write, and as code's part may take where more is replaced.
+    assert by_model(max_tokens=1234).wanted(short) == Wanted(28, 1234, urgent=False)
+    assert by_model(max_tokens=130).wanted(short) == Wanted(28, max(130, sent - 1), urgent=False)
+    # Who asks gets one that makes the view smaller.
+    asked = by_model().wanted(short, whole=True)
+    assert asked == (Wanted(28, sent - 1, urgent=False) if sent > 120 else None)
+    # In so little room there would be hardly more than its heading.
+    assert by_model(lower=1000, budget_ratio=0.12).wanted(draft) is not None
+    assert by_model(lower=1000, budget_ratio=0.119).wanted(draft) is None
+
+
+def test_no_other_is_wanted_where_the_one_that_is_ready_is_enough() -> None:
+    draft = replace(draft_of(messages(talk(9))), prepared=ready(8))
+    left = draft.total - sum(draft.tokens[:8]) + 110
+    assert by_model().wanted(replace(draft, target=left)) is None
+    assert by_model().wanted(replace(draft, target=left), added=1) == Wanted(
+        12, 110 + sum(draft.tokens[:4]) - 1, urgent=False
+    )
+    assert by_model().wanted(replace(draft, target=left), whole=True) is not None
+    assert by_model().wanted(draft) is not None
+
+
+def test_what_somebody_asked_for_is_used_whatever_the_limits_say() -> None:
+    draft = replace(draft_of(messages(talk(5))), target=10**6, prepared=ready(8, asked=True))
+    for settings in (by_model(), by_model(upper=10**6), COMPACTION):
+        assert not settings.is_done(draft)
+        assert standing(check(settings, draft)) == list(draft.messages[8:])
+        assert settings.is_done(check(settings, draft))
+    assert by_model().is_done(replace(draft, prepared=ready(8)))
+    assert edit().is_done(draft)
+    # Where it is of no use, that changes nothing.
+    useless = replace(draft, prepared=ready(8, 9999, asked=True))
+    assert by_model().is_done(useless)
+    assert wishes(by_model(), useless) == []
+
+
+def test_a_recipe_names_what_the_text_depends_on() -> None:
+    recipe = by_model().recipe
+    assert len(recipe) == 12
+    assert int(recipe, 16) >= 0
+    same = by_model(upper=9, lower=9, role="user", keep_rounds=7, soft=0.5, growth_ratio=3, budget_ratio=1)
+    assert same.recipe == recipe
+    others: list[dict[str, Any]] = [
+        {"heading": "Before"},
+        {"prompt": "Sum up."},
+        {"language": "zh"},
+        {"max_tokens": 9},
+    ]
+    recipes = {by_model(**each).recipe for each in [*others, {"max_generations": 9}]}
+    assert len(recipes | {recipe}) == 6
+
+
+def test_the_size_of_one_that_is_not_there_is_imagined() -> None:
+    draft = draft_of(messages(talk(9)))
+    after = by_model(max_tokens=100).imagined(draft, Wanted(28, 500, urgent=False))
+    assert after.total == draft.total - sum(draft.tokens[:28]) + 100
+    least = by_model(max_tokens=100).imagined(draft, Wanted(28, 50, urgent=False))
+    assert least.total == after.total - 50
 
 
 def test_at_four_fifths_of_the_window_ten_whole_rounds_stay() -> None:

@@ -1,0 +1,278 @@
+"""The model that writes summaries: which one it is, how it is asked, and what can go wrong with that.
+
+It sends one request for a completion and reads one answer, whole and within a time limit. It does not know
+what a summary is, nor judges one; what was said is neither logged nor part of an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from proxy import __version__
+from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
+from proxy.settings.model import SummarizerSettings
+from proxy.summaries.breaker import Breaker
+from proxy.upstream.client import Answer as Response
+from proxy.upstream.client import Destination, Upstream
+from proxy.wire.completion import read_completion
+from proxy.wire.messages import Message, text_of
+from proxy.wire.overflow import Overflow, overflow_of
+from proxy.wire.reader import read
+from proxy.wire.shapes import is_object
+from proxy.wire.writer import write
+
+_LONGEST_ANSWER: Final = 4 * 1024 * 1024
+"""Bytes of an answer that are read; more is no summary."""
+_LONGEST_WAIT: Final = 20.0
+"""Seconds after which a summarizer that is busy is asked once more, where it names no more than these."""
+_TOO_MANY: Final = 429
+_BUSY: Final = frozenset({_TOO_MANY, 503, 529})
+"""Statuses that say: later."""
+_OWN: Final = (
+    (b"content-type", b"application/json"),
+    (b"accept", b"application/json"),
+    (b"accept-encoding", b"identity"),
+    (b"user-agent", b"palimpsest/" + __version__.encode()),
+)
+_CALLERS: Final = frozenset(
+    {
+        *(b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token"),
+        *(b"openai-organization", b"openai-project", b"http-referer", b"x-title"),
+    }
+)
+"""Headers that say on whose behalf is asked; the others of a client's belong to its own request."""
+_THOUGHT: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+"""How some model servers send reasoning: in the text, before it."""
+_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a summary is made: for a summarizer that has no key of its own."""
+
+    tenant: str
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    """The headers of the client's own request. They hold its key; only what says who it is goes along, and
+    only to where its requests go."""
+    query: bytes = field(default=b"", repr=False)
+    """The query string of the client's own request; some providers want one with each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask."""
+
+    model: str
+    destination: Destination = field(repr=False)
+    path: str = field(repr=False)
+    headers: tuple[tuple[bytes, bytes], ...] = field(repr=False)
+    name: Hashable = field(repr=False)
+    """What its failures are counted under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model answered."""
+
+    text: str
+    """Without reasoning; empty where there is none."""
+    finish: str | None
+    """Why it ended (`stop`, `length`, …); None where nothing was said about it."""
+    calls: bool
+    """Whether it calls tools, though it was offered none."""
+    usage: Mapping[str, Any] | None
+    model: str
+    """The model that answered, as it calls itself."""
+
+
+class NoAnswer(Exception):
+    """There is no answer that could be judged; the text says why, and nothing of what was sent."""
+
+    def __init__(self, reason: str, *, wait: float | None = None, overflow: Overflow | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait = wait
+        """Seconds for which it asked to be left alone."""
+        self.overflow = overflow
+        """What it said of the length, where the request was too long."""
+
+
+class Summarizer:
+    """Asks the model that writes summaries. One for the life of the process."""
+
+    def __init__(
+        self, settings: SummarizerSettings, upstream: Upstream, breaker: Breaker | None = None
+    ) -> None:
+        """Ask through `upstream`, which has the connections."""
+        self.settings = settings
+        self._upstream = upstream
+        self._breaker = Breaker() if breaker is None else breaker
+
+    def target(self, model: str, caller: Caller) -> Target:
+        """Return whom to ask for a summary of a session whose requests ask for `model`.
+
+        The client's own key goes only where its own requests go with it.
+        """
+        settings = self.settings
+        asking, model = model, settings.model or model
+        key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+        usual = self._upstream.destination(model)
+        if settings.base_url is not None or key is not None:
+            bearer = None if key is None else f"Bearer {key}".encode()
+            usual = Destination(settings.base_url or usual.base_url, bearer, forwards_credentials=False)
+        forwards = usual.forwards_credentials
+        headers = [pair for pair in caller.headers if forwards and pair[0].lower() in _CALLERS]
+        # Some providers want one with each request (Azure's `api-version`). It may hold a key, too.
+        asked = self._upstream.destination(asking)
+        known = usual.base_url == asked.base_url and settings.base_url is None and key is None
+        query = f"?{caller.query.decode('latin-1')}" if known and caller.query else ""
+        return Target(
+            model,
+            usual,
+            f"/chat/completions{query}",
+            (*headers, *_OWN),
+            # A client whose key is refused must not keep others from their summaries.
+            (usual.base_url, model, caller.tenant if forwards else None),
+        )
+
+    def pause(self, target: Target) -> float:
+        """Return for how many seconds it is left alone after failures; 0 where it may be asked."""
+        return self._breaker.pause(target.name)
+
+    async def ask(self, target: Target, messages: Sequence[Message]) -> Answer:
+        """Ask, and return the answer once all of it is here.
+
+        Raises:
+            NoAnswer: it cannot be reached, refused, did not answer in time, or in no form that can be read;
+                or it is being left alone.
+        """
+        name = target.name
+        if not self._breaker.admits(name):
+            raise NoAnswer("the summarizer is left alone for a while after failures")
+        try:
+            answer = await self._ask_in_time(target, messages)
+        except NoAnswer as why:
+            if why.overflow is None:
+                self._breaker.failed(name, why.wait)
+            else:
+                self._breaker.succeeded(name)  # it is there, and the next request may be shorter
+            raise
+        except BaseException:  # cancelled, above all
+            self._breaker.abandoned(name)
+            raise
+        self._breaker.succeeded(name)
+        return answer
+
+    async def _ask_in_time(self, target: Target, messages: Sequence[Message]) -> Answer:
+        """Ask within the time limit, and once more where it is busy for a moment."""
+        seconds = self.settings.timeout
+        ends = time.monotonic() + seconds
+        try:
+            async with asyncio.timeout(seconds):
+                try:
+                    return await self._ask_once(target, messages)
+                except NoAnswer as why:
+                    wait = why.wait
+                    if wait is None or wait > min(_LONGEST_WAIT, ends - time.monotonic()):
+                        raise
+                await asyncio.sleep(wait)
+                return await self._ask_once(target, messages)
+        except TimeoutError as why:
+            raise NoAnswer(f"the summarizer did not answer within {seconds:g} s") from why
+
+    async def _ask_once(self, target: Target, messages: Sequence[Message]) -> Answer:
+        body = b'{"model":%b,"messages":[%b]}' % (
+            write(target.model),
+            b",".join(message.raw for message in messages),
+        )
+        try:
+            response = await self._upstream.ask(target.destination, "POST", target.path, target.headers, body)
+            try:
+                return _answer_of(response.status, await _read(response), response, target.model)
+            finally:
+                await response.aclose()
+        except UpstreamTimeout as why:
+            raise NoAnswer("the summarizer did not answer in time") from why
+        except UpstreamBusy as why:
+            raise NoAnswer("all connections to the upstream are in use") from why
+        except UpstreamError as why:
+            raise NoAnswer("the summarizer cannot be reached, or the connection broke") from why
+
+
+async def _read(response: Response) -> bytes:
+    """Return the body; raises `NoAnswer` where it is endless."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.chunks(plain=response.readable):
+        parts.append(part)
+        size += len(part)
+        if size > _LONGEST_ANSWER:
+            raise NoAnswer("the summarizer's answer is too long to be a summary")
+    return b"".join(parts)
+
+
+def _answer_of(status: int, body: bytes, response: Response, model: str) -> Answer:
+    """Read an answer.
+
+    Raises:
+        NoAnswer: it is a refusal, or no completion.
+    """
+    if not 200 <= status < 300:
+        overflow = overflow_of(status, body)
+        if overflow is not None:
+            raise NoAnswer("the summarizer found the request too long", overflow=overflow)
+        wait = _wait_of(response) if status in _BUSY else None
+        raise NoAnswer(f"the summarizer answered {status}{_code_in(body)}", wait=wait)
+    try:
+        data = read(body)
+    except ValueError as why:
+        raise NoAnswer("the summarizer's answer is no JSON") from why
+    completion = read_completion(data)
+    if completion.error is not None and not completion.choices:
+        raise NoAnswer(f"the summarizer answered with an error{_code_in(body)}")
+    if not completion.choices:
+        raise NoAnswer("the summarizer's answer is no completion")
+    choice = completion.choices[0]
+    return Answer(
+        text=_THOUGHT.sub("", text_of(choice.message.get("content"))).strip(),
+        finish=choice.finish_reason,
+        calls=bool(choice.message.get("tool_calls") or choice.message.get("function_call")),
+        usage=completion.usage,
+        model=completion.model or model,
+    )
+
+
+def _code_in(body: bytes) -> str:
+    """Return the code of an error in brackets, where it is one word. Its text may hold a part of a key."""
+    try:
+        data = read(body)
+    except ValueError:
+        return ""
+    error = data.get("error") if is_object(data) else None
+    if not is_object(error):
+        return ""
+    for name in ("code", "type"):
+        said = error.get(name)
+        if isinstance(said, str) and _CODE.fullmatch(said):
+            return f" ({said})"
+    return ""
+
+
+def _wait_of(response: Response) -> float | None:
+    """Return for how many seconds it asks to be left alone: RFC 9110, section 10.2.3, or in milliseconds."""
+    for name, unit in ((b"retry-after-ms", 1000.0), (b"retry-after", 1.0)):
+        said = (response.header(name) or b"").strip().decode("latin-1")
+        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", said):
+            return float(said) / unit
+        if name == b"retry-after" and said:
+            try:
+                return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+            except ValueError:
+                return None
+    return None

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.exchange.past import Past
+from proxy.exchange.planning import nothing_sent, planned_of, ticket_of
+from proxy.history.nodes import ROOT
+from proxy.history.reconcile import Arrival, Kind
+from proxy.trimming.plan import Entry, Known
+from proxy.trimming.policy import Policy
+from tests.support.talk import message
+
+pytestmark = pytest.mark.anyio
+
+KNOWN = Known(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
+ENTRIES = tuple(
+    Entry(message("user" if at % 2 == 0 else "assistant", f"text {at}"), 10, f"ref_{at}", position=at)
+    for at in range(5)
+)
+PAST = Past("s", Arrival(Kind.FIRST, ROOT, 0), ROOT, ENTRIES, (), (), (message("system", "S"),))
+POLICY = Policy.model_validate(
+    {
+        "trigger": {"tokens": 40},
+        "target": {"tokens": 40},
+        "keep": {"rounds": 1},
+        "edits": [{"type": "drop_oldest"}],
+    }
+)
+
+
+async def test_a_policy_decides_what_is_sent() -> None:
+    planned = await planned_of(PAST, "lean", POLICY, KNOWN)
+    assert planned.moved
+    assert (planned.tokens_before, planned.tokens_sent, len(planned.view)) == (55, 15, 1)
+
+
+async def test_without_one_all_of_it_is() -> None:
+    planned = await planned_of(PAST, "off", None, KNOWN)
+    assert (planned.policy, planned.tokens_sent, len(planned.view)) == ("off", 55, 5)
+
+
+def test_a_ticket_says_what_is_known() -> None:
+    planned = nothing_sent(ENTRIES, KNOWN)
+    assert (planned.tokens_before, planned.tokens_sent, planned.view) == (55, 0, ())
+    ticket = ticket_of(PAST, planned, KNOWN, "exc_1", ("told",))
+    assert (ticket.session, ticket.exchange, ticket.window, ticket.instructions) == ("s", "exc_1", 1_000, 1)
+    assert (ticket.tokens_before, ticket.all_warnings) == (110, ("told",))
+    assert ticket_of(replace(PAST, id=None), planned, KNOWN, "exc_1").session is None

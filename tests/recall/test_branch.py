@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from proxy.recall.branch import Branch, sent_whole
+from proxy.trimming.plan import Entry
+from proxy.wire.messages import Message
+
+
+def message(text: str) -> Message:
+    return Message.of({"role": "user", "content": text})
+
+
+def test_it_has_the_stored_messages_and_the_new_ones() -> None:
+    assert Branch("k", "n", 7, (message("a"),)).messages == 8
+
+
+def test_what_stands_in_the_view_as_it_is() -> None:
+    entries = [Entry(message(text), 1, "ref", position=at) for at, text in ((3, "a"), (4, "b"), (9, "c"))]
+    view = [entries[0].message, message("stub of b"), entries[2].message]
+    assert sent_whole(entries, view) == {3, 9}

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from proxy.recall.search import search
+from proxy.wire.messages import Message
+
+
+def said(*texts: str) -> list[Message]:
+    return [Message.of({"role": "user", "content": text}) for text in texts]
+
+
+def order(messages: list[Message], query: str, **given: set[int]) -> list[int]:
+    return [passage.index for passage in search(messages, query, 8, **given).passages]
+
+
+FILLER = [f"status report number {n}: nothing to say about the order" for n in range(50)]
+
+
+def test_what_is_rare_counts_more_than_what_is_common() -> None:
+    messages = said(*FILLER, "the order was lost in Rotterdam", "order order order", *FILLER)
+    assert order(messages, "order Rotterdam")[0] == 50
+
+
+def test_who_has_more_of_it_comes_first() -> None:
+    messages = said("the blue suitcase", *FILLER, "the blue suitcase from Lisbon", *FILLER, "a blue wall")
+    assert order(messages, "blue suitcase Lisbon") == [51, 0]
+
+
+def test_what_stands_together_comes_before_what_stands_apart() -> None:
+    apart = "\n".join(["Lisbon", *["nothing"] * 30, "suitcase"])
+    together = "\n".join(["nothing", "Lisbon", "suitcase", *["nothing"] * 30])
+    assert order(said(apart, together, apart + "!", *FILLER), "suitcase Lisbon")[0] == 1
+
+
+def test_the_very_words_come_first() -> None:
+    messages = said("not found: the file", "The  file\nnot found", "file not found", "found: not the file")
+    assert order(messages, "File not found")[0] in (1, 2)
+    assert set(order(messages, "File not found")[:2]) == {1, 2}
+
+
+def test_of_equals_the_newest_comes_first_and_the_same_text_once() -> None:
+    messages = said("code 4711 here", "code 4711 here", *FILLER, "code 4711 there")
+    assert order(messages, "4711") == [52, 1]
+
+
+def test_the_lines_are_told_with_their_numbers() -> None:
+    text = "\n".join(f"line {n}" for n in range(1, 100)) + "\nthe password is tulip\nlast"
+    (passage,) = search(said(text, *FILLER), "password", 8).passages
+    assert passage.lines == ((100, "the password is tulip"),)
+
+
+def test_neighbouring_lines_are_told_in_order_and_not_too_many() -> None:
+    text = "alpha\nbeta\ngamma\ndelta\nepsilon\nalpha beta"
+    (passage,) = search(said(text, *FILLER), "alpha beta gamma delta epsilon", 8).passages
+    assert len(passage.lines) == 4
+    assert [number for number, _ in passage.lines] == sorted(number for number, _ in passage.lines)
+
+
+def test_of_a_long_line_the_part_around_is_told() -> None:
+    (passage,) = search(said("x " * 9_000 + "tulip" + " y" * 9_000, *FILLER), "tulip", 8).passages
+    ((number, line),) = passage.lines
+    assert number == 10  # a long line counts as several
+    assert "x tulip y" in line
+    assert len(line) < 500
+
+
+def test_only_so_many_places_in_one_message_are_looked_at() -> None:
+    text = "\n".join(["tulip"] * 300 + ["tulip rose"])
+    (passage,) = search(said(text, *FILLER), "tulip", 8).passages
+    assert [number for number, _ in passage.lines] == [1, 2, 3, 4]
+
+
+def test_calls_are_searched_too() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"id":"#W99"}'}}
+    messages = [Message.of({"role": "assistant", "content": None, "tool_calls": [call]}), *said(*FILLER)]
+    assert order(messages, "W99") == [0]
+    assert order(messages, "find") == [0]
+
+
+def test_what_is_left_out_is_counted_and_keeps_nothing_else_out() -> None:
+    messages = said("tulip was the password", *FILLER, "what was the password, was it tulip?")
+    found = search(messages, "what was the password, was it tulip?", 8, {51})
+    assert [passage.index for passage in found.passages] == [0]
+    assert found.left_out == 1
+
+
+def test_what_is_found_by_much_less_is_not_told() -> None:
+    messages = said(*FILLER, "order 4711 of Anna went to Rotterdam", *[f"Anna {n}" for n in range(30)])
+    assert order(messages, "order 4711 Anna Rotterdam") == [50]
+
+
+def test_nothing_is_found_where_nothing_is_said() -> None:
+    assert search([], "a", 8).passages == ()
+    assert search(said("a", ""), "…", 8).passages == ()
+    assert search(said("a"), "b", 8).left_out == 0
+
+
+def test_the_same_question_finds_the_same() -> None:
+    messages = said(*FILLER, *FILLER)
+    assert search(messages, "status order", 8) == search(messages, "status order", 8)
+    assert len(search(messages, "status order", 3).passages) == 3

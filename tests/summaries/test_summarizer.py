@@ -1,0 +1,343 @@
+"""Asking the model that writes summaries, against a server that answers with the very bytes it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.settings.model import Route, SummarizerSettings, UpstreamSettings
+from proxy.summaries.breaker import FAILURES, Breaker
+from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer
+from proxy.upstream.client import Upstream
+from proxy.wire.messages import Message
+
+pytestmark = pytest.mark.anyio
+
+ASKED = [Message.of({"role": "system", "content": "sum up"}), Message.of({"role": "user", "content": "it"})]
+CALLER = Caller(
+    "anne",
+    (
+        (b"Authorization", b"Bearer sk-anne"),
+        (b"OpenAI-Project", b"proj"),
+        (b"Idempotency-Key", b"k1"),
+        (b"Content-Type", b"text/plain"),
+        (b"Cookie", b"c=1"),
+    ),
+    b"api-version=7",
+)
+
+
+def response(status: int, body: Any, *headers: str) -> bytes:
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    lines = [f"HTTP/1.1 {status} S", f"content-length: {len(data)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def completion(content: Any, finish: str | None = "stop", **message: Any) -> bytes:
+    said = {"role": "assistant", "content": content, **message}
+    usage = {"prompt_tokens": 11, "completion_tokens": 3}
+    choices = [{"index": 0, "message": said, "finish_reason": finish}]
+    return response(200, {"id": "x", "model": "m-2024", "choices": choices, "usage": usage})
+
+
+class Provider:
+    """Answers each request with the next of `answers`, the last one for ever; None leaves it unanswered."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self.answers = list(answers)
+        self.requests: list[bytes] = []
+        self.came = asyncio.Semaphore(0)
+        self.url = ""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                self.came.release()
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                if answer is None:
+                    await reader.read()
+                    break
+                if not answer:
+                    break
+                writer.write(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def headers(self, number: int = -1) -> dict[str, str]:
+        lines = self.requests[number].partition(b"\r\n\r\n")[0].decode().split("\r\n")
+        return {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+
+    @property
+    def target(self) -> str:
+        return self.requests[-1].split(b" ")[1].decode()
+
+    @property
+    def body(self) -> Any:
+        return orjson.loads(self.requests[-1].partition(b"\r\n\r\n")[2])
+
+
+@asynccontextmanager
+async def asking(provider: Provider, **settings: Any) -> AsyncIterator[Summarizer]:
+    server = await asyncio.start_server(provider, "127.0.0.1", 0)
+    provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    upstream_settings = settings.pop("upstream", {})
+    breaker = settings.pop("breaker", None)
+    for name in ("base_url",):
+        if name in settings:
+            settings[name] = provider.url + settings[name]
+    if "routes" in upstream_settings:
+        upstream_settings["routes"] = tuple(
+            Route(**{**route, "base_url": provider.url + route["base_url"]})
+            for route in upstream_settings["routes"]
+        )
+    upstream = Upstream(
+        UpstreamSettings(base_url=f"{provider.url}/v1", **upstream_settings), shares_key=False
+    )
+    try:
+        yield Summarizer(SummarizerSettings(**settings), upstream, breaker)
+    finally:
+        await upstream.aclose()
+        server.close()
+
+
+async def ask(summarizer: Summarizer, model: str = "gpt", caller: Caller = CALLER) -> Answer:
+    return await summarizer.ask(summarizer.target(model, caller), ASKED)
+
+
+async def refused(summarizer: Summarizer) -> NoAnswer:
+    with pytest.raises(NoAnswer) as caught:
+        await ask(summarizer)
+    return caught.value
+
+
+async def arrived(provider: Provider, requests: int) -> None:
+    async with asyncio.timeout(20):
+        for _ in range(requests):
+            await provider.came.acquire()
+
+
+# ------------------------------------------------------------------------------------ who is asked, and how
+
+
+async def test_by_default_the_sessions_model_is_asked_where_its_requests_go_with_their_key() -> None:
+    provider = Provider(completion("a summary"))
+    async with asking(provider) as summarizer:
+        answer = await ask(summarizer)
+    assert answer == Answer(
+        "a summary", "stop", False, {"prompt_tokens": 11, "completion_tokens": 3}, "m-2024"
+    )
+    assert provider.target == "/v1/chat/completions?api-version=7"
+    assert provider.body == {"model": "gpt", "messages": [message.data for message in ASKED]}
+    sent = provider.headers()
+    assert sent["authorization"] == "Bearer sk-anne"
+    assert sent["openai-project"] == "proj"
+    assert sent["content-type"] == "application/json"
+    assert sent["accept-encoding"] == "identity"
+    assert sent["user-agent"].startswith("palimpsest/")
+    assert not {"idempotency-key", "cookie"} & sent.keys()
+
+
+async def test_with_an_address_of_its_own_nothing_of_the_clients_goes_there() -> None:
+    provider = Provider(completion("a summary"))
+    async with asking(provider, base_url="/other", model="small") as summarizer:
+        await ask(summarizer)
+    assert provider.target == "/other/chat/completions"
+    assert provider.body["model"] == "small"
+    assert not {"authorization", "openai-project"} & provider.headers().keys()
+
+
+async def test_with_a_key_of_its_own_that_goes_along_and_the_clients_does_not() -> None:
+    provider = Provider(completion("a summary"))
+    async with asking(provider, base_url="/other", api_key="sk-own") as summarizer:
+        await ask(summarizer)
+        assert provider.headers()["authorization"] == "Bearer sk-own"
+        assert "sk-own" not in repr(summarizer.target("gpt", CALLER))
+        assert "sk-anne" not in repr(CALLER)
+    async with asking(provider, api_key="sk-own") as summarizer:
+        await ask(summarizer)
+    assert provider.target == "/v1/chat/completions"  # the client's query may hold its key
+    assert provider.headers()["authorization"] == "Bearer sk-own"
+
+
+async def test_a_model_that_a_route_takes_is_asked_there_and_the_clients_key_stays_here() -> None:
+    provider = Provider(completion("a summary"))
+    routes = ({"models": ("deep-*",), "base_url": "/deep", "api_key": "sk-deep"},)
+    async with asking(provider, model="deep-1", upstream={"routes": routes}) as summarizer:
+        await ask(summarizer)
+    assert provider.target == "/deep/chat/completions"
+    assert provider.headers()["authorization"] == "Bearer sk-deep"
+
+
+# ------------------------------------------------------------------------------------ what is read
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "finish", "calls"),
+    [
+        (
+            completion([{"type": "text", "text": "par"}, {"type": "text", "text": "ts"}]),
+            "parts",
+            "stop",
+            False,
+        ),
+        (completion("<think>\nhm, <b>\n</think>\n\nso"), "so", "stop", False),
+        (completion("no <think> at the start"), "no <think> at the start", "stop", False),
+        (completion(None, "tool_calls", tool_calls=[{"id": "c"}]), "", "tool_calls", True),
+        (completion("cut o", "length"), "cut o", "length", False),
+        (completion(" \n"), "", "stop", False),
+        (completion("x", None), "x", None, False),
+    ],
+)
+async def test_an_answer_is_read(body: bytes, text: str, finish: str | None, calls: bool) -> None:
+    async with asking(Provider(body)) as summarizer:
+        answer = await ask(summarizer)
+    assert (answer.text, answer.finish, answer.calls) == (text, finish, calls)
+
+
+async def test_a_compressed_answer_is_read_and_one_without_usage_too() -> None:
+    choices = [{"message": {"content": "s"}}]
+    async with asking(Provider(response(200, {"choices": choices}))) as summarizer:
+        answer = await ask(summarizer)
+    assert (answer.text, answer.usage, answer.model) == ("s", None, "gpt")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (response(502, b"<html><h1>Bad Gateway</h1></html>"), "the summarizer answered 502"),
+        (
+            response(500, {"error": {"message": "sk-1 is bad", "type": "server_error"}}),
+            "500 (server_error)",
+        ),
+        (
+            response(401, {"error": {"message": "sk-a", "code": "invalid_api_key"}}),
+            "401 (invalid_api_key)",
+        ),
+        (response(400, {"error": {"message": "no", "code": "has blanks", "type": 3}}), "answered 400"),
+        (response(400, {"error": "no"}), "answered 400"),
+        (response(404, b"[]"), "answered 404"),
+        (response(200, b"<html></html>"), "is no JSON"),
+        (response(200, b'{"choices": ['), "is no JSON"),
+        (response(200, b"[1]"), "is no completion"),
+        (response(200, {"choices": []}), "is no completion"),
+        (response(200, {"error": {"code": "overloaded"}}), "answered with an error (overloaded)"),
+        (b"", "cannot be reached, or the connection broke"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", "did not answer within 0.2 s"),
+        (None, "did not answer within 0.2 s"),
+        (response(200, b"[" + b" " * 5_000_000 + b"]"), "too long to be a summary"),
+    ],
+)
+async def test_what_is_no_answer_is_said_without_what_was_said(body: bytes | None, reason: str) -> None:
+    slow = body is None or body.endswith(b"abc")
+    async with asking(Provider(body), timeout=0.2 if slow else 60) as summarizer:
+        why = await refused(summarizer)
+    assert reason in why.reason
+    assert str(why) == why.reason
+    assert "sk-" not in why.reason
+
+
+async def test_nobody_listens() -> None:
+    provider = Provider()
+    async with asking(provider, base_url="/x") as summarizer:
+        pass
+    upstream = Upstream(UpstreamSettings(base_url=f"{provider.url}/v1"), shares_key=False)
+    summarizer = Summarizer(SummarizerSettings(), upstream)
+    assert "cannot be reached" in (await refused(summarizer)).reason
+    await upstream.aclose()
+
+
+async def test_no_connection_is_free() -> None:
+    provider = Provider(None)
+    few = {"max_connections": 1, "connect_timeout": 0.5}
+    async with asking(provider, upstream=few) as summarizer, asyncio.TaskGroup() as group:
+        first = group.create_task(ask(summarizer))
+        await arrived(provider, 1)
+        assert "in use" in (await refused(summarizer)).reason
+        first.cancel()
+
+
+async def test_upstreams_own_time_limit_may_be_the_shorter_one() -> None:
+    async with asking(Provider(None), upstream={"read_timeout": 0.05}) as summarizer:
+        assert (await refused(summarizer)).reason == "the summarizer did not answer in time"
+
+
+async def test_a_request_that_is_too_long_is_no_failure_of_the_summarizer() -> None:
+    said = "This model's maximum context length is 100 tokens. However, you requested 200 tokens."
+    provider = Provider(response(400, {"error": {"message": said}}))
+    async with asking(provider) as summarizer:
+        for _ in range(FAILURES + 1):
+            why = await refused(summarizer)
+            assert why.overflow is not None
+            assert why.overflow.window == 100
+        assert summarizer.pause(summarizer.target("gpt", CALLER)) == 0
+
+
+# ------------------------------------------------------------------------------------ not again and again
+
+
+async def test_one_that_is_busy_for_a_moment_is_asked_once_more() -> None:
+    busy = response(429, {"error": {"code": "rate_limited"}}, "retry-after: 0.01")
+    provider = Provider(busy, completion("a summary"))
+    async with asking(provider) as summarizer:
+        assert (await ask(summarizer)).text == "a summary"
+    assert len(provider.requests) == 2
+
+
+@pytest.mark.parametrize("header", ["retry-after: 300", "retry-after: DATE", "retry-after-ms: 300000"])
+async def test_one_that_is_busy_for_long_is_left_alone_as_long_as_it_says(header: str) -> None:
+    date = formatdate(time.time() + 300, usegmt=True)
+    provider = Provider(response(429, {}, header.replace("DATE", date)))
+    async with asking(provider) as summarizer:
+        assert "429" in (await refused(summarizer)).reason
+        assert 200 < summarizer.pause(summarizer.target("gpt", CALLER)) <= 300
+        assert "left alone" in (await refused(summarizer)).reason
+    assert len(provider.requests) == 1
+
+
+@pytest.mark.parametrize("header", ["x-other: 1", "retry-after: soon"])
+async def test_one_that_says_nothing_of_the_time_is_not_asked_again_now(header: str) -> None:
+    provider = Provider(response(503, {}, header))
+    async with asking(provider) as summarizer:
+        await refused(summarizer)
+        assert summarizer.pause(summarizer.target("gpt", CALLER)) == 0
+    assert len(provider.requests) == 1
+
+
+async def test_one_that_fails_again_and_again_is_left_alone() -> None:
+    provider = Provider(response(500, {}))
+    async with asking(provider) as summarizer:
+        reasons = [(await refused(summarizer)).reason for _ in range(FAILURES + 2)]
+        assert "left alone" in reasons[-1]
+        assert len(provider.requests) == FAILURES
+        # The client's own key is a part of it: another client's may be better.
+        with pytest.raises(NoAnswer, match="500"):
+            await ask(summarizer, caller=Caller("bert"))
+        assert len(provider.requests) == FAILURES + 1
+
+
+async def test_one_that_was_cancelled_is_no_failure() -> None:
+    clock = [0.0]
+    breaker = Breaker(lambda: clock[0])
+    provider = Provider(*[response(500, {})] * FAILURES, None)
+    async with asking(provider, breaker=breaker) as summarizer:
+        for _ in range(FAILURES):
+            await refused(summarizer)
+        clock[0] += 1_000
+        target = summarizer.target("gpt", CALLER)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(ask(summarizer))
+            await arrived(provider, FAILURES + 1)
+            assert summarizer.pause(target) > 0  # one is under way
+            task.cancel()
+        assert summarizer.pause(target) == 0

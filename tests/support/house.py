@@ -1,0 +1,115 @@
+"""An exchange without HTTP before it: all that it needs, open, and a client that notes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from proxy.errors import PalimpsestError
+from proxy.exchange.background import Background
+from proxy.exchange.exchange import ChatCompletions
+from proxy.exchange.knowledge import Knowledge
+from proxy.exchange.means import Means
+from proxy.exchange.past import Memory
+from proxy.exchange.turn import Call
+from proxy.models.catalogue import Catalogue
+from proxy.recall.answering import Recall
+from proxy.settings.model import Settings
+from proxy.store.records import ExchangeRow, session_key
+from proxy.store.store import Store
+from proxy.summaries.making import Summaries
+from proxy.summaries.summarizer import Summarizer
+from proxy.tokens.counter import TokenCounter
+from proxy.upstream.client import Upstream
+from tests.support.server import settings_for
+from tests.support.upstream import Upstream as Provider
+
+SESSION = (b"x-session-id", b"s")
+KEY = session_key("t", "s")
+LONG = [
+    message
+    for number in range(40)
+    for message in (
+        {"role": "user", "content": f"{number} " + "parcel " * 100},
+        {"role": "assistant", "content": "noted"},
+    )
+] + [{"role": "user", "content": "and now?"}]
+"""A conversation of 81 messages, some 4,500 tokens."""
+
+
+class Heard:
+    """Whoever asked, and what it is told."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.got = b""
+        self.error: PalimpsestError | None = None
+        self.ended = False
+
+    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = {name.decode().lower(): value.decode() for name, value in headers}
+
+    async def write(self, data: bytes) -> None:
+        self.got += data
+
+    async def end(self, data: bytes = b"") -> None:
+        self.got += data
+        self.ended = True
+
+    async def fail(self, error: PalimpsestError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self.error = error
+        self.headers = {name.decode().lower(): value.decode() for name, value in headers}
+
+
+class House:
+    """All that an exchange needs, open."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self.settings = settings
+        self.store = store
+        self.upstream = Upstream(settings.upstream, shares_key=False)
+        self.background = Background()
+        counter = TokenCounter(settings.tokens.method)
+        memory = Memory(store, counter, settings.upstream.reasoning)
+        seconds = count(1_000)  # each later than the last, so that there is a newest one
+        knowledge = Knowledge(
+            counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds))
+        )
+        summarizer = Summarizer(settings.summarizer, self.upstream)
+        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start)
+        recall = Recall(store)
+        self.means = Means(
+            store, self.upstream, self.background, memory, knowledge, summaries, recall, counter
+        )
+        self.chat = ChatCompletions(settings, self.means)
+
+    async def ask(
+        self, model: str = "echo", *headers: tuple[bytes, bytes], client: Heard | None = None, **body: Any
+    ) -> Heard:
+        client = client or Heard()
+        asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **body}
+        await self.chat.answer(Call("t", [SESSION, *headers], b"", orjson.dumps(asked)), client)
+        return client
+
+    async def last(self) -> ExchangeRow:
+        rows, _ = await self.store.exchanges(KEY, limit=1)
+        return rows[0]
+
+
+@asynccontextmanager
+async def opened(provider: Provider, folder: Path, **sections: Any) -> AsyncIterator[House]:
+    settings = settings_for(provider, folder, sections)
+    house = House(settings, await Store.open(settings.store.url))
+    try:
+        yield house
+    finally:
+        await house.background.drain()
+        await house.upstream.aclose()
+        await house.store.close()

@@ -1,0 +1,193 @@
+"""An upstream with its answers in a row, tools of the proxy's own, and a client: relaying without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import orjson
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
+
+from proxy.errors import PalimpsestError
+from proxy.exchange.past import request_form
+from proxy.exchange.relay import Outcome
+from proxy.exchange.rounds import Rounds
+from proxy.exchange.virtual import VirtualRelay
+from proxy.wire.messages import Call, Message
+from proxy.wire.sse import EventDecoder
+from tests.support.api_rules import check
+from tests.support.replies import USAGE, body_of, events_of
+
+OWN = frozenset({"recall_context", "compress_chat_history"})
+USER = {"role": "user", "content": "hi"}
+NEVER = 1000.0
+"""An interval in which nothing happens."""
+
+
+class Answer:
+    """What upstream says: a body in pieces, and then perhaps a fault."""
+
+    def __init__(
+        self, body: bytes, *, size: int = 1 << 20, status: int = 200, fault: PalimpsestError | None = None
+    ) -> None:
+        self.pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        self.status, self.fault, self.readable, self.closed = status, fault, True, False
+        self.gate: anyio.Event | None = None
+        """What it waits for before its last piece."""
+
+    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+        assert plain is self.readable
+        for place, piece in enumerate(self.pieces):
+            if self.gate is not None and place == len(self.pieces) - 1:
+                await self.gate.wait()
+            yield piece
+        if self.fault is not None:
+            raise self.fault
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.chunks(plain=True)])
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class World:
+    """An upstream with its answers in a row, the proxy's tools, and a client."""
+
+    def __init__(self, *answers: Answer | PalimpsestError) -> None:
+        self.first, self.rest = answers[0], list(answers[1:])
+        self.relay: VirtualRelay
+        self.asked: list[list[dict[str, Any]]] = []
+        """What was added to the view, each time that upstream was asked again."""
+        self.calls: list[Call] = []
+        self.answering: anyio.Event | None = None
+        """What the tools wait for."""
+        self.slow = ""
+        """The id of a call that is never answered."""
+        self.status, self.headers, self.got, self.ended = 0, list[tuple[bytes, bytes]](), b"", False
+        self.outcome: Outcome | None = None
+        self.seen_at_settling = b""
+
+    # the proxy's tools
+
+    names = OWN
+
+    async def answer(self, call: Call) -> str:
+        self.calls.append(call)
+        if self.answering is not None:
+            await self.answering.wait()
+        if call.id == self.slow:
+            await anyio.sleep_forever()
+        return f"found for {call.id}"
+
+    # upstream
+
+    async def ask_again(self, messages: Sequence[Message]) -> Any:
+        self.asked.append([message.data for message in messages])
+        check({"model": "m", "messages": [USER, *self.asked[-1]]}, plain=False, lenient=False)
+        answer = self.rest.pop(0)
+        if isinstance(answer, PalimpsestError):
+            raise answer
+        return answer
+
+    # the client
+
+    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        assert not self.status
+        self.status, self.headers = status, list(headers)
+
+    async def write(self, data: bytes) -> None:
+        assert self.status
+        assert not self.ended
+        self.got += data
+
+    async def end(self, data: bytes = b"") -> None:
+        await self.write(data)
+        self.ended = True
+
+    async def fail(self, error: PalimpsestError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        raise AssertionError((error, headers))
+
+    async def settle(self, outcome: Outcome) -> None:
+        assert self.outcome is None
+        self.outcome, self.seen_at_settling = outcome, self.got
+
+    # what a test does with all that
+
+    def open(self, *, stream: bool, hides_usage: bool = False, interval: float = NEVER) -> VirtualRelay:
+        first: Any = self.first
+        self.relay = VirtualRelay(
+            first,
+            self,
+            lambda answer: [(b"x-status", b"%d" % answer.status)],
+            Rounds(
+                self, self.ask_again, lambda message, partial: request_form(message, "auto", partial=partial)
+            ),
+            stream=stream,
+            hides_usage=hides_usage,
+            interval=interval,
+        )
+        return self.relay
+
+    async def run(self, *, stream: bool = True, hides_usage: bool = False) -> Outcome:
+        await self.open(stream=stream, hides_usage=hides_usage).run(self.settle)
+        return self.settled()
+
+    def settled(self) -> Outcome:
+        assert self.outcome is not None
+        return self.outcome
+
+    def next_view(self) -> list[dict[str, Any]]:
+        """Return the messages of the next request: every call of the client is answered."""
+        outcome = self.settled()
+        [(reply, partial)] = outcome.replies
+        view = [Message.of(USER)]
+        sent = request_form(reply, "auto", partial=partial)
+        if outcome.hidden is not None:
+            view += [*outcome.hidden.before, outcome.hidden.reply or sent, *outcome.hidden.after]
+        else:
+            view.append(sent)
+        data = [message.data for message in view]
+        data += [{"role": "tool", "tool_call_id": call.id, "content": "fine"} for call in reply.calls]
+        check({"model": "m", "messages": data}, plain=False, lenient=False)
+        return data
+
+
+async def until_true(true: Callable[[], object]) -> None:
+    """Let the others go on until `true()` holds."""
+    with anyio.fail_after(10):
+        while not true():
+            await anyio.lowlevel.checkpoint()
+
+
+def streams(rounds: Sequence[str], size: int = 1 << 20, **how: Any) -> list[Answer]:
+    return [Answer(events_of(line, number=place, **how), size=size) for place, line in enumerate(rounds)]
+
+
+def bodies(rounds: Sequence[str]) -> list[Answer]:
+    return [Answer(body_of(line, number=place)) for place, line in enumerate(rounds)]
+
+
+def chunks_of(got: bytes) -> list[dict[str, Any]]:
+    events = EventDecoder().feed(got)
+    return [orjson.loads(event.data) for event in events if event.data and not event.is_done]
+
+
+def by_sdk(got: bytes) -> Any:
+    """Return the reply as OpenAI's SDK puts it together."""
+    state = ChatCompletionStreamState()
+    for chunk in chunks_of(got):
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    return state.current_completion_snapshot
+
+
+def times(number: int) -> dict[str, Any]:
+    """Return the usage of so many rounds."""
+    details = {name: value * number for name, value in USAGE["prompt_tokens_details"].items()}  # type: ignore[attr-defined]  # it is an object
+    return {
+        name: details if isinstance(value, dict) else value * number  # type: ignore[operator]  # the others are numbers
+        for name, value in USAGE.items()
+    }
