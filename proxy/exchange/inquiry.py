@@ -54,7 +54,6 @@ class Inquiry:
         """Headers that do not go upstream, beside those that never do."""
         self._refuses_usage: set[tuple[str, str]] = set()
         """(address, model) of those that refuse to be asked for their usage."""
-
         self._orders = Orders()
 
     async def ask(self, turn: Turn) -> tuple[Answer, bool]:

@@ -18,7 +18,7 @@ from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store.records import Status
 from proxy.trimming.plan import Hidden
 from proxy.upstream.client import Answer
-from proxy.wire.completion import CompletionAccumulator, read_completion, usage_only
+from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion, usage_only
 from proxy.wire.messages import JsonObject, Message
 from proxy.wire.reader import mended, read
 from proxy.wire.shapes import is_object
@@ -172,22 +172,13 @@ class StreamRelay:
         await self._client.end(rest + error)
 
     def outcome(self, *, left: bool = False) -> Outcome:
-        """Return what has come so far; `left` says that the client did not wait for more.
-
-        A choice is whole if it has a `finish_reason`, or if the stream came to its end; of one that
-        broke off only text is worth keeping.
-        """
+        """Return what has come so far; `left` says that the client did not wait for more."""
         ended = self._done and self._reply.error is None
         choices = self._reply.choices()
-        kept = [
-            (as_stored(choice.message), broken)
-            for choice in choices
-            for broken in [not ended and choice.finish_reason is None]
-            if not broken or choice.message.get("content")
-        ]
+        kept = worth_keeping(choices, ended=ended)
         outcome = Outcome(
             Status.COMPLETE,
-            tuple(kept),
+            kept,
             tuple(choice.finish_reason for choice in choices),
             self._reply.usage,
             self._reply.model,
@@ -247,15 +238,44 @@ class StreamRelay:
         return error_event((self._failure or broken_off()).body())
 
     def _reason(self, *, left: bool) -> str:
-        if self._reply.error is not None:
-            return words_of(self._reply.error) or "the upstream reported an error"
-        if left:
-            return "the client left"
-        if self._failure is not None:
-            return self._failure.message
-        if self._done:
-            return "the upstream's answer holds no reply"
-        return "the upstream closed the stream before the reply was complete"
+        failure = self._failure.message if self._failure is not None else None
+        return why_broken(self._reply.error, failure, left=left, done=self._done)
+
+
+def worth_keeping(choices: Sequence[ReplyChoice], *, ended: bool) -> tuple[tuple[Message, bool], ...]:
+    """Return the replies of a stream that are stored, each with whether it broke off.
+
+    A choice is whole if it has a `finish_reason`, or if the stream `ended` as it should; of one that broke
+    off only text is worth keeping.
+    """
+    return tuple(
+        [
+            (as_stored(choice.message), broken)
+            for choice in choices
+            for broken in [not ended and choice.finish_reason is None]
+            if not broken or choice.message.get("content")
+        ]
+    )
+
+
+def why_broken(error: JsonObject | None, failure: str | None, *, left: bool, done: bool) -> str:
+    """Return in words why a stream gave no whole reply.
+
+    Args:
+        error: what upstream reported in the stream.
+        failure: what became of the connection.
+        left: whether the client did not wait.
+        done: whether the stream came to its end.
+    """
+    if error is not None:
+        return words_of(error) or "the upstream reported an error"
+    if left:
+        return "the client left"
+    if failure is not None:
+        return failure
+    if done:
+        return "the upstream's answer holds no reply"
+    return "the upstream closed the stream before the reply was complete"
 
 
 def broken_off() -> UpstreamError:

@@ -19,11 +19,11 @@ from proxy.exchange.relay import (
     Headers,
     Outcome,
     Settle,
-    as_stored,
     broken_off,
     error_event,
     error_text,
-    words_of,
+    why_broken,
+    worth_keeping,
 )
 from proxy.exchange.rounds import Rounds
 from proxy.store.records import Status
@@ -93,15 +93,10 @@ class VirtualStream:
         reply = self._sieve.reply
         ended = self._done and reply.error is None and not self._sieve.again
         choices = reply.choices()
-        kept = [
-            (as_stored(choice.message), broken)
-            for choice in choices
-            for broken in [not ended and choice.finish_reason is None]
-            if not broken or choice.message.get("content")
-        ]
+        kept = worth_keeping(choices, ended=ended)
         outcome = Outcome(
             Status.COMPLETE,
-            tuple(kept),
+            kept,
             tuple(choice.finish_reason for choice in choices),
             self._sieve.usage,
             reply.model,
@@ -292,16 +287,7 @@ class VirtualStream:
         return self._error or error_event(broken_off().body())
 
     def _reason(self, *, left: bool) -> str:
-        error = self._sieve.reply.error
-        if error is not None:
-            return words_of(error) or "the upstream reported an error"
-        if left:
-            return "the client left"
-        if self._failure is not None:
-            return self._failure
-        if self._done:
-            return "the upstream's answer holds no reply"
-        return "the upstream closed the stream before the reply was complete"
+        return why_broken(self._sieve.reply.error, self._failure, left=left, done=self._done)
 
     def _parted(self) -> Parted:
         return parted(self._sieve.message, self._rounds.names, self._sieve.finish_reason)

@@ -1,8 +1,8 @@
 """Summaries by a model: what goes into one, how it is asked for and judged, when it is made and by whom.
 
-    facts      what code takes: rules, names, values, failures, each a module of its own; state: what is kept
+    facts      what code takes: rules (by markers), names (and wholes), values, failures; state: what is kept
     prompt     how the model is asked, about a transcript that is fenced
-    gates      what is not sent, by what the source says, in which tongue
+    gates      what is not sent, by what the source says, in which tongue, and whether it gives orders
     text       what is sent
     summarizer, breaker    the model that writes: asked, and left alone after failures
     work, span, writing, lease, making    from what is wanted to what is kept

@@ -1,4 +1,6 @@
-"""Making summaries: in the background or waited for, one at a time for each branch among all workers.
+"""Making summaries: in the background or waited for, one at a time of a recipe for each session.
+
+Among all workers one makes it.
 
     take the lease -> look whether it is there by now, or was refused -> read the log -> write -> keep
 
