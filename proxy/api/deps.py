@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import orjson
 from fastapi import Depends, Query, Request, Response
+from msgspec import Struct
 
 from proxy.api.gate import Caller, Gate
 from proxy.errors import Forbidden, InvalidRequest, NotFound
@@ -20,8 +20,7 @@ from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(Struct, frozen=True):
     """Everything that is open while the process serves."""
 
     settings: Settings

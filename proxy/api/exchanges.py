@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Response
+from msgspec import Struct
 
 from proxy.api.deps import After, Asking, FoundSession, Limit, OpenServices, json_response
 from proxy.api.sessions import timestamp
@@ -69,8 +69,7 @@ async def show_exchange(exchange: str, services: OpenServices, caller: Asking) -
     return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
+class _Past(Struct, frozen=True):
     """What receipts of one session speak of and do not hold themselves."""
 
     standing: Mapping[str, tuple[Change, ...]]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.errors import Forbidden, Unauthenticated
 from proxy.settings.model import AuthSettings
@@ -23,8 +24,7 @@ DEFAULT_TENANT: Final = "default"
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """Who asks."""
 
     tenant: str

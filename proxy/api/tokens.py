@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from fastapi import APIRouter, Response
+from msgspec.structs import asdict
 
 from proxy.api.deps import Asking, OpenServices, Services, json_response
 from proxy.api.gate import Caller

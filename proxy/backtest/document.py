@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import to_builtins
+
 from proxy.backtest.baselines import NONE
 from proxy.backtest.figures import Figures, Outcome, ratio
 from proxy.backtest.price import PriceClass
@@ -49,7 +51,7 @@ def as_data(outcome: Outcome) -> dict[str, Any]:
 def _class(each: PriceClass) -> dict[str, Any]:
     return {
         "name": each.name,
-        "dollars": asdict(each.dollars),
+        "dollars": to_builtins(each.dollars),
         "matching": each.matching,
         "block": each.block if each.matching == "blocks" else None,
         "minimum": each.prices.minimum,

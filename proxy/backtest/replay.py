@@ -8,8 +8,10 @@ by message, the cut by agent. It knows no price: caches that it is given count f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from proxy.backtest.cache import PromptCache, Rule, Use
 from proxy.backtest.counted import Counted

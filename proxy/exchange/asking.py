@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.errors import InvalidRequest
 from proxy.exchange.identity import header_of
@@ -20,8 +21,7 @@ _IDEMPOTENCY_KEY: Final = "idempotency-key"
 _POSITIVE: Final = re.compile("0*[1-9][0-9]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True):
     """How a request asks."""
 
     tenant: str

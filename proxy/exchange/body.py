@@ -6,7 +6,8 @@ Where nothing was trimmed or added, it is the client's own bytes. It decides not
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.exchange.past import Past
 from proxy.settings.model import Breakpoints
@@ -18,8 +19,7 @@ from proxy.wire.request import ChatRequest, compose
 from proxy.wire.roles import Shape, shaped
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(Struct, frozen=True):
     """What is done to a body beside putting the view in it."""
 
     add_usage: bool = False

@@ -15,8 +15,9 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from proxy.errors import PalimpsestError
 from proxy.exchange.asking import Asking, asking_of

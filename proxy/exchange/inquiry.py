@@ -6,9 +6,10 @@ where it finds the request too long. It does not read what is answered, nor rela
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from proxy.exchange.background import TRIMMING, compute
 from proxy.exchange.body import Sending, body_of_view

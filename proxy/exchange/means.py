@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 import anyio.to_thread
+from msgspec import Struct
 
 from proxy.exchange.background import Background
 from proxy.exchange.knowledge import Knowledge
@@ -21,8 +21,7 @@ from proxy.tokens.counter import TokenCounter
 from proxy.upstream.client import Upstream
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(Struct, frozen=True):
     """What exchanges are made with, open."""
 
     store: Store

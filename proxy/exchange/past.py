@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.exchange.asking import Asking
 from proxy.exchange.background import COUNTING, compute
@@ -42,8 +44,7 @@ _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
 _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(Struct, frozen=True):
     """A request in its place in the log."""
 
     id: str | None
@@ -60,7 +61,7 @@ class Past:
     """The messages that are new, as they arrived."""
     instructions: tuple[Message, ...]
     """The instructions to send: the request's own, or the newest stored ones where an append has none."""
-    forms: tuple[tuple[str, Message], ...] = field(default=())
+    forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) where the client sent a stored message in another form."""
     standing: StandingCut | None = None
     """The newest cut of the branch."""
@@ -232,8 +233,8 @@ class Memory:
             message,
             tokens,
             ref_of(row.body),
+            position,
             row.arrival,
-            position=position,
             agent=agent,
             is_internal=is_internal,
             hidden=hidden,
@@ -333,8 +334,8 @@ def _entry_of_sent(message: Message, mark: Mark, hidden: Hidden | None) -> Entry
         message.without_own_fields(),
         mark.tokens,
         ref_of(mark.body),
+        mark.depth - 1,
         mark.arrival,
-        position=mark.depth - 1,
         agent=agent,
         is_internal=is_internal,
         hidden=hidden,
@@ -351,7 +352,7 @@ def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
                 body.message.without_own_fields(),
                 body.tokens,
                 ref_of(body_of(body.message)),
-                position=position,
+                position,
                 agent=agent,
                 is_internal=is_internal,
             )

@@ -5,8 +5,10 @@ It reads the store and changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.errors import InvalidRequest
 from proxy.exchange.background import COUNTING, compute
@@ -25,8 +27,7 @@ _RECENT: Final = 20
 """Exchanges among which one that was answered is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(Struct, frozen=True):
     """All that a plan is made of."""
 
     policy_name: str

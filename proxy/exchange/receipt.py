@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from proxy.store.records import StandingCut, SummaryRow
 from proxy.trimming.plan import Change, Gap, Plan, Summary, Wanted
@@ -17,8 +19,7 @@ NodeAt = Callable[[int], str | None]
 """Names the message at a position of the branch; None where it never became a node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Struct, frozen=True):
     """What is known of an exchange once it is planned, for whoever asks about it."""
 
     session: str | None
@@ -36,12 +37,12 @@ class Ticket:
     """Tokens of instructions and tools, as they are counted here."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here."""
-    edits: tuple[str, ...] = field(init=False)
-    """The types of the edits that changed something."""
+    edits: tuple[str, ...] = ()
+    """The types of the edits that changed something: the plan's, whatever is given."""
 
     def __post_init__(self) -> None:
         """Ask the plan once for what is said three times."""
-        object.__setattr__(self, "edits", self.plan.edits)
+        force_setattr(self, "edits", self.plan.edits)
 
     @property
     def messages_before(self) -> int:

@@ -8,11 +8,11 @@ is the end (`[DONE]`, the close, the JSON body), until the reply is durable.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import anyio
 import orjson
+from msgspec import Struct
 
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store.records import Status
@@ -47,8 +47,7 @@ class Client(Protocol):
         """Say what went wrong: as a response, or as the last event of a stream that has begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """One call of a tool of the proxy's own, for the receipt."""
 
     tool: str
@@ -62,8 +61,7 @@ class Answered:
     """Why the model was not given the answer; None where it was."""
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct):
     """What came of an exchange."""
 
     status: Status
@@ -76,7 +74,7 @@ class Outcome:
     error: str | None = None
     """What went wrong, in words; None where nothing did."""
     upstream_status: int | None = None
-    details: JsonObject = field(default_factory=dict[str, Any])
+    details: JsonObject = {}
     hidden: Hidden | None = None
     """What belongs to the (only) reply and was not shown to the client; its `tokens` are not counted yet."""
     answered: tuple[Answered, ...] = ()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.exchange.relay import Answered, as_stored
 from proxy.trimming.plan import Hidden
@@ -46,8 +48,7 @@ Form = Callable[[Message, bool], Message]
 """Returns a reply as a request carries it; the flag says that it broke off."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class _Round(Struct, frozen=True):
     """A reply with calls of the proxy's own and, where it stands between two others, nobody else's."""
 
     message: Message

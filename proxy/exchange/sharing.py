@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from proxy.exchange.background import OFF_LOOP_BYTES, TRIMMING
 from proxy.exchange.past import Past

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from proxy.exchange.asking import Asking
 from proxy.exchange.past import Past
@@ -26,8 +27,7 @@ from proxy.wire.roles import Shape
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A client's request for a chat completion, as it came in."""
 
     tenant: str
@@ -37,8 +37,7 @@ class Call:
     body: bytes
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(Struct):
     """One exchange under way."""
 
     call: Call
@@ -77,7 +76,7 @@ class Turn:
     settled: bool = False
     scale: float | None = None
     """What upstream's usage taught about its counting; None where it taught nothing."""
-    timings: dict[str, float] = field(default_factory=dict[str, float])
+    timings: dict[str, float] = {}
     """Milliseconds from its arrival, by event."""
 
     def mark(self, event: str) -> None:

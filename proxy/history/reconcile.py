@@ -29,9 +29,10 @@ This module compares names. It reads no message, and what is stored it asks of `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from proxy.history.nodes import ROOT, names_under
 
@@ -63,8 +64,7 @@ _AT_ONCE: Final = 16
 """Names in one question while a prefix is searched for: a thousand names then take three questions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
+class Manner(Struct, frozen=True):
     """How a request asks, beside what it says: by this a question beside the conversation is known."""
 
     instructions: str | None
@@ -74,8 +74,7 @@ class Manner:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(Struct, frozen=True):
     """A request, as far as its place in the log depends on it."""
 
     names: Sequence[str]
@@ -104,8 +103,7 @@ class Incoming:
         return self.names[-1] if self.names else ROOT
 
 
-@dataclass(frozen=True, slots=True)
-class Last:
+class Last(Struct, frozen=True):
     """The request that this one may repeat: the newest, or the one that a retry announces."""
 
     digest: str
@@ -135,8 +133,7 @@ class Stored(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct, frozen=True):
     """What is known of the session."""
 
     stored: Stored
@@ -158,8 +155,7 @@ class Log:
         return self.arrival in APPENDING
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """Where a request belongs."""
 
     kind: Kind

@@ -11,8 +11,9 @@ again in later blocks. Nothing is removed or judged here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.wire.facts import Ties
 from proxy.wire.messages import Message
@@ -24,8 +25,7 @@ _FUNCTION: Final = frozenset({"function"})
 _NOTHING: Final = frozenset[str]()
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """A run of messages that stay or go together."""
 
     start: int
@@ -36,8 +36,7 @@ class Span:
     """Number of the round that it lies in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(Struct, frozen=True):
     """A user message and everything up to the next one."""
 
     number: int
@@ -48,8 +47,7 @@ class Round:
     """Position after its last message."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCalls:
+class OpenCalls(Struct, frozen=True):
     """The last span, where it still waits for results."""
 
     span: Span

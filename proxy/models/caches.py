@@ -17,15 +17,16 @@ It knows no prices.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.settings.model import Breakpoints, Matching
 
 
-@dataclass(frozen=True, slots=True)
-class CacheRules:
+class CacheRules(Struct, frozen=True):
     """How a model's provider caches."""
 
     matching: Matching = "blocks"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
+
+from msgspec.structs import replace
 
 from proxy.models.caches import COMMON, CacheRules, cache_rules
 from proxy.models.dollars import Dollars, DollarStep

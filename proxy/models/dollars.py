@@ -6,8 +6,9 @@ It knows no model. Tokens of sound and images are taken for tokens of text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from proxy.wire.shapes import is_object
 
@@ -27,8 +28,7 @@ _WRITTEN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DollarStep:
+class DollarStep(Struct, frozen=True):
     """Other prices for requests with more than `above` input tokens."""
 
     above: int
@@ -37,8 +37,7 @@ class DollarStep:
     """What then holds, for the whole request; it has no steps of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dollars:
+class Dollars(Struct, frozen=True):
     """What a model costs, in dollars per million tokens."""
 
     input: float

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from proxy.models.dollars import Dollars
 from proxy.settings.model import Breakpoints, Matching
 from proxy.trimming.prices import Prices
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True):
     """What is known of a model at a provider."""
 
     context_window: int | None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from proxy.models.dollars import Dollars, DollarStep
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """What the list says of one model."""
 
     context_window: int | None

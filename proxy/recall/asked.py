@@ -7,10 +7,10 @@ that it can act on. Whether what is asked for is there is not known here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from proxy.errors import InvalidRequest
 from proxy.wire.shapes import is_array, is_object
@@ -22,8 +22,7 @@ ALLOWED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """Either `ref` or `query` is given, and what is not given is empty."""
 
     ref: str

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from proxy.trimming.plan import Entry
 from proxy.wire.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Struct, frozen=True):
     """The stored messages up to a node, and those that come with the request and are no nodes yet."""
 
     key: str
@@ -21,7 +21,7 @@ class Branch:
     """How many messages lead to it, itself included."""
     fresh: tuple[Message, ...] = ()
     """The messages after it, as they arrived."""
-    whole: frozenset[int] = field(default=frozenset())
+    whole: frozenset[int] = frozenset()
     """Positions of the messages that the model was sent as they are: there is no need to find these."""
 
     @property

@@ -8,10 +8,11 @@ takes time in proportion to the texts. It does not know where messages come from
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from math import log
 from operator import itemgetter
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.recall.page import Pages
 from proxy.recall.readable import readable
@@ -36,8 +37,7 @@ _STRONG: Final = 0.5
 """The same for messages that are left out, when they are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(Struct, frozen=True):
     """Where in a message something was found."""
 
     index: int
@@ -47,8 +47,7 @@ class Passage:
     """(number, line), of long lines the part around what was found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """What a search found."""
 
     passages: tuple[Passage, ...]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 MOST_TERMS: Final = 16
 """Terms of a query that count; what else it says does not."""
@@ -32,8 +33,7 @@ _TRIES: Final = 50
 """Places in one text at which a term is looked for; after so many that only look like it, it is not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     """Something to be found."""
 
     text: str

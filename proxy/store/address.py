@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
+from msgspec import Struct
 from sqlalchemy import URL, make_url
 
 from proxy.errors import ConfigurationError
@@ -16,20 +16,18 @@ from proxy.settings.values import POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
 _CONNECT_SECONDS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteFile:
+class SqliteFile(Struct, frozen=True):
     """A database in one file of this machine."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresServer:
+class PostgresServer(Struct, frozen=True):
     """A database on a PostgreSQL server."""
 
     url: URL
     """With the driver that is used."""
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, Any] = {}
     """Arguments of the driver's `connect`."""
 
 

@@ -9,11 +9,11 @@ meanwhile, and still nothing that is named is missing. It does not read records:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 from sqlalchemy import ColumnElement, Table, select, tuple_
 
 from proxy.errors import NotFound
@@ -39,8 +39,7 @@ _AT_ONCE: Final = 100
 """Rows of one reading, so that a long session need not fit into memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     """How the rows of a table become records."""
 
     name: str

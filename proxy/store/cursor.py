@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.errors import InvalidRequest
 from proxy.store.plain import is_plain
@@ -11,8 +12,7 @@ from proxy.store.plain import is_plain
 _LARGEST: Final = 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True):
     """Time and name of the last row that was shown; rows of one time are told apart by name."""
 
     time: int

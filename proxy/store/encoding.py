@@ -24,10 +24,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.trimming.plan import Account, Change, Gap, Summary
 from proxy.wire.messages import Message

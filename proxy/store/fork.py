@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
+from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -56,8 +56,7 @@ _HIDDEN_THERE: Final = select(func.count()).where(HIDDEN.c.session == bindparam(
 _SUMMARIES_THERE: Final = select(func.count()).where(SUMMARIES.c.session == bindparam("key"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Fork:
+class _Fork(Struct, frozen=True):
     """What is made of what."""
 
     source: SessionRow

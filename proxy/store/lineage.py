@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.store.connection import Connection
 from proxy.store.records import Mark
@@ -20,8 +21,7 @@ _STEP: Final = 64
 """Messages that are read of a branch until a known one is looked for among them; then four times as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """Messages of one branch that follow one another, and what lies below them."""
 
     start: int

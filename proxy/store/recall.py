@@ -9,10 +9,11 @@ unit see it, changes nothing here, unless the session is deleted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
 from proxy.errors import Conflict
@@ -93,8 +94,7 @@ _GLANCE: Final = select(
 """A session; how deep two nodes stand in it; the position of any cut of a policy and an agent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A request, as far as what is read depends on it."""
 
     tenant: str
@@ -115,8 +115,7 @@ class Question:
     """Recipe of the summaries that are wanted; None where there can be none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recollection:
+class Recollection(Struct, frozen=True):
     """What is known of the conversation."""
 
     arrival: Arrival
@@ -133,7 +132,7 @@ class Recollection:
     what was said since the calls that the request answers, and behind that the block of the calls."""
     cut: StandingCut | None = None
     """The newest cut of the branch."""
-    instructions: tuple[Message, ...] = field(default=())
+    instructions: tuple[Message, ...] = ()
     """The newest stored instructions, for an append that brings none."""
     updated_at: int | None = None
     """When the session's last exchange ended; None where there is no session yet."""
@@ -145,7 +144,7 @@ class Recollection:
     """The ready summary that covers most of the branch."""
     attempt: SummaryRow | None = None
     """The summary of the branch that was tried last, whatever became of it."""
-    hidden: Mapping[str, Hidden] = field(default_factory=dict[str, Hidden])
+    hidden: Mapping[str, Hidden] = {}
     """By node, what the client was not shown of the replies among `marks` and `rows`."""
 
 

@@ -7,7 +7,6 @@ takes five times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
@@ -113,8 +112,7 @@ class SessionRow(Struct, frozen=True):
     results came after it; each once."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(Struct, frozen=True):
     """One stored message at its place in the tree."""
 
     node: str
@@ -142,8 +140,7 @@ class NodeRow:
     created_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A stored message without its text: enough for who has the text."""
 
     node: str
@@ -153,8 +150,7 @@ class Mark:
     arrival: tuple[Change, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class StandingCut:
+class StandingCut(Struct, frozen=True):
     """A cut as it is stored, with what it left."""
 
     cut: Cut
@@ -208,8 +204,7 @@ class Reply(Struct, frozen=True):
     there already is what it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """The messages before a cut that lie in none of its gaps."""
 
     nodes: tuple[str, ...]
@@ -327,8 +322,7 @@ class SummaryRow(Struct, frozen=True):
     created_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeRow:
+class ExchangeRow(Struct, frozen=True):
     """A stored exchange: a request, how it ended, and its receipt."""
 
     id: str
@@ -361,11 +355,10 @@ class ExchangeRow:
     """The node at which the cut was moved by this exchange."""
     tokens_before: int
     tokens_sent: int
-    receipt: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    receipt: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class InstructionsRow:
+class InstructionsRow(Struct, frozen=True):
     """One version of a session's instructions."""
 
     version: str
@@ -374,8 +367,7 @@ class InstructionsRow:
     created_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Struct, frozen=True):
     """A leaf of the tree: a head that the session has or had."""
 
     head: str
@@ -383,8 +375,7 @@ class Branch:
     updated_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """Some rows, and the cursor of the next ones."""
 
     next: str | None

@@ -31,7 +31,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -89,8 +88,7 @@ class _Job(Struct, frozen=True):
     """Whether its caller may hear of it only once the power may fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     """What a unit raised."""
 
     error: Exception

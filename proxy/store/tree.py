@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, exists, func, literal_column, select, true
 
 from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under

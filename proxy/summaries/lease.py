@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.errors import StoreUnavailable
 from proxy.store.store import Store
@@ -23,8 +24,7 @@ _FIRST_WAIT: Final = 0.05
 _LONGEST_WAIT: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """For how long leases are taken."""
 
     seconds: float = SECONDS

@@ -17,9 +17,10 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from proxy.errors import PalimpsestError
 from proxy.store.records import SummaryRow, SummaryStatus

@@ -6,8 +6,9 @@ It reads the store, and decides from which summary to go on. It neither asks a m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.store.records import SummaryRow, SummaryStatus
 from proxy.store.store import Store
@@ -21,8 +22,7 @@ CountAll = Callable[[Sequence[Message]], list[int]]
 """Counts the tokens of each message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """The messages of a branch from some place on, and what was made of those before them."""
 
     start: int
@@ -41,8 +41,7 @@ class Span:
         return self.start + len(self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """What is known of a branch that is to be summed up."""
 
     reached: SummaryRow | None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+from msgspec import Struct
+
 from proxy import __version__
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.settings.model import SummarizerSettings
@@ -76,8 +78,7 @@ class Target:
     """What its failures are counted under."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What the model answered."""
 
     text: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from proxy.store.records import SummaryRow
 from proxy.summaries.summarizer import Caller
 from proxy.trimming.edits.summarize import Summarize
@@ -21,8 +23,7 @@ class Given:
     """For each of them the name that it has, or will have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """One summary that is wanted."""
 
     key: str
@@ -48,8 +49,7 @@ class Work:
     """How the reader of the summary can read more, in words that are sent with it; empty where it cannot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """What came of it."""
 
     row: SummaryRow | None

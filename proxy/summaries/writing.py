@@ -9,12 +9,12 @@ It does not read the store, nor write to it, and decides neither when a summary 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
 
 from proxy.models.dollars import cost
 from proxy.models.facts import ModelFacts
@@ -53,8 +53,7 @@ FactsOf = Callable[[str, str], ModelFacts]
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True)
-class Spending:
+class Spending(Struct):
     """What all tries took together."""
 
     tries: int = 0
@@ -72,8 +71,7 @@ class Spending:
             self.cost = (self.cost or 0.0) + spent
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """What came of it."""
 
     status: SummaryStatus
@@ -86,12 +84,11 @@ class Written:
     """With its heading, as it is sent."""
     tokens: int = 0
     """Tokens of what is sent of it."""
-    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    state: Mapping[str, Any] = {}
     """What the next one needs of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ground:
+class _Ground(Struct, frozen=True):
     """What code knows before a model is asked."""
 
     facts: Facts

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 ENTRY_BYTES: Final = 320
 """What one entry takes, about: a key of some forty letters, a number, and their places in the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(Struct, frozen=True):
     """How much is in a cache."""
 
     cached_messages: int

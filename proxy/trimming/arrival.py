@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.history.spans import is_result
 from proxy.trimming.gaps import standing
@@ -20,8 +21,7 @@ from proxy.trimming.trigger import Size
 from proxy.wire.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(Struct, frozen=True):
     """The log after `on_arrival`, or a part of it: what the cut and everything after it build upon."""
 
     entries: tuple[Entry, ...]

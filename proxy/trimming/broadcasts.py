@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.trimming.regex import checked, group_names, named_groups
 
@@ -44,8 +45,7 @@ _NAME: Final = 200
 """Characters of a name that are told at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(Struct, frozen=True):
     """One call of another agent's, as it told of it."""
 
     speaker: str
@@ -55,8 +55,7 @@ class Broadcast:
     """Whether it is told in Chinese."""
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(Struct, frozen=True):
     """Many calls of one agent, counted by tool."""
 
     speaker: str

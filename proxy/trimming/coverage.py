@@ -9,15 +9,15 @@ is worth it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from proxy.history.spans import Round
 from proxy.trimming.draft import Draft
 from proxy.trimming.gaps import clipped
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(Struct, frozen=True):
     """A beginning of the log that may be covered."""
 
     stop: int
@@ -36,8 +36,7 @@ class Beginning:
     """Their tokens, as they would be sent if nothing were trimmed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Struct, frozen=True):
     """What is covered together: a round of the history, or a span of the current one."""
 
     start: int

@@ -7,8 +7,9 @@ know who makes a summary, nor whether one is being made.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import Summarize

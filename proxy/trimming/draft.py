@@ -7,7 +7,9 @@ know who looks at it nor why.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.history.spans import Round, Span, is_result
 from proxy.trimming.plan import Change, Count, Entry, Gap, Hidden, Prepared, Summary
@@ -15,8 +17,7 @@ from proxy.trimming.trigger import Size, Target
 from proxy.wire.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """The log without its gaps, what now stands at each place of it, and what must not be touched."""
 
     entries: tuple[Entry, ...]
@@ -51,7 +52,7 @@ class Draft:
     """The newest summary by a model that may be used; None without one."""
     gaps: tuple[Gap, ...] = ()
     """What earlier moves dropped: it is no part of the log that is looked at."""
-    hidden: Mapping[int, Hidden] = field(default_factory=dict[int, Hidden])
+    hidden: Mapping[int, Hidden] = {}
     """By place what is sent with a message that the client was not shown; a message that changes loses it."""
     tight: bool = False
     """Whether a summary by a model must make it smaller: nothing after it would make room for more."""

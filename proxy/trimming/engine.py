@@ -20,8 +20,9 @@ the plan sees to it, and the next move uses what is there by then. One that some
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from proxy.history.spans import is_result
 from proxy.trimming.arrival import arrive

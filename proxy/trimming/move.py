@@ -6,8 +6,10 @@ Whether the cut should move at all is not decided here; with `paying`, though, o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.history.spans import rounds, spans
 from proxy.trimming.arrival import moved
@@ -41,8 +43,7 @@ _PASSES: Final = 8
 that came again and again they clear one copy each time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """What a move of the cut decided about the log that remained before it."""
 
     made: tuple[Change, ...]

@@ -8,9 +8,10 @@ Positions are those of the log of one branch: 0 is its oldest message, instructi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from proxy.trimming.prices import Prices
 from proxy.wire.messages import Message
@@ -26,8 +27,7 @@ Count = Callable[[Message], int]
 """Counts the tokens of one message as the upstream's model would."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One decision of one edit about one message."""
 
     position: int
@@ -44,8 +44,7 @@ class Change:
     """Tokens of what stands there now; 0 where nothing does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(Struct, frozen=True):
     """Tool rounds that the proxy answered itself, and the client was not shown: they belong to one reply.
 
     Rounds of the proxy's own alone stand `before` the reply. Where a reply calls tools of the client and of
@@ -67,8 +66,7 @@ class Hidden:
         return len(self.before) + len(self.after)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One message of the branch, as trimming sees it."""
 
     message: Message
@@ -77,21 +75,20 @@ class Entry:
     """Its tokens."""
     ref: str
     """The name under which its original can be read again (`GET /sessions/{id}/refs/{ref}`)."""
+    position: int
+    """Place of the message in the log of the branch, wherever the entries that are given begin."""
     arrival: tuple[Change, ...] | None = None
     """What `on_arrival` decided when it was first sent; None where it is sent for the first time now."""
-    position: int = field(kw_only=True)
-    """Place of the message in the log of the branch, wherever the entries that are given begin."""
-    agent: str | None = field(default=None, kw_only=True)
+    agent: str | None = None
     """Name of the agent that the message says it is from."""
-    is_internal: bool = field(default=False, kw_only=True)
+    is_internal: bool = False
     """Whether it is marked as one that no user is shown."""
-    hidden: Hidden | None = field(default=None, kw_only=True)
+    hidden: Hidden | None = None
     """What is sent with it that the client was not shown; None where there is nothing. It goes as soon as the
     message is changed or dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """Messages that lie side by side and are not sent any more, summed up."""
 
     start: int
@@ -113,8 +110,7 @@ class Gap:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """What is sent in the place of the beginning of a log."""
 
     text: str
@@ -131,7 +127,7 @@ class Summary:
     """Their tokens."""
     generation: int = 1
     """How many summaries it is made from, itself included."""
-    state: Mapping[str, object] = field(default_factory=dict[str, object])
+    state: Mapping[str, object] = {}
     """JSON: what the next one needs to be made of this one and of what is new; of `statistics`."""
     model: str | None = None
     """The model that made it; None where none did."""
@@ -142,8 +138,7 @@ class Summary:
         return Message.of({"role": "user" if self.role == "user" else "system", "content": self.text})
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A summary that a model made of the beginning of the branch; the next move of the cut may use it."""
 
     text: str
@@ -165,8 +160,7 @@ class Prepared:
     says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A summary that a model should make. Whoever has the plan sees to it, or not."""
 
     stop: int
@@ -177,8 +171,7 @@ class Wanted:
     """Whether the cut moves now, and would have used it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """What the input of a branch has cost up to a request, about; in tokens of uncached input."""
 
     turns: int
@@ -189,8 +182,7 @@ class Account:
     """What trimming saved of that; negative where it cost more so far than it saved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
 
     As long as the policy's version stays, so does what is here: the next move adds to it. Spans that are not
@@ -219,8 +211,7 @@ class Cut:
     """What input had cost when it was made; None where nobody reckoned."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """What trimming must be told, since it asks nobody."""
 
     count: Count
@@ -246,8 +237,7 @@ class Known:
     move that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What was decided for one request."""
 
     policy: str
@@ -268,13 +258,13 @@ class Plan:
     """Tokens of the view, repairs included."""
     view: tuple[Message, ...]
     """The messages of the log that are sent, in order; instructions not among them."""
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
     """What was repaired or could not be done, in words."""
-    decided: tuple[tuple[Change, ...], ...] = field(default=())
+    decided: tuple[tuple[Change, ...], ...] = ()
     """For each entry that was given what `on_arrival` decided, recorded or now: what is to be recorded."""
-    made: tuple[Change, ...] = field(default=())
+    made: tuple[Change, ...] = ()
     """What the edits decided at this request's move, message by message, by position."""
-    earlier: tuple[Gap, ...] = field(default=())
+    earlier: tuple[Gap, ...] = ()
     """What earlier moves dropped of the messages that the request speaks of, and this one left so."""
     messages_before: int = 0
     """Messages of the log that the request speaks of, those in gaps included."""

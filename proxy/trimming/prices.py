@@ -5,15 +5,15 @@ Where the numbers come from is not known here, nor any provider, nor what a doll
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
 """Where prices come from: a published list, the operator, or neither: then what is most common is taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A step of the price: above so many input tokens the whole request costs `factor` times as much."""
 
     above: int
@@ -22,8 +22,7 @@ class Step:
     """What input costs above it, in units of what it costs below every step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Struct, frozen=True):
     """What input costs, relative to an uncached input token (= 1)."""
 
     read: float

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.history.spans import calls_function
 from proxy.wire.facts import Ties
@@ -56,8 +57,7 @@ _CURES: Final = {Problem.MISSING: "a result was put in", Problem.SILENT: "a text
 """How a problem is cured where that is not by leaving out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repaired:
+class Repaired(Struct, frozen=True):
     """Messages that keep the rules."""
 
     messages: tuple[Message, ...]

@@ -6,7 +6,8 @@ It does not decide anything; `engine` does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from proxy.trimming.arrival import Arrived
 from proxy.trimming.draft import overlay
@@ -14,8 +15,7 @@ from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
 from proxy.wire.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Remains:
+class Remains(Struct, frozen=True):
     """The log without its gaps, and what now stands at each place of it."""
 
     log: Arrived
@@ -24,7 +24,7 @@ class Remains:
     changes: tuple[Change, ...] = ()
     """What earlier moves did to messages of this log, by place."""
     summary: Summary | None = None
-    hidden: Mapping[int, Hidden] = field(default_factory=dict[int, Hidden])
+    hidden: Mapping[int, Hidden] = {}
     """By place what is sent with messages of this log that the client was not shown."""
     gaps: tuple[Gap, ...] = ()
     """What earlier moves dropped: this log lies between."""

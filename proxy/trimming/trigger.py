@@ -7,9 +7,9 @@ It does not know what is sent nor how it is trimmed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, Literal, Self
 
+from msgspec import Struct
 from pydantic import model_validator
 
 from proxy.trimming.plan import Cut, Known
@@ -26,8 +26,7 @@ UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` 
 """What is said where a `ratio` stands and nobody knows of what."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """How much is sent."""
 
     tokens: int
@@ -38,8 +37,7 @@ class Size:
     """Tool results among them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Threshold:
+class _Threshold(Struct, frozen=True):
     """One key of a trigger beside the size that it speaks of."""
 
     value: int

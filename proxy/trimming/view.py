@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.history.spans import is_result
 from proxy.trimming.plan import Hidden, Known, Summary
@@ -16,8 +17,7 @@ from proxy.wire.shapes import is_array
 _NOTHING: Final[Mapping[int, Hidden]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """What would be sent."""
 
     messages: tuple[Message, ...]

@@ -23,11 +23,13 @@ longer than the cache lives. It reads plain numbers and decides nothing about me
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil, log
 from operator import mul, sub
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.trimming.draft import Draft
 from proxy.trimming.plan import Account, Cut, Entry, Known, Summary
@@ -45,8 +47,7 @@ _SMALLEST: Final = 2048
 """Tokens of a view that is never worth a thought."""
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
+class Balance(Struct, frozen=True):
     """What a move changes in cost."""
 
     loss: float
@@ -76,8 +77,7 @@ NO_MOVE: Final = Balance(0, 0, 0, 0)
 """What a move that changes nothing changes in cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Struct, frozen=True):
     """What is known of a branch when a move is judged."""
 
     prices: Prices

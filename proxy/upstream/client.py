@@ -9,13 +9,13 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final, Protocol
 
 import aiohttp
 import httpx
+from msgspec import Struct
 
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.settings.model import UpstreamSettings
@@ -30,8 +30,7 @@ _INFLATE: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS,
 """Content encodings that can be read, with zlib's `wbits` for each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(Struct, frozen=True):
     """Where a request goes."""
 
     base_url: str

@@ -13,7 +13,6 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from ipaddress import ip_address
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType] - of tuples of anything
 )
+from msgspec import Struct
 
 from proxy.upstream.channel import Channel, Headers
 
@@ -42,8 +42,7 @@ class Unreachable(Exception):
     """No connection could be made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where connections go."""
 
     encrypted: bool

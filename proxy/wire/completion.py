@@ -7,10 +7,10 @@ does not judge whether a reply is worth keeping, and never writes to what it rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from proxy.wire.deltas import Deltas
 from proxy.wire.messages import JsonObject
@@ -18,8 +18,7 @@ from proxy.wire.shapes import is_array, is_object
 from proxy.wire.writer import write
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyChoice:
+class ReplyChoice(Struct, frozen=True):
     """One of the replies that were asked for."""
 
     index: int
@@ -30,8 +29,7 @@ class ReplyChoice:
     """Why it ended; None where it broke off, or nothing was said about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Struct, frozen=True):
     """What one body says."""
 
     choices: tuple[ReplyChoice, ...]

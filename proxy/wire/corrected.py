@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from proxy.wire.fields import RawFields, emitted, with_field
 from proxy.wire.messages import JsonObject
@@ -27,8 +27,7 @@ _COMMA: Final = re.compile(rb"\s*,")
 Edit = Callable[[bytes], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
+class Correction(Struct, frozen=True):
     """What is to be changed; what is None stays as it is."""
 
     content: Any = None

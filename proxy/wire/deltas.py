@@ -14,16 +14,16 @@ stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct
 
 from proxy.wire.messages import JsonObject
 from proxy.wire.shapes import is_array, is_object
 from proxy.wire.tool_name import ToolName
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """How an object grows."""
 
     texts: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class _Shape:
     """Fields that are said once."""
     named: bool = False
     """Whether that is the name of a tool, and nothing else."""
-    objects: Mapping[str, _Shape] = field(default_factory=dict[str, "_Shape"])
+    objects: Mapping[str, _Shape] = {}
     """Fields that are objects which grow themselves."""
     calls: str = ""
     """The field that lists tool calls."""

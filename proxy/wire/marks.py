@@ -16,11 +16,11 @@ It does not know where a prefix ends, nor which model takes which marks.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import orjson
+from msgspec import Struct
 
 from proxy.wire.canonical import CACHE_MARKS
 from proxy.wire.fields import RawFields, with_field
@@ -39,8 +39,7 @@ _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
 """Fields of a request in which a client decides about the cache itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(Struct, frozen=True):
     """What one kind of mark is, and where it may stand."""
 
     name: str

@@ -8,11 +8,11 @@ message is for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import orjson
+from msgspec import Struct
 
 from proxy.wire.facts import MOST_IDS, Facts, Ties
 from proxy.wire.shapes import is_array, is_object
@@ -30,8 +30,7 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One tool call of an assistant message, `function` and `custom` alike."""
 
     id: str

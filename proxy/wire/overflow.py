@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from proxy.wire.messages import JsonObject
 from proxy.wire.reader import read
@@ -128,8 +129,7 @@ _TOTAL: Final = _patterns(r"requested (?:about |a total of )?# tokens")
 """Input and reply together; the input alone where no reply is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overflow:
+class Overflow(Struct, frozen=True):
     """A request that was larger than the model's context window, as the error tells it."""
 
     window: int | None

@@ -6,10 +6,10 @@ Everybody else's calls are left as they are. What the tools do, and who answers,
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from proxy.wire.completion import without_unfinished_calls
 from proxy.wire.messages import Call, JsonObject, Message
@@ -28,8 +28,7 @@ SAID_NOTHING: Final = "(No answer was written: the model ended its reply without
 """What a reply says whose calls were answered, and of which nothing came then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parted:
+class Parted(Struct, frozen=True):
     """The calls of one reply, told apart; places are those in `tool_calls`."""
 
     own: tuple[int, ...]
@@ -68,8 +67,7 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     return changed
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How one round of a reply ends for the client."""
 
     again: bool

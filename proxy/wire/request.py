@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
 import orjson
+from msgspec import Struct
 
 from proxy.wire import refusals
 from proxy.wire.facts import Facts, FactsByText
@@ -32,8 +32,7 @@ _NUMBER: Final = b"-0123456789"
 _CONTENT: Final = "a string, an array of content parts, or null"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(Struct, frozen=True):
     """A request that was understood as far as it must be. Every text in it can be parsed again."""
 
     raw: bytes

@@ -24,6 +24,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct
+
 from proxy.wire.completion import CompletionAccumulator, usage_only
 from proxy.wire.gap import gap
 from proxy.wire.messages import JsonObject
@@ -39,8 +41,7 @@ _SAME: Final = ("id", "created", "model")
 """Fields that all chunks of one reply have in common."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """A chunk, or a part of one, on its way to the client."""
 
     event: Event | None

@@ -14,8 +14,9 @@ It must not know what the data says, but for the `[DONE]` that ends a stream of 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _BOM: Final = b"\xef\xbb\xbf"
 _BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")
@@ -27,8 +28,7 @@ _CR: Final = 0x0D
 _LF: Final = 0x0A
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """A piece of the stream up to and including a blank line."""
 
     raw: bytes

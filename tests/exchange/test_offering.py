@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from proxy.exchange.offering import BEGUN, NOTHING_TO_SUM_UP, own_tools
 from proxy.exchange.turn import Turn

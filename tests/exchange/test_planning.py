@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from proxy.exchange.past import Past
 from proxy.exchange.planning import nothing_sent, planned_of, ticket_of

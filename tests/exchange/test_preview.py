@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from proxy.errors import InvalidRequest
 from proxy.exchange.background import OFF_LOOP_BYTES, Background

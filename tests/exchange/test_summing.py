@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import orjson
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as changed
 
 from proxy.exchange.asking import Asking

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from proxy.errors import UpstreamTimeout
 from proxy.exchange.asking import Asking
@@ -184,9 +184,7 @@ async def test_what_a_cut_kept_is_told_by_node_and_by_place(talk: Talk) -> None:
     assert [(gap.start, gap.stop) for gap in told.cut.gaps] == [(1, 4)]
     assert told.kept == Kept(nodes=turn.past.nodes[:1], messages=(0,))
     # Of a window nobody knows what its branch had before it.
-    window = Turn(
-        **{name: getattr(turn, name) for name in Turn.__slots__} | {"past": replace(turn.past, start=2)}
-    )
+    window = replace(turn, past=replace(turn.past, start=2))
     assert settlement_of(window, Outcome(Status.COMPLETE), 9, COUNTER).kept is None
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace as replace_change
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from msgspec.structs import replace as replace_change
 from sqlalchemy import Executable
 
 from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id

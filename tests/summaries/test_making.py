@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from shutil import copy2
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.errors import StoreUnavailable
 from proxy.exchange.background import Background

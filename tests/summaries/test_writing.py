@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from proxy.models.catalogue import Catalogue
 from proxy.settings.model import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
@@ -172,7 +171,7 @@ async def test_a_state_that_cannot_be_read_is_none(upstream: Upstream) -> None:
     before = row(await written(Told(upstream, GOOD)))
     assert state_of(span_of()) is None
     assert state_of(span_of(TALK, before)) is not None
-    assert state_of(span_of(TALK, changed(before, state={"facts": 3}))) is None
+    assert state_of(span_of(TALK, replace(before, state={"facts": 3}))) is None
 
 
 def row(made: Written) -> SummaryRow:

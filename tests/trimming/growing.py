@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from proxy.history.spans import rounds, spans
 from proxy.trimming.engine import compaction, plan

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from proxy.trimming.arrival import arrive, moved
 from proxy.trimming.plan import Change, Entry, Gap, Known

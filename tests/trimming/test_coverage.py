@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from proxy.trimming.coverage import Beginning, beginnings, start_of_newest
 from proxy.trimming.draft import Draft

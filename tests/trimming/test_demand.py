@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.trimming.demand import asked_for, in_time, pays, until_it_fires
 from proxy.trimming.draft import Draft

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxy.trimming.demand import ASKED
 from proxy.trimming.engine import UNKNOWN_PRICES, bypass, compaction, plan

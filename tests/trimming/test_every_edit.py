@@ -8,7 +8,6 @@ and every cut can be stored.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,6 +15,7 @@ from typing import get_args
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from proxy.store.encoding import decode_cut, encode_cut
 from proxy.trimming.edits import Edit

@@ -7,13 +7,13 @@ with the last one; the target is met or the miss is told; nothing given is chang
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 from zlib import crc32
 
 from hypothesis import given, reject
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from proxy.history.spans import is_result, rounds, spans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from proxy.history.spans import rounds, spans
 from proxy.trimming.draft import Draft

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from proxy.trimming.arrival import arrive
 from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary

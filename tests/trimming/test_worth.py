@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple, replace
 
 from proxy.history.spans import rounds, spans
 from proxy.trimming.draft import Draft

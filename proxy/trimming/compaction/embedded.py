@@ -10,9 +10,10 @@ sure is text. It does not know what becomes of a document.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.trimming.compaction.document import UnreadableError, Value, read, read_at
 
@@ -41,8 +42,7 @@ _OPEN: Final = ("{", "[", ",")
 _CONTAINERS: Final = ("{", "[")
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
+class Embedded(Struct, frozen=True):
     """A document, or a text that was in quotes, and the text that it was."""
 
     source: str

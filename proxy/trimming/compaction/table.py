@@ -27,9 +27,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from proxy.trimming.compaction.document import Members, Number, Value, is_items, is_members
 
@@ -65,8 +66,7 @@ _CONTAINERS: Final = frozenset({tuple, list})
 _Fields: TypeAlias = "dict[str, Value]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(Struct, frozen=True):
     """One key of records."""
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from msgspec import Struct
 from pydantic import Field
 
 from proxy.history.spans import Span, calls_function, is_result
@@ -29,8 +29,7 @@ _CHEAPEST: Final = 16
 """Tokens of the message with the shortest stub; what costs no more is not looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
+class _Result(Struct, frozen=True):
     """A tool result that stands, and the call that it answers."""
 
     position: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
+
+from msgspec import Struct
 
 from proxy.history.spans import is_result
 from proxy.trimming.draft import Draft
@@ -22,8 +23,7 @@ _NAME: Final = 100
 """Characters of a tool's name that are told at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
+class _Result(Struct, frozen=True):
     """A tool result that stands whole."""
 
     position: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from proxy.history.spans import is_result
 from proxy.trimming.draft import Draft
@@ -66,8 +67,7 @@ class BaseEdit(Section, ABC, frozen=True):
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Shortened:
+class Shortened(Struct, frozen=True):
     """A tool result in a shorter form."""
 
     message: Message

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
+from msgspec import Struct
 from pydantic import Field
 
 from proxy.history.spans import Span, calls_function
@@ -20,8 +20,7 @@ _FUNCTION: Final = -1
 """Stands for the place of a call of the older form, which is in no list."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(Struct, frozen=True):
     """One tool call and where its results stand."""
 
     span: Span

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import orjson
+from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from proxy.history.spans import Span
