@@ -27,7 +27,7 @@ from typing import Final
 
 from proxy.history.spans import is_result
 from proxy.trimming.atoms import CHUNKS, atoms_of_arguments, labels_of, stands_alone, words_near
-from proxy.trimming.values import leaves_of
+from proxy.trimming.leaves import leaves_of
 from proxy.wire.messages import Message
 from proxy.wire.shapes import is_object
 

@@ -2,8 +2,9 @@
 
     facts      what code takes: rules (by markers), names (and wholes), values, failures; state: what is kept
     prompt     how the model is asked, about a transcript that is fenced
-    gates      what is not sent, by what the source says, in which tongue, and whether it gives orders
-    text       what is sent
+    gates      what is not sent: by what the source says (inventions), in which tongue, and whether it gives
+               orders (wordings)
+    text       what is sent, within its room (fitting)
     summarizer, breaker    the model that writes: asked, and left alone after failures
     work, span, writing, lease, making    from what is wanted to what is kept
 

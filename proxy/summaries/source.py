@@ -14,8 +14,8 @@ from typing import Final
 
 from proxy.summaries.facts import Facts, is_of_user
 from proxy.summaries.tongue import Tongue, tongue_of
+from proxy.trimming.leaves import leaves_of
 from proxy.trimming.shape import kind_of
-from proxy.trimming.values import leaves_of
 from proxy.wire.messages import Message
 
 _SPOKEN: Final = 20_000

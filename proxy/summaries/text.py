@@ -17,11 +17,12 @@ not judge what the model wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from proxy.summaries.facts import Facts, Said
+from proxy.summaries.fitting import Count, fitted
 from proxy.summaries.markers import STRONG, withdraws
 from proxy.summaries.names import Name, ranked, tier
 from proxy.trimming.atoms import occurs
@@ -52,10 +53,7 @@ _COUNTED: Final = 4096
 """Texts of which the count is remembered while a summary is put together."""
 _EDGE: Final = 16
 """Tokens of the heading of what the model wrote, and of line ends."""
-_MARK: Final = "…"
 _HEADING: Final = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+", re.MULTILINE)
-
-Count = Callable[[str], int]
 
 
 class _Words(NamedTuple):
@@ -369,33 +367,6 @@ class _Composer:
             return []
         self._left -= 5
         return [self._words.more.format(number)]
-
-
-def fitted(text: str, most: int, count: Count) -> str:
-    """Return a text, or of a longer one `most` tokens: of each section the beginning, with marks."""
-    if not text or most <= 0 or count(text) <= most:
-        return text if most > 0 else ""
-    sections: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        if _HEADING.match(line) and sections[-1]:
-            sections.append([])
-        sections[-1].append(line)
-    costs = [[count(line) + 1 for line in section] for section in sections]
-    spare = most - 2 * len(sections)
-    while sum(map(sum, costs)) > spare:
-        largest = max(range(len(costs)), key=lambda at: sum(costs[at][1:]))
-        if len(costs[largest]) < 2:
-            break
-        costs[largest].pop()
-    lines: list[str] = []
-    for section, cost in zip(sections, costs, strict=True):
-        lines += section[: len(cost)] if len(cost) == len(section) else [*section[: len(cost)], _MARK]
-    shorter = "\n".join(lines)
-    while shorter and (tokens := count(shorter)) > most:
-        kept = shorter.rstrip(_MARK)
-        kept = kept[: min(len(kept) - 1, len(kept) * most // tokens)]
-        shorter = kept + _MARK if kept else ""
-    return shorter
 
 
 def _item(text: str) -> str:

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from proxy.summaries.wholes import is_whole
 from proxy.trimming.atoms import SMALLEST_NUMBER
+from proxy.trimming.leaves import leaves_of
 from proxy.trimming.shape import kind_of
-from proxy.trimming.values import leaves_of
 
 _MOST: Final = 120
 """Values that are kept."""

@@ -10,13 +10,13 @@ no tool.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from proxy.trimming.leaves import OPENING, document_in, walk
 from proxy.trimming.shape import (
     CJK,
     CJK_CHARACTER,
@@ -31,7 +31,6 @@ from proxy.trimming.shape import (
     shape_of,
     terms_of,
 )
-from proxy.wire.shapes import is_object
 
 _VALUES: Final = 5000
 _DENSEST: Final = 16
@@ -77,7 +76,6 @@ _RUN_LONGEST: Final = 2 * LONGEST
 _SEEN: Final = 48
 """Characters of a piece of which it is not remembered what is in it."""
 _SEEN_MOST: Final = 16_384
-_OPENING: Final = frozenset("{[")
 _NESTED: Final = 3
 """How many times JSON inside of JSON is opened."""
 _HALF: Final = re.compile("[\ud800-\udfff]")
@@ -116,16 +114,6 @@ _value: Final[Callable[[tuple[str, Kind, str, bool]], Value]] = partial(_made, V
 """Make a value of its fields, as `Value(*fields)` does, in half of the time."""
 
 
-class Leaf(NamedTuple):
-    """A string or a number of a JSON document."""
-
-    key: str
-    """The last name on the way to it; empty where there is none."""
-    text: str
-    """The string as it reads, or the number as it is written."""
-    is_number: bool
-
-
 def values_of(text: str, labels: Labels = "all") -> list[Value]:
     """Return the values of any text in the order of its own: the leaves of JSON, or what has a value's shape.
 
@@ -157,7 +145,7 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
 
 def values_of_document(text: str, labels: Labels = "all") -> list[Value]:
     """Return what `values_of` does of a JSON document; nothing for any other text."""
-    document = None if _is_dust(text) else _document(text)
+    document = None if _is_dust(text) else document_in(text)
     if document is None:
         return []
     reading = _Reading(text, labels)
@@ -182,7 +170,7 @@ class _Reading:
 
     def add(self, text: str, label: str, nested: int) -> None:
         """Add the values of a text that may be JSON, `nested` times inside of JSON."""
-        document = _document(text) if nested and not _is_dust(text) else None
+        document = document_in(text) if nested and not _is_dust(text) else None
         if document is None:
             self.add_text(text, label)
         else:
@@ -191,7 +179,7 @@ class _Reading:
     def add_document(self, document: Any, label: str, nested: int) -> None:
         """Add the leaves of a document, and the values inside of the longer ones."""
         values, most = self._values, self._most
-        for key, leaf, is_number in _walk(document):
+        for key, leaf, is_number in walk(document):
             if len(values) >= most:
                 return
             named = key or label
@@ -199,7 +187,7 @@ class _Reading:
                 values.append(_value((leaf, "number", named, True)))
                 continue
             stripped = leaf.strip()
-            if stripped[:1] in _OPENING:
+            if stripped[:1] in OPENING:
                 self._add_nested(stripped, named, nested)
                 continue
             kind, holds = _leaf_seen(stripped) if len(stripped) < _SEEN else _in_leaf(stripped)
@@ -210,7 +198,7 @@ class _Reading:
 
     def _add_nested(self, text: str, label: str, nested: int) -> None:
         """Add the values of a leaf that may be a document itself."""
-        document = _document(text) if nested > 1 and not _is_dust(text) else None
+        document = document_in(text) if nested > 1 and not _is_dust(text) else None
         if document is None:
             self.add_text(text, label, is_leaf=True)
         else:
@@ -280,55 +268,6 @@ def _without_halves(values: Iterable[Value]) -> Iterator[Value]:
     for value in values:
         if not _HALF.search(value.text):
             yield value._replace(label="") if _HALF.search(value.label) else value
-
-
-def leaves_of(text: str) -> list[Leaf] | None:
-    """Return strings and numbers of a JSON object or array in its order; None where the text is none."""
-    document = _document(text)
-    return None if document is None else list(map(Leaf._make, _walk(document)))
-
-
-class _Number(str):
-    """A number of a JSON document, as it is written there."""
-
-    __slots__ = ()
-
-
-def _document(text: str) -> Any:
-    """Return the JSON object or array that the text is, its numbers verbatim; None where it is none."""
-    if text.lstrip()[:1] not in _OPENING:
-        return None
-    try:
-        return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_nothing)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _nothing(_: str) -> None:
-    """Stand for NaN and the infinities, which are no numbers to look for."""
-
-
-def _walk(document: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield the leaves of a document: the last name on the way to each, its text, whether it is a number."""
-    stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", _items(document))]
-    while stack:
-        name, items = stack[-1]
-        for key, item in items:
-            if isinstance(item, str):
-                yield name if key is None else key, item, type(item) is _Number
-            elif isinstance(item, (dict, list)):
-                stack.append((name if key is None else key, _items(item)))
-                break
-        else:
-            stack.pop()
-
-
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Return what an object or an array holds, an object's by name."""
-    if is_object(container):
-        return iter(container.items())
-    items: list[Any] = container
-    return zip(repeat(None), items)
 
 
 def _is_dust(text: str) -> bool:

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from proxy.trimming.values import (
     Labels,
-    Leaf,
     Value,
     beginning_of,
     end_of,
-    leaves_of,
     values_of,
     values_of_document,
     values_of_text,
@@ -76,23 +74,6 @@ def test_encoded_data_is_no_value() -> None:
 
 def test_a_value_without_anything_before_it_has_no_label() -> None:
     assert values_of("A12 B7") == [Value("A12", "id", ""), Value("B7", "id", "")]
-
-
-def test_the_leaves_of_a_document_come_with_their_keys() -> None:
-    found = leaves_of('{"a": [1, {"b": "x"}, []], "c": {}, "d": null, "e": "y"}')
-
-    assert found == [
-        Leaf("a", "1", is_number=True),
-        Leaf("b", "x", is_number=False),
-        Leaf("e", "y", is_number=False),
-    ]
-    assert leaves_of("free text") is None
-
-
-def test_a_leaf_deep_down_has_the_last_key_on_its_way() -> None:
-    found = leaves_of('{"k":' + "[" * 100 + '"x"' + "]" * 100 + "}")
-    assert found == [Leaf("k", "x", is_number=False)]
-    assert leaves_of('{"k":{"":["x"]}}') == [Leaf("", "x", is_number=False)]
 
 
 @given(_TEXTS)
