@@ -67,6 +67,7 @@ class Summaries:
         *,
         terms: Terms | None = None,
         grace: float = GRACE,
+        at_once: int = _AT_ONCE,
     ) -> None:
         """Put together what it takes.
 
@@ -78,6 +79,7 @@ class Summaries:
             start: runs a task.
             terms: how leases are taken.
             grace: seconds for which `aclose` waits.
+            at_once: how many are made at the same time at most.
         """
         self._store = store
         self._summarizer = summarizer
@@ -88,7 +90,7 @@ class Summaries:
         self._grace = grace
         self._running: dict[tuple[str, str], asyncio.Task[Attempt]] = {}
         """What is being made here, by session and recipe."""
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._places = asyncio.Semaphore(at_once)
         self._closing = False
 
     def begin(self, work: Work) -> None:
@@ -101,7 +103,7 @@ class Summaries:
         """Return in words why no summary is begun now for sessions of a `model`; empty where one may be."""
         if self._closing:
             return _CLOSING
-        return _ALONE if self._summarizer.pause(self._summarizer.target(model, caller)) else ""
+        return _ALONE if self._is_left_alone(model, caller) else ""
 
     async def make(self, work: Work, patience: float | None = None) -> Attempt:
         """Make a summary and wait for it; it goes on in the background where that takes too long.
@@ -148,7 +150,12 @@ class Summaries:
     async def _attempt(self, work: Work, patience: float) -> Attempt:
         """Make it, if nobody else does."""
         async with self._places:
+            if self._is_left_alone(work.model, work.caller):  # those before it may have failed meanwhile
+                return Attempt(None, _ALONE)
             return await _said(work, self._leased(work, patience))
+
+    def _is_left_alone(self, model: str, caller: Caller) -> bool:
+        return self._summarizer.pause(self._summarizer.target(model, caller)) > 0
 
     async def _leased(self, work: Work, patience: float) -> Attempt:
         holder = f"sum_{secrets.token_hex(8)}"

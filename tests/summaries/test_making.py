@@ -25,7 +25,7 @@ from proxy.summaries.lease import Terms
 from proxy.summaries.making import NOT_YET, Summaries
 from proxy.summaries.state import State
 from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer, Target
-from proxy.summaries.work import Given, Work
+from proxy.summaries.work import Attempt, Given, Work
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.plan import Wanted
@@ -320,6 +320,24 @@ async def test_while_the_summarizer_is_left_alone_nothing_is_begun(
     assert worker.none_begins(work.model, work.caller) == ""
     await worker.aclose()
     assert worker.none_begins(work.model, work.caller) == "the proxy is being closed"
+
+
+async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.told.let.clear()
+    worker = bench.worker(at_once=1)
+    early = await bench.work(8)
+    late = await bench.work(8, edit=Summarize(mode="model", heading="# Other"))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.make(early))
+        await bench.began()
+        second = tasks.create_task(worker.make(late))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
+        bench.told.let.set()
+    assert second.result() == Attempt(None, "the summarizer is left alone for a while after failures")
+    assert len(bench.told.prompts) == 1
 
 
 async def test_a_store_that_fails_fails_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
