@@ -30,7 +30,7 @@ def session_of(connection: Connection, key: str) -> SessionRow | None:
 
 def session_in(row: Row) -> SessionRow:
     """Return the session in a row that begins with the columns of `SESSIONS`."""
-    return SessionRow(*row[:_COLUMNS])
+    return _session(row[:_COLUMNS])
 
 
 def locked_session(connection: Connection, key: str) -> SessionRow | None:
@@ -125,6 +125,4 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
 
 def _session(row: Row) -> SessionRow:
     # By place, as the table has them: each request reads two of them.
-    columns = list(row)
-    columns[-1] = decode_calls(columns[-1])
-    return SessionRow(*columns)
+    return SessionRow(*row[:-1], decode_calls(row[-1]))
