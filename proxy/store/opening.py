@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
 from proxy.history.nodes import body_of
@@ -19,26 +21,32 @@ def begin(connection: Connection, opening: Opening) -> None:
     Raises:
         InvalidRequest: a name in it holds characters that cannot be stored.
     """
-    require_plain(
-        session=opening.session,
-        tenant=opening.tenant,
-        exchange=opening.exchange,
-        model=opening.model,
-        agent=opening.agent,
-        policy=opening.policy,
-    )
+    require_plain(session=opening.session, tenant=opening.tenant)
     key = session_key(opening.tenant, opening.session)
     open_session(connection, key, opening.tenant, opening.session, opening.created_at)
+    insert_new(connection, EXCHANGES, [opened(connection, key, opening)])
+
+
+def opened(
+    connection: Connection, key: str, opening: Opening, *, instructions: str | None = None
+) -> dict[str, Any]:
+    """Store what a request says, and return the row of its exchange, which is pending.
+
+    The session must be there, and locked. `instructions` is a version of them that it has.
+
+    Raises:
+        InvalidRequest: a name in it holds characters that cannot be stored.
+    """
+    require_plain(exchange=opening.exchange, model=opening.model, agent=opening.agent, policy=opening.policy)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
     bodies = named_bodies(opening.messages)
     # A form has no count of its own: it is what the stored message says, in other words.
     add_bodies(connection, key, {name: Body(form, 0) for _, name, form in forms} | bodies)
     tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
-    instructions = None
+    version = None
     if opening.instructions is not None:
-        instructions = add_instructions(
-            connection, key, opening.instructions, opening.instructions_tokens, opening.created_at
-        )
+        tokens, at = opening.instructions_tokens, opening.created_at
+        version = add_instructions(connection, key, opening.instructions, tokens, at, there=instructions)
     insert_new(
         connection,
         FORMS,
@@ -48,7 +56,7 @@ def begin(connection: Connection, opening: Opening) -> None:
         ],
     )
     names = [body_of(body.message) for body in opening.messages]
-    row = {
+    return {
         "session": key,
         "id": opening.exchange,
         "created_at": opening.created_at,
@@ -64,7 +72,7 @@ def begin(connection: Connection, opening: Opening) -> None:
         "stream": opening.stream,
         "parameters": orjson.dumps(dict(opening.parameters)).decode(),
         "tools": tools,
-        "instructions": instructions,
+        "instructions": version,
         "messages": orjson.dumps(names).decode(),
         "nodes": "[]",
         "replies": "[]",
@@ -74,4 +82,3 @@ def begin(connection: Connection, opening: Opening) -> None:
         "receipt": "{}",
         "idempotency": opening.idempotency,
     }
-    insert_new(connection, EXCHANGES, [row])

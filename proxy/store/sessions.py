@@ -125,4 +125,6 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
 
 def _session(row: Row) -> SessionRow:
     # By place, as the table has them: each request reads two of them.
-    return SessionRow(*row[:-1], decode_calls(row[-1]))
+    columns = list(row)
+    columns[-1] = decode_calls(columns[-1])
+    return SessionRow(*columns)

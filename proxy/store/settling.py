@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from msgspec.structs import replace
@@ -25,21 +25,22 @@ from sqlalchemy import bindparam, update
 
 from proxy.history.nodes import ROOT, content_hash
 from proxy.store.calls import calls_at, calls_of, encode_calls
-from proxy.store.connection import Connection, Row
+from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
 from proxy.store.hidden import add_hidden, hidden_at, keep_hidden
+from proxy.store.opening import begin, opened
 from proxy.store.records import (
     Body,
     Kept,
     NodeRow,
+    Opening,
     SessionRow,
     Settled,
     Settlement,
     Source,
     Status,
-    session_key,
 )
-from proxy.store.schema import EXCHANGES, SESSIONS
+from proxy.store.schema import EXCHANGES, SESSIONS, insert_new
 from proxy.store.spot import spot_of, spot_of_results
 from proxy.store.standing import State, standing
 from proxy.store.texts import add_bodies, named_bodies
@@ -57,43 +58,93 @@ _CLOSE: Final = update(EXCHANGES).where(
 )
 
 
+class _Ended(NamedTuple):
+    """What an exchange came to."""
+
+    settled: Settled
+    exchange: dict[str, Any]
+    """What is to stand in its row."""
+    session: dict[str, Any]
+    """What changes in the session's."""
+
+
 def settle(connection: Connection, settlement: Settlement) -> Settled:
     """Make it true that the exchange ended so.
 
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
     becomes a node.
     """
-    key = session_key(settlement.tenant, settlement.session)
-    session, state = standing(connection, key, settlement.exchange)
+    now = standing(connection, settlement)
+    session, state = now.session, now.state
     if session is None or state is None:
         return Settled(ROOT, (), ())
     if Status(state.status) not in _OPEN:
         return Settled(session.head, tuple(orjson.loads(state.nodes)), tuple(orjson.loads(state.replies)))
+    ended = _end(connection, session, state, settlement, now.under)
+    connection.execute(
+        _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
+    )
+    _move(connection, session, ended)
+    return ended.settled
+
+
+def settle_at_once(connection: Connection, opening: Opening, settlement: Settlement) -> Settled:
+    """Do what `begin` and `settle` do one after the other: the exchange ended before it could be opened.
+
+    Its row is then written once, and never was pending.
+
+    Raises:
+        InvalidRequest: a name in it holds characters that cannot be stored.
+    """
+    now = standing(connection, settlement)
+    session = now.session
+    if session is None or now.state is not None:
+        begin(connection, opening)
+        return settle(connection, settlement)
+    row = opened(connection, session.key, opening, instructions=session.instructions)
+    state = State(*[row[name] for name in State._fields])
+    ended = _end(connection, session, state, settlement, now.under)
+    insert_new(connection, EXCHANGES, [row | ended.exchange])
+    _move(connection, session, ended)
+    return ended.settled
+
+
+def _end(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+) -> _Ended:
+    """Write all that an exchange came to, but for its own row and the session's.
+
+    `under` is where the base stands, if it is known that the first of the messages does not stand there yet.
+    """
     if not settlement.replies and not settlement.finished:
-        return _settle_without_reply(connection, session, settlement)
+        return _without_reply(session, settlement)
     try:
         if not settlement.replies:
-            return _settle_finished(connection, session, state, settlement)
-        return _settle_with_reply(connection, session, state, settlement)
+            return _finished(connection, session, state, settlement)
+        return _with_reply(connection, session, state, settlement, under)
     except UnknownBase:
         receipt = {**settlement.receipt, "error": _GONE}
-        failed = replace(settlement, status=Status.FAILED, receipt=receipt)
-        return _settle_without_reply(connection, session, failed)
+        return _without_reply(session, replace(settlement, status=Status.FAILED, receipt=receipt))
 
 
-def _settle_without_reply(connection: Connection, session: SessionRow, settlement: Settlement) -> Settled:
-    _close(connection, session.key, settlement, {})
-    _move(connection, session, settlement, {})
-    return Settled(session.head, (), ())
+def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
+    return _Ended(Settled(session.head, (), ()), _closed(settlement), _moved(session, settlement))
 
 
-def _settle_with_reply(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement
-) -> Settled:
+def _with_reply(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+) -> _Ended:
     spot, moves_head = spot_of(connection, session, state, settlement)
-    asked = [*map(_again, spot.carried), *_asked(settlement)]
+    if spot.carried or spot.base != settlement.base:
+        under = None  # that was asked of another place, or of other messages
     line, replies = grow(
-        connection, session.key, spot.base, asked, _answered(settlement), tenant=settlement.tenant
+        connection,
+        session.key,
+        spot.base,
+        [*map(_again, spot.carried), *_asked(settlement)],
+        _answered(settlement),
+        tenant=settlement.tenant,
+        under=under,
     )
     moved, line = line[: len(spot.carried)], line[len(spot.carried) :]
     base = moved[-1].node if moved else spot.base
@@ -119,30 +170,27 @@ def _settle_with_reply(
             kept=_kept(settlement.kept, line, renamed),
         )
     nodes, heads = [place.node for place in line], [place.node for place in replies]
-    _close(
-        connection,
-        session.key,
-        settlement,
-        {
-            "base": base,  # a retry must go where the request went
-            "nodes": orjson.dumps(nodes).decode(),
-            "replies": orjson.dumps(heads).decode(),
-            "cut_node": None if cut is None else end,
-        },
+    closed = _closed(settlement) | {
+        "base": base,  # a retry must go where the request went
+        "nodes": orjson.dumps(nodes).decode(),
+        "replies": orjson.dumps(heads).decode(),
+        "cut_node": None if cut is None else end,
+    }
+    moved_to = _moved(session, settlement) | _progress(
+        session, settlement, replies[0] if moves_head else None, state
     )
-    progress = _progress(session, settlement, replies[0] if moves_head else None, state)
     if moves_head:
         reply = settlement.replies[0]
-        progress["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
+        moved_to["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
     hidden = _hidden(settlement, heads)
     exchange, at = settlement.exchange, settlement.settled_at
     count = keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
     if session.hidden and spot.carried:
         count += _hide_again(connection, session, spot.carried, renamed)
     if count:
-        progress["hidden"] = session.hidden + count
-    _move(connection, session, settlement, progress)
-    return Settled(heads[0] if moves_head else session.head, tuple(nodes), tuple(heads))
+        moved_to["hidden"] = session.hidden + count
+    head = heads[0] if moves_head else session.head
+    return _Ended(Settled(head, tuple(nodes), tuple(heads)), closed, moved_to)
 
 
 def _hidden(settlement: Settlement, nodes: Sequence[str]) -> dict[str, Hidden]:
@@ -169,9 +217,7 @@ def _hide_again(
     return count
 
 
-def _settle_finished(
-    connection: Connection, session: SessionRow, state: Row, settlement: Settlement
-) -> Settled:
+def _finished(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> _Ended:
     """Put the messages where they belong; the reply that answered them is stored already."""
     base, moves_head = settlement.base, settlement.moves_head
     there: dict[bytes, str] = {}
@@ -188,12 +234,13 @@ def _settle_finished(
         there.get(content_hash(body.message)) or next(places).node  # in the order in which they came
         for body in settlement.messages
     ]
-    _close(connection, session.key, settlement, {"base": base, "nodes": orjson.dumps(nodes).decode()})
-    progress = _progress(session, settlement, end if moves_head else None, state)
+    closed = _closed(settlement) | {"base": base, "nodes": orjson.dumps(nodes).decode()}
+    moved_to = _moved(session, settlement) | _progress(
+        session, settlement, end if moves_head else None, state
+    )
     if end is not None and moves_head:
-        progress["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
-    _move(connection, session, settlement, progress)
-    return Settled(progress.get("head", session.head), tuple(nodes), ())
+        moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
+    return _Ended(Settled(moved_to.get("head", session.head), tuple(nodes), ()), closed, moved_to)
 
 
 def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) -> list[str] | None:
@@ -279,21 +326,24 @@ def _progress(
     return changed
 
 
-def _move(
-    connection: Connection, session: SessionRow, settlement: Settlement, changed: dict[str, Any]
-) -> None:
-    values = changed | {"updated_at": max(session.updated_at, settlement.settled_at)}
+def _moved(session: SessionRow, settlement: Settlement) -> dict[str, Any]:
+    """Return what changes in the session's row whatever became of the request."""
+    changed: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
     if settlement.cost is not None:
-        values["cost"] = (session.cost or 0.0) + settlement.cost
-    connection.execute(_MOVE, values | {"the_session": session.key})
+        changed["cost"] = (session.cost or 0.0) + settlement.cost
+    return changed
 
 
-def _close(connection: Connection, key: str, settlement: Settlement, made: dict[str, Any]) -> None:
-    values = made | {
+def _closed(settlement: Settlement) -> dict[str, Any]:
+    """Return what is to stand in the exchange's row whatever became of the request."""
+    return {
         "status": settlement.status.value,
         "settled_at": settlement.settled_at,
         "tokens_before": settlement.tokens_before,
         "tokens_sent": settlement.tokens_sent,
         "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
     }
-    connection.execute(_CLOSE, values | {"the_session": key, "the_exchange": settlement.exchange})
+
+
+def _move(connection: Connection, session: SessionRow, ended: _Ended) -> None:
+    connection.execute(_MOVE, ended.session | {"the_session": session.key})

@@ -196,6 +196,15 @@ class SqliteDatabase:
             loop.call_soon(self._go_on)
         return future
 
+    def instead(self, asked: asyncio.Future[Any], unit: Unit[Any], *, short: bool = False) -> bool:
+        """Put `unit` in the place of one that waits; whoever waits for that hears of this."""
+        with self._turn:
+            for place, job in enumerate(self._waiting):
+                if job.future is asked:
+                    self._waiting[place] = _Job(unit, asked, job.loop, job.short and short)
+                    return True
+        return False
+
     async def close(self) -> None:
         """Write what waits, then close every connection."""
         with self._turn:

@@ -191,11 +191,13 @@ def grow(
     replies: Sequence[Sprout],
     *,
     tenant: str | None = None,
+    under: Place | None = None,
 ) -> tuple[list[Place], list[Place]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
     Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is
-    whose conversation it is, where a request without an id may be found by it.
+    whose conversation it is, where a request without an id may be found by it. `under` is where `base`
+    stands; who gives it knows that the first of `messages` does not stand there yet, so none of these do.
 
     Returns:
         Where the messages stand, and where the replies do.
@@ -205,9 +207,10 @@ def grow(
     """
     contents = [content_hash(sprout.body.message) for sprout in (*messages, *replies)]
     names = names_under(base, contents[: len(messages)])
-    under = names[-1] if names else base
-    siblings = [child(under, content) for content in contents[len(messages) :]]
-    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)} | places_of(connection, key, [base, *names, *siblings])
+    end = names[-1] if names else base
+    siblings = [child(end, content) for content in contents[len(messages) :]]
+    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)}
+    stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
     places = plant(
@@ -215,7 +218,7 @@ def grow(
         key,
         [
             *zip([base, *names], names, messages, strict=False),
-            *((under, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
+            *((end, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
         ],
         stored,
         dict(zip((*names, *siblings), contents, strict=True)),
