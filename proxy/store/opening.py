@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -15,6 +15,15 @@ from proxy.store.sessions import open_session
 from proxy.store.texts import add_bodies, add_instructions, add_tools, named_bodies
 
 
+class Opened(NamedTuple):
+    """What is still to be stored of a request."""
+
+    row: dict[str, Any]
+    """Its exchange, which is pending."""
+    texts: dict[str, Body]
+    """Messages by the names of their texts."""
+
+
 def begin(connection: Connection, opening: Opening) -> None:
     """Store a pending exchange with its new texts; a second time changes nothing.
 
@@ -24,13 +33,13 @@ def begin(connection: Connection, opening: Opening) -> None:
     require_plain(session=opening.session, tenant=opening.tenant)
     key = session_key(opening.tenant, opening.session)
     open_session(connection, key, opening.tenant, opening.session, opening.created_at)
-    insert_new(connection, EXCHANGES, [opened(connection, key, opening)])
+    row, texts = opened(connection, key, opening)
+    add_bodies(connection, key, texts)
+    insert_new(connection, EXCHANGES, [row])
 
 
-def opened(
-    connection: Connection, key: str, opening: Opening, *, instructions: str | None = None
-) -> dict[str, Any]:
-    """Store what a request says, and return the row of its exchange, which is pending.
+def opened(connection: Connection, key: str, opening: Opening, *, instructions: str | None = None) -> Opened:
+    """Store what a request says beside its messages, and return the rest.
 
     The session must be there, and locked. `instructions` is a version of them that it has.
 
@@ -39,9 +48,8 @@ def opened(
     """
     require_plain(exchange=opening.exchange, model=opening.model, agent=opening.agent, policy=opening.policy)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
-    bodies = named_bodies(opening.messages)
     # A form has no count of its own: it is what the stored message says, in other words.
-    add_bodies(connection, key, {name: Body(form, 0) for _, name, form in forms} | bodies)
+    texts = {name: Body(form, 0) for _, name, form in forms} | named_bodies(opening.messages)
     tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
     version = None
     if opening.instructions is not None:
@@ -56,7 +64,7 @@ def opened(
         ],
     )
     names = [body_of(body.message) for body in opening.messages]
-    return {
+    row = {
         "session": key,
         "id": opening.exchange,
         "created_at": opening.created_at,
@@ -82,3 +90,4 @@ def opened(
         "receipt": "{}",
         "idempotency": opening.idempotency,
     }
+    return Opened(row, texts)

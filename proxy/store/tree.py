@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -221,7 +221,7 @@ def grow(
             *((end, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
         ],
         stored,
-        dict(zip((*names, *siblings), contents, strict=True)),
+        contents,
     )
     return places[: len(names)], places[len(names) :]
 
@@ -231,21 +231,20 @@ def plant(
     key: str,
     sprouts: Sequence[tuple[str, str, Sprout]],
     stored: dict[str, Place] | None = None,
-    contents: Mapping[str, bytes] | None = None,
+    contents: Sequence[bytes] | None = None,
 ) -> list[Place]:
     """Make nodes of (parent, node, sprout), parents before children; those in `stored` are there already.
 
-    `stored` gets to know the new ones. `contents` has the hash of what each node says, where that is known.
+    `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
     places = stored if stored is not None else {ROOT: Place(ROOT, 0, 0, 0)}
-    hashes: Mapping[str, bytes] = contents or {}
     rows: list[dict[str, Any]] = []
-    for parent, node, sprout in sprouts:
+    for number, (parent, node, sprout) in enumerate(sprouts):
         if node not in places:
             under = places[parent]
-            places[node] = _below(under, node, sprout)
-            content = hashes.get(node) or content_hash(sprout.body.message)
-            rows.append(_row(key, under, places[node], sprout, content))
+            place = places[node] = _below(under, node, sprout)
+            content = contents[number] if contents else content_hash(sprout.body.message)
+            rows.append(_row(key, under, place, sprout, content))
     insert_new(connection, NODES, rows)
     return [places[node] for _, node, _ in sprouts]
 
@@ -296,7 +295,7 @@ def _row(key: str, under: Place, place: Place, sprout: Sprout, content: bytes) -
         # The position is the node's own, which its depth tells, wherever the branch was thought to begin.
         "arrival": None
         if arrival is None
-        else encode_changes(replace(change, position=0) for change in arrival),
+        else encode_changes([replace(change, position=0) for change in arrival]),
         "created_at": sprout.created_at,
         "content": content_key(content),
         "recorded": place.recorded,

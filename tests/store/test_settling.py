@@ -692,6 +692,6 @@ async def test_what_is_opened_and_settled_at_once_is_written_once(store: Store) 
     given = opening("exc_new", more, base=head, instructions=brief)
     ended = settlement("exc_new", more, base=head, replies=(body("assistant", "2"),))
     executed = await statements(store, lambda connection: settle_at_once(connection, given, ended))
-    # What was asked and what was answered, as texts and as nodes; the exchange; where the session stands.
+    # Nodes, texts, the exchange; where the session stands.
     reads = 1 if store._database.blocks else 3
-    assert Counter(executed) == {"SELECT": reads, "INSERT": 4, "UPDATE": 1}
+    assert Counter(executed) == {"SELECT": reads, "INSERT": 3, "UPDATE": 1}
