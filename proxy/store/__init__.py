@@ -4,6 +4,8 @@
     records     what goes in and comes out, as plain data
     opening     how an exchange begins
     settling    how it ends: one transaction
+    spot        where its messages go then
+    standing    how session and exchange stand at that moment
     recall      what is known when a request comes in: one reading
     branches    what is remembered of branches that are resent
     sessions, tree, texts, cuts, exchanges, secret
@@ -23,6 +25,8 @@
     database    what the store needs of a database: units of work, read or written
     connection  what a unit sees of it: a connection, and rows
     sqlite      one writer with group commit, and readers
+    jobs        units that wait for it, and who is told what came of them
+    sqlite_file the file, made and connected to
     statements  SQLAlchemy's statements on a connection of `sqlite3`
     postgres    a pool of connections
     address     what a URL says

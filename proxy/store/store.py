@@ -43,7 +43,8 @@ from proxy.store.records import (
 )
 from proxy.store.secret import make_secret, secret_of
 from proxy.store.settling import settle, settle_at_once
-from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.store.sqlite import SqliteDatabase
+from proxy.store.sqlite_file import create_file
 from proxy.trimming.plan import Cut, Hidden, Summary
 from proxy.wire.messages import JsonObject, Message
 
