@@ -7,6 +7,9 @@
     spot        where its messages go then
     standing    how session and exchange stand at that moment
     recall      what is known when a request comes in: one reading
+    appending   what of it an append goes on from
+    recollection
+                what is asked and told there, as plain data
     branches    what is remembered of branches that are resent
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
@@ -17,6 +20,7 @@
     calls       which tools the newest reply calls
     archive     a session as records, to take away
     loading     a session from such records
+    reading     these records, checked
     fork        a session from another one's history
     schema      the tables
     encoding    changes as text
