@@ -8,7 +8,17 @@ from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, exists, func, literal_column, select, true
+from sqlalchemy import (
+    FromClause,
+    ScalarSelect,
+    Select,
+    bindparam,
+    except_,
+    func,
+    literal_column,
+    select,
+    true,
+)
 
 from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under
 from proxy.store.connection import Connection, Row
@@ -84,13 +94,12 @@ def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     return select(*(up.c[name] for name in _COLUMNS), _text_of(up)).order_by(up.c.depth)
 
 
-_CHILD: Final = NODES.alias("child")
+_CHILDLESS: Final = except_(
+    select(NODES.c.node).where(_OF_SESSION), select(NODES.c.parent).where(_OF_SESSION)
+)
 _LEAVES: Final = (
     select(NODES.c.node, NODES.c.depth, NODES.c.created_at)
-    .where(
-        _OF_SESSION,
-        ~exists().where(_CHILD.c.session == NODES.c.session, _CHILD.c.parent == NODES.c.node),
-    )
+    .where(_OF_SESSION, NODES.c.node.in_(_CHILDLESS))
     .order_by(NODES.c.created_at.desc(), NODES.c.node)
 )
 
