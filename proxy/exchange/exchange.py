@@ -219,8 +219,7 @@ class ChatCompletions:
     def _begin(self, turn: Turn) -> None:
         """Store what is new, while upstream is being asked."""
         if turn.stored:
-            turn.opening = opening_of(turn, self._now(), self._knowledge.counter)
-            turn.began = self._store.begin(turn.opening)
+            turn.began = self._store.begin(opening_of(turn, self._now(), self._knowledge.counter))
 
     async def _begun(self, turn: Turn) -> None:
         """Wait until what is new is stored.
@@ -381,7 +380,7 @@ class ChatCompletions:
     async def _store_outcome(self, turn: Turn, outcome: Outcome) -> None:
         spent = cost(outcome.usage, self._knowledge.facts(turn.request.model).dollars)
         settlement = settlement_of(turn, outcome, self._now(), self._knowledge.counter, spent)
-        settled = await self._store.settle(settlement, turn.began, turn.opening)
+        settled = await self._store.settle(settlement, turn.began)
         if turn.compaction is not None or turn.ticket.plan.wanted is not None:
             self._sum_up_after(turn, settled)
 

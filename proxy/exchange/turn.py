@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -14,7 +15,6 @@ from proxy.exchange.past import Past
 from proxy.exchange.receipt import Ticket, receipt_of, wanted_told
 from proxy.exchange.relay import Outcome
 from proxy.store.records import Body, Kept, Opening, Reply, Settlement, SummaryRow
-from proxy.store.store import Beginning
 from proxy.tokens.counter import TokenCounter
 from proxy.trimming.gaps import standing
 from proxy.trimming.plan import Cut, Entry, Hidden, Known, Wanted
@@ -67,10 +67,8 @@ class Turn(Struct):
     """The summary that the model asked for, or the one that is there and was not used yet."""
     rounds: tuple[Message, ...] = ()
     """What is sent after the view: calls of the proxy's own tools in this exchange, with their results."""
-    opening: Opening | None = None
-    """What is stored of it before its answer is here."""
-    began: Beginning | None = None
-    """Done when that is stored."""
+    began: asyncio.Future[None] | None = None
+    """Done when its opening is stored."""
     shapes: frozenset[Shape] = frozenset()
     """The order of roles that its body is put in."""
     sent_bytes: int = 0

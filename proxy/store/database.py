@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 from proxy.store.connection import Connection
 
@@ -57,17 +57,6 @@ class Database(Protocol):
 
         Raises:
             StoreUnavailable: the database is closed.
-        """
-        ...
-
-    def instead(self, asked: asyncio.Future[Any], unit: Unit[Any], *, short: bool = False) -> bool:
-        """Have a lasting `unit` run in the place of one that was started, if that has not begun to run.
-
-        `asked` is what `start` returned for that one, and then gets what comes of `unit`. What was asked for
-        after it has not run either: the order is one in which all could have been asked for.
-
-        Returns:
-            Whether it is done. If not, nothing has happened.
         """
         ...
 

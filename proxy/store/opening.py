@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import orjson
 
 from proxy.history.nodes import body_of
@@ -15,46 +13,31 @@ from proxy.store.sessions import open_session
 from proxy.store.texts import add_bodies, add_instructions, add_tools, named_bodies
 
 
-class Opened(NamedTuple):
-    """What is still to be stored of a request."""
-
-    row: dict[str, Any]
-    """Its exchange, which is pending."""
-    texts: dict[str, Body]
-    """Messages by the names of their texts."""
-
-
 def begin(connection: Connection, opening: Opening) -> None:
     """Store a pending exchange with its new texts; a second time changes nothing.
 
     Raises:
         InvalidRequest: a name in it holds characters that cannot be stored.
     """
-    require_plain(session=opening.session, tenant=opening.tenant)
+    require_plain(
+        session=opening.session,
+        tenant=opening.tenant,
+        exchange=opening.exchange,
+        model=opening.model,
+        agent=opening.agent,
+        policy=opening.policy,
+    )
     key = session_key(opening.tenant, opening.session)
-    open_session(connection, key, opening.tenant, opening.session, opening.created_at)
-    row, texts = opened(connection, key, opening)
-    add_bodies(connection, key, texts)
-    insert_new(connection, EXCHANGES, [row])
-
-
-def opened(connection: Connection, key: str, opening: Opening, *, instructions: str | None = None) -> Opened:
-    """Store what a request says beside its messages, and return the rest.
-
-    The session must be there, and locked. `instructions` is a version of them that it has.
-
-    Raises:
-        InvalidRequest: a name in it holds characters that cannot be stored.
-    """
-    require_plain(exchange=opening.exchange, model=opening.model, agent=opening.agent, policy=opening.policy)
+    newest = open_session(connection, key, opening.tenant, opening.session, opening.created_at)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
     # A form has no count of its own: it is what the stored message says, in other words.
     texts = {name: Body(form, 0) for _, name, form in forms} | named_bodies(opening.messages)
+    add_bodies(connection, key, texts)
     tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
-    version = None
+    instructions = None
     if opening.instructions is not None:
         tokens, at = opening.instructions_tokens, opening.created_at
-        version = add_instructions(connection, key, opening.instructions, tokens, at, there=instructions)
+        instructions = add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
     insert_new(
         connection,
         FORMS,
@@ -80,7 +63,7 @@ def opened(connection: Connection, key: str, opening: Opening, *, instructions: 
         "stream": opening.stream,
         "parameters": orjson.dumps(dict(opening.parameters)).decode(),
         "tools": tools,
-        "instructions": version,
+        "instructions": instructions,
         "messages": orjson.dumps(names).decode(),
         "nodes": "[]",
         "replies": "[]",
@@ -90,4 +73,4 @@ def opened(connection: Connection, key: str, opening: Opening, *, instructions: 
         "receipt": "{}",
         "idempotency": opening.idempotency,
     }
-    return Opened(row, texts)
+    insert_new(connection, EXCHANGES, [row])

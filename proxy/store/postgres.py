@@ -82,16 +82,6 @@ class PostgresDatabase:
         """Have `unit` run as `write` runs it."""
         return self._task(self._write(unit, again=again))
 
-    def instead(
-        self,
-        asked: asyncio.Future[Any],  # noqa: ARG002 - no unit waits for another one
-        unit: Unit[Any],  # noqa: ARG002 - the same
-        *,
-        short: bool = False,  # noqa: ARG002 - the same
-    ) -> bool:
-        """Tell that it is not done: each unit begins at once."""
-        return False
-
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
         self._closed = True

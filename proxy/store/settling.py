@@ -28,19 +28,17 @@ from proxy.store.calls import calls_at, calls_of, encode_calls
 from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
 from proxy.store.hidden import add_hidden, hidden_at, keep_hidden
-from proxy.store.opening import begin, opened
 from proxy.store.records import (
     Body,
     Kept,
     NodeRow,
-    Opening,
     SessionRow,
     Settled,
     Settlement,
     Source,
     Status,
 )
-from proxy.store.schema import EXCHANGES, SESSIONS, insert_new
+from proxy.store.schema import EXCHANGES, SESSIONS
 from proxy.store.spot import spot_of, spot_of_results
 from proxy.store.standing import State, standing
 from proxy.store.texts import add_bodies, named_bodies
@@ -90,30 +88,6 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     connection.execute(
         _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
     )
-    _move(connection, session, ended)
-    return ended.settled
-
-
-def settle_at_once(connection: Connection, opening: Opening, settlement: Settlement) -> Settled:
-    """Do what `begin` and `settle` do one after the other: the exchange ended before it could be opened.
-
-    Its row is then written once, and never was pending.
-
-    Raises:
-        InvalidRequest: a name in it holds characters that cannot be stored.
-    """
-    now = standing(connection, settlement)
-    session = now.session
-    if (
-        session is None or now.state is not None or settlement.finished
-    ):  # that reads the texts of its messages
-        begin(connection, opening)
-        return settle(connection, settlement)
-    row, texts = opened(connection, session.key, opening, instructions=session.instructions)
-    state = State(*[row[name] for name in State._fields])
-    ended = _end(connection, session, state, settlement, now.under)
-    add_bodies(connection, session.key, {**ended.texts, **texts})
-    insert_new(connection, EXCHANGES, [row | ended.exchange])
     _move(connection, session, ended)
     return ended.settled
 

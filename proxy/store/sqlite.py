@@ -31,7 +31,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import Result, Unit
@@ -160,15 +160,6 @@ class SqliteDatabase:
         if calls:
             loop.call_soon(self._go_on)
         return future
-
-    def instead(self, asked: asyncio.Future[Any], unit: Unit[Any], *, short: bool = False) -> bool:
-        """Put `unit` in the place of one that waits; whoever waits for that hears of this."""
-        with self._turn:
-            for place, job in enumerate(self._waiting):
-                if job.future is asked:
-                    self._waiting[place] = Job(unit, asked, job.loop, job.short and short)
-                    return True
-        return False
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final
 
 from proxy.errors import StoreUnavailable
 from proxy.store import cuts, exchanges, leases, sessions, summaries, texts, tree
@@ -18,7 +18,7 @@ from proxy.store.address import SqliteFile, address_of
 from proxy.store.archive import export_session
 from proxy.store.branches import Branches
 from proxy.store.cursor import Cursor
-from proxy.store.database import Database, Unit
+from proxy.store.database import Database
 from proxy.store.fork import fork_session
 from proxy.store.hidden import hidden_at
 from proxy.store.lineage import Lineage, lineage_of
@@ -44,7 +44,7 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.secret import make_secret, secret_of
-from proxy.store.settling import settle, settle_at_once
+from proxy.store.settling import settle
 from proxy.store.sqlite import SqliteDatabase
 from proxy.store.sqlite_file import create_file
 from proxy.trimming.plan import Cut, Hidden, Summary
@@ -54,9 +54,6 @@ _FEW: Final = 64
 """Messages that are read or written within a millisecond."""
 _SMALL: Final = 256 * 1024
 """Bytes of texts of which the same is true."""
-
-Beginning: TypeAlias = asyncio.Future[Settled | None]
-"""Done when a request is stored. What comes of it is the store's own business."""
 
 
 class Store:
@@ -321,7 +318,7 @@ class Store:
 
     # --------------------------------------------------------------------------------- exchanges
 
-    def begin(self, opening: Opening) -> Beginning:
+    def begin(self, opening: Opening) -> asyncio.Future[None]:
         """Store a request with its new messages; a second time changes nothing.
 
         It is done when the future is. Whoever cancels that hears nothing more of it.
@@ -331,20 +328,16 @@ class Store:
         """
         texts = [body.message for body in opening.messages] + [form for _, form in opening.forms]
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        unit: Unit[Settled | None] = partial(begin, opening=opening)
-        return self._database.start(unit, short=_are_few(texts), lasting=False)
+        return self._database.start(partial(begin, opening=opening), short=_are_few(texts), lasting=False)
 
-    async def settle(
-        self, settlement: Settlement, began: Beginning | None = None, opening: Opening | None = None
-    ) -> Settled:
+    async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 
         Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there
         again without the messages before this exchange, the exchange is settled as failed.
 
         `began` is what `begin` returned for the exchange, where that may not be done yet. Beginning and end
-        then are one transaction, where that can be. It raises what that raised. With `opening`, which is what
-        that was given, an exchange that nothing was written of yet is written once, as it ended.
+        then are one transaction, where that can be. It raises what that raised.
         """
         if began is not None and not self._database.in_order:
             await began
@@ -353,12 +346,7 @@ class Store:
             texts.append(reply.body.message)
             if reply.hidden is not None:
                 texts += [*reply.hidden.before, *reply.hidden.after]
-        short = _are_few(texts)
-        if began is not None and opening is not None and not began.done():
-            at_once = partial(settle_at_once, opening=opening, settlement=settlement)
-            if self._database.instead(began, at_once, short=short):
-                return cast("Settled", await began)
-        settled = await self._database.write(partial(settle, settlement=settlement), short=short)
+        settled = await self._database.write(partial(settle, settlement=settlement), short=_are_few(texts))
         if began is not None:
             await began
         return settled

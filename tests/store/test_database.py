@@ -109,10 +109,3 @@ async def test_closing_finishes_what_was_asked_for_and_refuses_the_rest(
     with pytest.raises(StoreUnavailable, match="closed"):
         await database.read(names)
     await database.close()  # a second time changes nothing
-
-
-async def test_what_has_run_is_not_replaced(database: Database) -> None:
-    asked = database.start(partial(put, name="first"))
-    await asked
-    assert not database.instead(asked, partial(put, name="second"))
-    assert await database.read(names) == {"first"}

@@ -253,9 +253,6 @@ class Meddled:
     ) -> asyncio.Future[Result]:
         return self._database.start(unit, short=short, lasting=lasting, again=again)
 
-    def instead(self, asked: asyncio.Future[Any], unit: Unit[Any], *, short: bool = False) -> bool:
-        return self._database.instead(asked, unit, short=short)
-
     async def close(self) -> None:
         await self._database.close()
 

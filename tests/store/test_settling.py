@@ -1,25 +1,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Executable, select
+from sqlalchemy import Executable
 
 from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id
 from proxy.store import settling
 from proxy.store.connection import Connection, Dialect, Parameters, Rows
-from proxy.store.records import Body, Kept, Reply, SessionRow, Settled, Source, Status
-from proxy.store.schema import OF_A_SESSION
-from proxy.store.settling import settle, settle_at_once
+from proxy.store.records import Body, Reply, SessionRow, Settled, Source, Status
+from proxy.store.settling import settle
 from proxy.store.store import Store
 from proxy.trimming.plan import Change, Cut
 from tests.support.asides import HIDDEN, reply
-from tests.support.talk import Talk, body, message, opening, settlement
+from tests.support.talk import Talk, body, message, settlement
 
 pytestmark = pytest.mark.anyio
 
@@ -585,113 +582,4 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
     plain = ["SELECT"] * (1 if store._database.blocks else 3) + ["INSERT", "INSERT", "UPDATE", "UPDATE"]
     assert await settled(reply("2")) == plain
     assert len(await settled(reply("3", HIDDEN))) == len(plain) + 2
-    first = len(await settled(reply("4")))
-    assert first == len(plain)
-
-
-# ------------------------------------------------------------------------------ opened and settled at once
-
-
-def rows_of_session(connection: Connection, key: str) -> dict[str, list[dict[str, Any]]]:
-    """Return all that is stored of a session, its own names left out."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for table in OF_A_SESSION:
-        names = [column.name for column in table.columns]
-        rows = connection.execute(select(table).where(table.c.session == key).order_by(*table.primary_key))
-        found[table.name] = [dict(zip(names, row, strict=True)) for row in rows]
-        for row in found[table.name]:
-            del row["session"]
-    del found["sessions"][0]["id"]
-    return found
-
-
-AT_ONCE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "answered": ({}, {}),
-    "with all that a request can bring": (
-        {
-            "instructions": (message("system", "be brief"),),
-            "tools": b'[{"type":"function"}]',
-            "agent": "writer",
-            "idempotency": "once",
-            "forms": (("ab" * 20, message("user", "in other words")),),
-        },
-        {"agent": "writer", "scale": 1.5, "cost": 0.25, "vouched": 1},
-    ),
-    "by several replies, one of them with a hidden round": (
-        {},
-        {"replies": (reply("a", HIDDEN), Reply(body("assistant", "b"), partial=True))},
-    ),
-    "with a cut": ({}, {"cut": cut(2), "kept": Kept((), (0,))}),
-    "without a reply": ({}, {"replies": (), "status": Status.FAILED, "receipt": {"error": "boom"}}),
-    "by a stored reply": ({}, {"replies": (), "finished": True}),
-    "where nothing is": ({"base": "ab" * 20}, {"base": "ab" * 20, "at_head": False, "kind": "rewind"}),
-    "beside the head": ({"kind": "side"}, {"kind": "side", "at_head": False, "moves_head": False}),
-    "what was said before": ({"base": ROOT}, {"base": ROOT, "at_head": False, "kind": "rewind"}),
-}
-
-
-@pytest.mark.parametrize("there", [0, 2])
-@pytest.mark.parametrize("case", AT_ONCE)
-async def test_what_is_opened_and_settled_at_once_is_what_it_is_one_after_the_other(
-    store: Store, case: str, there: int
-) -> None:
-    asked = (body("user", "0"),) if case == "what was said before" else (body("user", "what?"),)
-    said, done = AT_ONCE[case]
-    found: list[tuple[Settled, dict[str, list[dict[str, Any]]]]] = []
-    for session in ("one after the other", "at once"):
-        talk = Talk(store, session=session)
-        base = ROOT
-        for number in range(there):
-            before = (body("user", str(number)),)
-            changes: dict[str, Any] = {"session": session, "base": base, "kind": "first"}
-            given = opening(
-                f"exc_{number}", *before, instructions=(message("system", "be brief"),), **changes
-            )
-            await store.begin(given)
-            answer = (body("assistant", f"answer {number}"),)
-            ended = settlement(f"exc_{number}", *before, replies=answer, **changes)
-            base = (await store.settle(ended)).head
-        given = opening("exc_last", *asked, **({"session": session, "base": base} | said))
-        plain: dict[str, Any] = {"session": session, "base": base, "status": Status.COMPLETE}
-        ended = replace(settlement("exc_last", *asked, **plain), **({"replies": (reply("42."),)} | done))
-        if session == "at once":
-            settled = await store._database.write(
-                partial(settle_at_once, opening=given, settlement=ended)  # no more than this one unit
-            )
-        else:
-            await store.begin(given)
-            settled = await store.settle(ended)
-        found.append((settled, await store._database.read(partial(rows_of_session, key=talk.key))))
-    assert found[0] == found[1]
-
-
-async def test_an_exchange_that_is_there_is_settled_as_it_stands(store: Store) -> None:
-    talk = Talk(store)
-    asked = body("user", "one")
-    exchange = await talk.begin(asked, model="first")
-    given = opening(exchange, asked, model="second")
-    ended = settlement(exchange, asked, replies=(body("assistant", "1"),))
-    unit = partial(settle_at_once, opening=given, settlement=ended)
-    settled = await store._database.write(unit)
-    assert await store._database.write(unit) == settled
-    row = await store.exchange(exchange)
-    assert row is not None
-    assert (row.status, row.model, row.replies) == (Status.COMPLETE, "first", settled.replies)
-    session = await store.session("tenant", "session")
-    assert session is not None
-    assert session.requests == 1
-
-
-async def test_what_is_opened_and_settled_at_once_is_written_once(store: Store) -> None:
-    talk = Talk(store)
-    asked = body("user", "one")
-    brief = (message("system", "be brief"),)
-    exchange = await talk.begin(asked, instructions=brief)
-    head = (await talk.settle(exchange, asked, replies=(body("assistant", "1"),))).head
-    more = body("user", "two")
-    given = opening("exc_new", more, base=head, instructions=brief)
-    ended = settlement("exc_new", more, base=head, replies=(body("assistant", "2"),))
-    executed = await statements(store, lambda connection: settle_at_once(connection, given, ended))
-    # Nodes, texts, the exchange; where the session stands.
-    reads = 1 if store._database.blocks else 3
-    assert Counter(executed) == {"SELECT": reads, "INSERT": 3, "UPDATE": 1}
+    assert await settled(reply("4")) == plain

@@ -105,57 +105,6 @@ async def test_what_may_be_lost_with_the_power_waits_for_no_disk_and_what_may_no
     await database.close()
 
 
-async def test_what_waits_gives_its_place_to_another_unit_which_lasts(path: Path) -> None:
-    database = SqliteDatabase(path)
-    found: list[object] = []
-
-    def note(connection: Connection) -> str:
-        found.extend((setting(connection, "synchronous"), names(connection)))
-        return "said"
-
-    async with Held(database):
-        asked: asyncio.Future[object] = database.start(partial(put, name="a"), short=True, lasting=False)
-        last = database.start(partial(put, name="b"), short=True, lasting=False)
-        assert database.instead(asked, note, short=True)
-    assert await asked == "said"
-    await last
-    assert found == [2, ["held"]]  # it came before what was asked for after the one whose place it has
-    assert await database.read(names) == ["b", "held"]
-    await database.close()
-
-
-async def test_what_is_put_in_the_place_of_another_unit_fails_alone(path: Path) -> None:
-    database = SqliteDatabase(path)
-
-    def fail(connection: Connection) -> None:
-        put(connection, "half")
-        raise LookupError("no")
-
-    async with Held(database):
-        first = database.start(partial(put, name="a"), short=True, lasting=False)
-        asked = database.start(partial(put, name="b"), short=True, lasting=False)
-        assert database.instead(asked, fail, short=True)
-    with pytest.raises(LookupError, match="no"):
-        await asked
-    await first
-    assert await database.read(names) == ["a", "held"]
-    await database.close()
-
-
-async def test_a_long_unit_in_the_place_of_a_short_one_is_a_threads(path: Path) -> None:
-    database = SqliteDatabase(path)
-    threads: list[str] = []
-
-    def note(_: Connection) -> None:
-        threads.append(threading.current_thread().name)
-
-    asked = database.start(partial(put, name="a"), short=True, lasting=False)
-    assert database.instead(asked, note)
-    await asked
-    assert threads == ["palimpsest-write"]
-    await database.close()
-
-
 async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = SqliteDatabase(path)
     batches: list[int] = []

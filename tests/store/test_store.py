@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError, InvalidRequest, StoreUnavailable
+from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.history.nodes import ROOT
 from proxy.store.migrate import downgrade
 from proxy.store.store import Store
-from tests.support.talk import Talk, body, opening, settlement
+from tests.support.talk import Talk, body
 
 pytestmark = pytest.mark.anyio
 
@@ -91,68 +89,6 @@ async def test_a_settlement_whose_caller_is_cancelled_is_stored(store: Store, st
     assert session is not None
     assert await Talk(again).texts(session.head) == ["one", "1"]
     await again.close()
-
-
-@pytest.fixture
-async def file(tmp_path: Path) -> AsyncGenerator[Store]:
-    """A store in which work waits for its turn."""
-    opened = await Store.open(f"sqlite:///{tmp_path / 'palimpsest.db'}")
-    yield opened
-    await opened.close()
-
-
-async def test_what_ends_before_it_was_opened_is_written_once(
-    file: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced: list[bool] = []
-    instead = file._database.instead
-
-    def noting(*args: Any, **named: Any) -> bool:
-        replaced.append(instead(*args, **named))
-        return replaced[-1]
-
-    monkeypatch.setattr(file._database, "instead", noting)
-    talk = Talk(file)
-    head = (await talk.say("one", "1")).head
-    asked, answer = body("user", "two"), body("assistant", "2")
-    given = opening("exc_new", asked, base=head)
-    began = file.begin(given)
-    settled = await file.settle(settlement("exc_new", asked, base=head, replies=(answer,)), began, given)
-    assert replaced == [True]
-    assert await talk.texts(settled.head) == ["one", "1", "two", "2"]
-    late = opening("exc_late", asked, base=settled.head)
-    began = file.begin(late)
-    await began
-    ended = settlement("exc_late", asked, base=settled.head, replies=(answer,))
-    assert len(await talk.texts((await file.settle(ended, began, late)).head)) == 6
-    assert replaced == [True]  # nothing was left to replace
-
-
-async def test_what_ends_before_it_was_opened_is_deleted_by_who_came_between(file: Store) -> None:
-    talk = Talk(file)
-    head = (await talk.say("one", "1")).head
-    asked = body("user", "two")
-    given = opening("exc_new", asked, base=head)
-    ended = settlement("exc_new", asked, base=head, replies=(body("assistant", "2"),))
-    began = file.begin(given)
-    async with asyncio.TaskGroup() as tasks:
-        deleting = tasks.create_task(file.delete(talk.key))
-        tasks.create_task(file.settle(ended, began, given))
-    assert deleting.result()
-    assert await file.session("tenant", "session") is None
-    assert await file.exchange("exc_new") is None
-
-
-async def test_a_name_that_cannot_be_stored_refuses_both_beginning_and_end(store: Store) -> None:
-    talk = Talk(store)
-    head = (await talk.say("one", "1")).head
-    asked = body("user", "two")
-    given = opening("exc_new", asked, base=head, model="a\x00b")
-    ended = settlement("exc_new", asked, base=head, replies=(body("assistant", "2"),))
-    with pytest.raises(InvalidRequest, match="model"):
-        await store.settle(ended, store.begin(given), given)
-    assert await store.exchange("exc_new") is None
-    assert len(await store.branches(talk.key)) == 1
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
