@@ -64,8 +64,6 @@ class _Ended(NamedTuple):
     """What is to stand in its row."""
     session: dict[str, Any]
     """What changes in the session's."""
-    texts: Mapping[str, Body] = {}
-    """What its nodes say, by the names of the texts."""
 
 
 def settle(connection: Connection, settlement: Settlement) -> Settled:
@@ -81,10 +79,6 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     if Status(state.status) not in _OPEN:
         return Settled(session.head, tuple(orjson.loads(state.nodes)), tuple(orjson.loads(state.replies)))
     ended = _end(connection, session, state, settlement, now.under)
-    stored = frozenset(orjson.loads(state.messages))  # they came with the opening
-    add_bodies(
-        connection, session.key, {name: body for name, body in ended.texts.items() if name not in stored}
-    )
     connection.execute(
         _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
     )
@@ -132,7 +126,9 @@ def _with_reply(
     moved, line = line[: len(spot.carried)], line[len(spot.carried) :]
     base = moved[-1].node if moved else spot.base
     renamed = {row.node: place.node for row, place in zip(spot.carried, moved, strict=True)}
-    texts = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
+    bodies = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
+    stored = frozenset(orjson.loads(state.messages))  # they came with the opening
+    add_bodies(connection, session.key, {name: body for name, body in bodies.items() if name not in stored})
     end = line[-1].node if line else base
     if settlement.cut is not None and line and settlement.cut.position < line[0].depth:
         end = base  # it is kept for all that go on from there
@@ -171,7 +167,7 @@ def _with_reply(
     if count:
         moved_to["hidden"] = session.hidden + count
     head = heads[0] if moves_head else session.head
-    return _Ended(Settled(head, tuple(nodes), tuple(heads)), closed, moved_to, texts)
+    return _Ended(Settled(head, tuple(nodes), tuple(heads)), closed, moved_to)
 
 
 def _hidden(settlement: Settlement, nodes: Sequence[str]) -> dict[str, Hidden]:
@@ -208,6 +204,7 @@ def _finished(connection: Connection, session: SessionRow, state: State, settlem
         moves_head = moves_head and base == session.head
     new = [sprout for sprout in _asked(settlement) if content_hash(sprout.body.message) not in there]
     line, _ = grow(connection, session.key, base, new, (), tenant=settlement.tenant)
+    add_bodies(connection, session.key, named_bodies(sprout.body for sprout in new))
     end = line[-1] if line else places_of(connection, session.key, [base]).get(base)
     places = iter(line)
     nodes = [
@@ -220,8 +217,7 @@ def _finished(connection: Connection, session: SessionRow, state: State, settlem
     )
     if end is not None and moves_head:
         moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
-    texts = named_bodies(sprout.body for sprout in new)
-    return _Ended(Settled(moved_to.get("head", session.head), tuple(nodes), ()), closed, moved_to, texts)
+    return _Ended(Settled(moved_to.get("head", session.head), tuple(nodes), ()), closed, moved_to)
 
 
 def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) -> list[str] | None:
