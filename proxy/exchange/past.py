@@ -19,7 +19,7 @@ from proxy.history.nodes import ROOT, body_id, body_of, chain, content_hash, ver
 from proxy.history.reconcile import Arrival, Incoming, Kind, Manner
 from proxy.recall.refs import ref_of
 from proxy.settings.model import ReasoningMode
-from proxy.store.recall import Question, Recollection
+from proxy.store.recollection import Question, Recollection
 from proxy.store.records import Body, Mark, NodeRow, Source, StandingCut, SummaryRow, session_key
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter

@@ -4,7 +4,12 @@
     records     what goes in and comes out, as plain data
     opening     how an exchange begins
     settling    how it ends: one transaction
+    spot        where its messages go then
+    standing    how session and exchange stand at that moment
     recall      what is known when a request comes in: one reading
+    appending   what of it an append goes on from
+    recollection
+                what is asked and told there, as plain data
     branches    what is remembered of branches that are resent
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
@@ -15,6 +20,7 @@
     calls       which tools the newest reply calls
     archive     a session as records, to take away
     loading     a session from such records
+    reading     these records, checked
     fork        a session from another one's history
     schema      the tables
     encoding    changes as text
@@ -23,6 +29,8 @@
     database    what the store needs of a database: units of work, read or written
     connection  what a unit sees of it: a connection, and rows
     sqlite      one writer with group commit, and readers
+    jobs        units that wait for it, and who is told what came of them
+    sqlite_file the file, made and connected to
     statements  SQLAlchemy's statements on a connection of `sqlite3`
     postgres    a pool of connections
     address     what a URL says

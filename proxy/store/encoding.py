@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -75,8 +75,10 @@ _NONE = "{}"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def encode_changes(changes: Iterable[Change]) -> str:
+def encode_changes(changes: Collection[Change]) -> str:
     """Return `changes` as text. It is read back by position, the order for each position kept."""
+    if not changes:
+        return _NONE
     why: _Why = {}
     drop, put = _parted(changes, why)
     return _ENCODER.encode(_Changes(list(why), drop, put)).decode()

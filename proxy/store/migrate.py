@@ -25,7 +25,7 @@ from proxy.errors import StoreUnavailable
 from proxy.store.address import PostgresServer, SqliteFile, address_of
 from proxy.store.connection import Connection
 from proxy.store.failures import translated
-from proxy.store.sqlite import create_file, sqlite_engine
+from proxy.store.sqlite_file import create_file, sqlite_engine
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _INSTALLED: Final = _PACKAGE / "_migrations"

@@ -28,17 +28,16 @@ def begin(connection: Connection, opening: Opening) -> None:
         policy=opening.policy,
     )
     key = session_key(opening.tenant, opening.session)
-    open_session(connection, key, opening.tenant, opening.session, opening.created_at)
+    newest = open_session(connection, key, opening.tenant, opening.session, opening.created_at)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
-    bodies = named_bodies(opening.messages)
     # A form has no count of its own: it is what the stored message says, in other words.
-    add_bodies(connection, key, {name: Body(form, 0) for _, name, form in forms} | bodies)
+    texts = {name: Body(form, 0) for _, name, form in forms} | named_bodies(opening.messages)
+    add_bodies(connection, key, texts)
     tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
     instructions = None
     if opening.instructions is not None:
-        instructions = add_instructions(
-            connection, key, opening.instructions, opening.instructions_tokens, opening.created_at
-        )
+        tokens, at = opening.instructions_tokens, opening.created_at
+        instructions = add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
     insert_new(
         connection,
         FORMS,

@@ -12,45 +12,37 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import orjson
-from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
 from proxy.errors import Conflict
-from proxy.history.nodes import ROOT, content_key
+from proxy.history.nodes import content_key
 from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
-from proxy.history.results import ResultsPlace, place_of_results
+from proxy.store.appending import of_append
 from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Row
-from proxy.store.cuts import cut_places, newest_cut, standing_at
+from proxy.store.cuts import newest_cut
 from proxy.store.hidden import hidden_at
+from proxy.store.recollection import DELETED, Question, Recollection, allow
 from proxy.store.records import (
     FORKED,
     Mark,
-    NodeRow,
     SessionRow,
     StandingCut,
     Status,
-    SummaryRow,
     session_key,
 )
 from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS
 from proxy.store.sessions import session_in, session_of
 from proxy.store.summaries import prepared_on
-from proxy.store.texts import instructions_of
-from proxy.store.tree import depths_of, marks_to, own_of, parents_of, path_to, rows_of
-from proxy.trimming.plan import Hidden
-from proxy.wire.messages import Message
+from proxy.store.tree import depths_of, marks_to, parents_of
 
-_DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 _PLACES: Final = 16
 """Places at which a history without its beginning is looked for: "ok" may stand at a thousand."""
 
 _FAILED: Final = frozenset({Status.FAILED.value, Status.CANCELLED.value, Status.INTERRUPTED.value})
 """How exchanges end without a reply."""
 
-_CUTS: Final = 3
-"""Newest cuts that are tried before a branch is read whole: others may have been made on other branches."""
 
 _ASKED: Final = (
     select(
@@ -94,64 +86,6 @@ _GLANCE: Final = select(
 """A session; how deep two nodes stand in it; the position of any cut of a policy and an agent."""
 
 
-class Question(Struct, frozen=True):
-    """A request, as far as what is read depends on it."""
-
-    tenant: str
-    session: str
-    incoming: Incoming
-    messages: Sequence[Message]
-    """Its messages, instructions not among them."""
-    policy: str | None
-    """Name of the policy whose cut is wanted; None where there can be none."""
-    agent: str | None
-    idempotency: str | None = None
-    """Hash of the client's key for this request; None where it gave none."""
-    whole: bool = False
-    """Whether the messages that a cut dropped are wanted too."""
-    instructed: bool = False
-    """Whether it brings instructions of its own."""
-    recipe: str | None = None
-    """Recipe of the summaries that are wanted; None where there can be none."""
-
-
-class Recollection(Struct, frozen=True):
-    """What is known of the conversation."""
-
-    arrival: Arrival
-    start: int = 0
-    """Position in its branch of the first message that the request speaks of."""
-    depth: int = 0
-    """Number of messages of the branch that its new messages follow."""
-    marks: Sequence[Mark] = ()
-    """What was noted about the messages that the client sends again, oldest first."""
-    rows: Sequence[NodeRow] = ()
-    """The stored messages that an append goes on from, oldest first."""
-    carried: tuple[str, ...] = ()
-    """The nodes of the last of these rows, where they are shown with the depth that they are going to have:
-    what was said since the calls that the request answers, and behind that the block of the calls."""
-    cut: StandingCut | None = None
-    """The newest cut of the branch."""
-    instructions: tuple[Message, ...] = ()
-    """The newest stored instructions, for an append that brings none."""
-    updated_at: int | None = None
-    """When the session's last exchange ended; None where there is no session yet."""
-    scale: float | None = None
-    """How many tokens the upstream counts for one that is counted here, by the model last asked."""
-    model: str | None = None
-    """The model that was last asked."""
-    prepared: SummaryRow | None = None
-    """The ready summary that covers most of the branch."""
-    attempt: SummaryRow | None = None
-    """The summary of the branch that was tried last, whatever became of it."""
-    hidden: Mapping[str, Hidden] = {}
-    """By node, what the client was not shown of the replies among `marks` and `rows`."""
-
-
-class TooLong(Exception):
-    """More messages are to be read than were allowed."""
-
-
 def recall(
     connection: Connection, question: Question, branches: Branches, *, most: int | None = None
 ) -> Recollection:
@@ -183,7 +117,7 @@ def recall(
     if not arrival.composed:
         found = _of_resend(connection, session, question, arrival, branches, most, has_cuts=seen.has_cuts)
     else:
-        found = _of_append(connection, session, question, arrival, most)
+        found = of_append(connection, session, question, arrival, most)
         found = replace(found, updated_at=session.updated_at, scale=session.scale, model=session.model)
     return _with_summaries(connection, session, question, _with_hidden(connection, session, found, most))
 
@@ -201,7 +135,7 @@ def _with_hidden(
     nodes = _nodes_of(found) if session.hidden else ()
     if not nodes:
         return found
-    _allow(min(session.hidden, len(nodes)), most)
+    allow(min(session.hidden, len(nodes)), most)
     return replace(found, hidden=hidden_at(connection, session.key, nodes, session.hidden))
 
 
@@ -313,17 +247,17 @@ def _of_resend(
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     start = depth - arrival.fresh
     if start:
-        _allow(arrival.fresh, most)
+        allow(arrival.fresh, most)
         marks = tuple(marks_to(connection, key, arrival.base, below=start))
     else:
         names = question.incoming.names[: arrival.fresh]
         marks = branches.beginning(key, session.created_at, names)
         if len(marks) < arrival.fresh:
-            _allow(arrival.fresh - len(marks), most)
+            allow(arrival.fresh - len(marks), most)
             marks += tuple(marks_to(connection, key, arrival.base, below=len(marks)))
             branches.keep(key, session.created_at, marks)
     if len(marks) != arrival.fresh:
-        raise Conflict(_DELETED)
+        raise Conflict(DELETED)
     cut = None
     if question.policy is not None and has_cuts:
         nodes = [mark.node for mark in marks]
@@ -351,119 +285,6 @@ def _recollection(
     )
 
 
-def _of_append(
-    connection: Connection, session: SessionRow, question: Question, arrival: Arrival, most: int | None
-) -> Recollection:
-    """Read what an append goes on from."""
-    key, depth = session.key, session.messages
-    if not arrival.at_head:
-        depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
-    rows, cut = _standing(connection, key, question, arrival.base, depth, most)
-    moved: Sequence[NodeRow] = ()
-    place = _place(rows, question) if arrival.at_head else None
-    if place is not None:
-        if place.stop < len(rows) and cut is not None and rows[place.block].depth <= cut.cut.position:
-            # What the cut dropped was said since, too.
-            _allow(depth, most)
-            rows = _whole(connection, key, arrival.base)
-            place = _place(rows, question) or place
-        arrival, base, depth, moved = _at_their_calls(arrival, rows, place, len(question.messages))
-        if base != session.head:
-            rows, cut = _standing(connection, key, question, base, depth, most)
-            rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
-            depth += len(moved)
-    found = None if question.instructed else instructions_of(connection, key, None)
-    return Recollection(
-        arrival,
-        depth=depth,  # not that of the last row: the cut may have dropped the very base
-        rows=rows,
-        carried=tuple([row.node for row in moved]),
-        cut=cut,
-        instructions=found.messages if found is not None else (),
-    )
-
-
-def _place(rows: Sequence[NodeRow], question: Question) -> ResultsPlace | None:
-    return place_of_results([row.message for row in rows], question.messages, own_of(rows, question.agent))
-
-
-def _at_their_calls(
-    arrival: Arrival, rows: Sequence[NodeRow], place: ResultsPlace, count: int
-) -> tuple[Arrival, str, int, Sequence[NodeRow]]:
-    """Return where `count` messages go whose place among `rows` is this.
-
-    Returns:
-        Their arrival; the node up to which the branch stays as it is, and its depth; what follows that in
-        another order than it is stored in, before they come.
-    """
-    arrival = replace(arrival, at_head=False)
-    if place.repeated is not None:
-        base = rows[place.repeated - 1]
-        beside = len(rows) > place.repeated + count + 1  # more than the reply to them
-        return replace(arrival, base=base.node, beside=beside), base.node, base.depth, ()
-    base = rows[place.stop - 1]
-    arrival = replace(arrival, base=base.node)  # it is stored: the name that it will have is not, yet
-    if place.since == len(rows):
-        return arrival, base.node, base.depth, ()
-    block = rows[place.block]
-    moved = [*rows[place.since :], *rows[place.block : place.stop]]
-    return arrival, block.parent, block.depth - 1, moved
-
-
-def _at(row: NodeRow, depth: int) -> NodeRow:
-    """Return a message as it will stand at another depth, under its old name."""
-    decided = row.arrival
-    if decided is not None:
-        decided = tuple([replace(change, position=depth - 1) for change in decided])
-    return replace(row, depth=depth, arrival=decided)
-
-
-def _standing(
-    connection: Connection, key: str, question: Question, base: str, depth: int, most: int | None
-) -> tuple[Sequence[NodeRow], StandingCut | None]:
-    """Return the stored messages that a view of the branch is made of, and its newest cut.
-
-    Those that the cut dropped are left out, unless the question wants them all: what is read grows with what
-    is sent, not with what is stored.
-    """
-    if base == ROOT:
-        return (), None
-    policy, agent = question.policy, question.agent
-    if policy is None:
-        _allow(depth, most)
-        return _whole(connection, key, base), None
-    if not question.whole:
-        for position, node in cut_places(connection, key, policy, agent, depth, _CUTS):
-            _allow(depth - position, most)
-            after = path_to(connection, key, base, below=position) if position < depth else []
-            if (after[0].parent if after else base) != node:
-                continue  # it was made on another branch
-            cut = standing_at(connection, key, node, policy, agent)
-            if cut is None or cut.kept is None:
-                break
-            _allow(len(after) + len(cut.kept), most)
-            kept = rows_of(connection, key, cut.kept)
-            if len(kept) != len(cut.kept):
-                raise Conflict(_DELETED)
-            return [*kept, *after], cut
-    _allow(depth, most)
-    rows = _whole(connection, key, base)
-    return rows, newest_cut(connection, key, [row.node for row in rows], policy, agent)
-
-
-def _whole(connection: Connection, key: str, base: str) -> Sequence[NodeRow]:
-    """Return the whole branch, which is not empty."""
-    rows = path_to(connection, key, base)
-    if not rows:
-        raise Conflict(_DELETED)
-    return rows
-
-
-def _allow(messages: int, most: int | None) -> None:
-    if most is not None and messages > most:
-        raise TooLong
-
-
 class _Tree:
     """The tree of a session, for `reconcile` to ask."""
 
@@ -479,7 +300,7 @@ class _Tree:
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of some stored messages with this content."""
-        _allow(self._length, self._most)  # at each place the request has other names, which must be made
+        allow(self._length, self._most)  # at each place the request has other names, which must be made
         return parents_of(self._connection, self._key, content_key(content), depth, _PLACES)
 
 

@@ -109,7 +109,6 @@ NODES: Final = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("content", NAME),  # `nodes.content_key` of what it says
     Column("recorded", Text),  # the tenant, where every assistant message up to here came from upstream
-    Index(None, "session", "parent"),
     Index(None, "session", "content"),
     Index(
         "ix_nodes_recorded",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from sqlalchemy import bindparam, delete, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Executable, bindparam, delete, select, tuple_
+from sqlalchemy.dialects import postgresql
 
 from proxy.history.nodes import ROOT
 from proxy.store.calls import decode_calls
@@ -16,6 +16,7 @@ from proxy.store.records import SessionRow
 from proxy.store.schema import OF_A_SESSION, SESSIONS, insert_into
 
 _ONE: Final = select(SESSIONS).where(SESSIONS.c.session == bindparam("key"))
+_NEWEST: Final = select(SESSIONS.c.instructions).where(SESSIONS.c.session == bindparam("key"))
 _LOCKED: Final = _ONE.with_for_update()  # SQLite leaves it out: its one writer holds all
 
 
@@ -30,7 +31,7 @@ def session_of(connection: Connection, key: str) -> SessionRow | None:
 
 def session_in(row: Row) -> SessionRow:
     """Return the session in a row that begins with the columns of `SESSIONS`."""
-    return SessionRow(*row[:_COLUMNS])
+    return _session(row[:_COLUMNS])
 
 
 def locked_session(connection: Connection, key: str) -> SessionRow | None:
@@ -63,9 +64,18 @@ def sessions_page(
     return rows[:limit], str(Cursor(last.updated_at, last.key))
 
 
-def open_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> None:
-    """Make the session where there is none, and lock it as `locked_session` does."""
-    connection.execute(_open(connection.dialect.name), _new(key, tenant, session, at))
+def open_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> str | None:
+    """Make the session where there is none, and lock it as `locked_session` does.
+
+    Returns:
+        The version of its newest instructions.
+    """
+    if connection.dialect.name == "sqlite":  # the one writer holds all, and nearly always it is there
+        found = connection.execute(_NEWEST, {"key": key}).one_or_none()
+        if found is not None:
+            return cast("str | None", found.instructions)
+    made = connection.execute(_open(connection.dialect.name), _new(key, tenant, session, at))
+    return cast("str | None", made.scalar_one_or_none())
 
 
 def create_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> bool:
@@ -86,14 +96,14 @@ def delete_session(connection: Connection, key: str) -> bool:
 
 
 @cache
-def _open(dialect: str) -> postgresql.Insert | sqlite.Insert:
+def _open(dialect: str) -> Executable:
     insert = insert_into(dialect, SESSIONS)
-    if dialect == "postgresql":
+    if isinstance(insert, postgresql.Insert):
         # A row is locked by what writes to it, even if that is what was there. No index sees a change.
         return insert.on_conflict_do_update(
             index_elements=[SESSIONS.c.session], set_={"arrival": SESSIONS.c.arrival}
-        )
-    return insert.on_conflict_do_nothing()  # the one writer holds all
+        ).returning(SESSIONS.c.instructions)
+    return insert.returning(SESSIONS.c.instructions)
 
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:

@@ -5,35 +5,27 @@ be settled: a second settling changes nothing and returns what the first one mad
 there any more, because its session was deleted, stays away: deleting wins. So does one whose session
 was deleted and is there again, without the node that its messages belong under: it ends as failed.
 
-Appends under way at once wait for nothing: each goes under the head of the moment at which it settles.
-Nothing comes between calls and their results, though, and nothing that was said is lost from the branch of
-the head: where others spoke since the calls that a request answers, the log goes on without the block of the
-calls with what they said, then comes the block with all its results, and then the reply. What stands there
-anew says what it said, by whom and when; the old nodes stay as a branch.
-
-The same results sent again have one place too, and the head does not leave what came after them.
+Appends under way at once wait for nothing: each goes under the head of the moment at which it settles, or
+where else `spot` says. What is carried along to another place says what it said, by whom and when; the old
+nodes stay as a branch.
 
 A request that was answered with a reply that is stored already has no reply of its own: its messages become
 nodes, and the head goes to the last of them. Results that stand there already are not put there again.
-
-The same request twice at once has one place, that of the one that is answered first: neither may have known
-of the other when it was planned, and nobody wants the question twice in the log. The replies are siblings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 import orjson
 from msgspec.structs import replace
-from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy import bindparam, update
 
-from proxy.history.nodes import ROOT, content_hash, node_id
-from proxy.history.results import place_of_results
+from proxy.history.nodes import ROOT, content_hash
 from proxy.store.calls import calls_at, calls_of, encode_calls
-from proxy.store.connection import Connection, Row
+from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
 from proxy.store.hidden import add_hidden, hidden_at, keep_hidden
 from proxy.store.records import (
@@ -45,93 +37,33 @@ from proxy.store.records import (
     Settlement,
     Source,
     Status,
-    session_key,
 )
 from proxy.store.schema import EXCHANGES, SESSIONS
-from proxy.store.sessions import locked_session, session_in
+from proxy.store.spot import spot_of, spot_of_results
+from proxy.store.standing import State, standing
 from proxy.store.texts import add_bodies, named_bodies
-from proxy.store.tree import Place, Sprout, UnknownBase, depths_of, grow, own_of, path_to, places_of
+from proxy.store.tree import Place, Sprout, UnknownBase, grow, places_of
 from proxy.trimming.plan import Hidden
 
-_NEAR: Final = 64
-"""Messages among which the call of a tool result is looked for, from the head upwards."""
 _GONE: Final = "the session was deleted meanwhile: the messages before this request are not there any more"
 
 _SIDE: Final = "side"
-_APPENDING: Final = frozenset({"first", "append"})
-_LATELY: Final = 60_000
-"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts'
-clocks differ, and a reply has its time before it is stored."""
 _OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
-
-
-class _State(NamedTuple):
-    """An exchange as far as its settling depends on it: the columns of `_STATE`."""
-
-    status: str
-    created_at: int
-    digest: str
-    nodes: str
-    replies: str
-    messages: str
-    instructions: str | None
-    model: str
-    tools: str | None
-
-
-_STATE: Final = select(
-    EXCHANGES.c.status,
-    EXCHANGES.c.created_at,
-    EXCHANGES.c.digest,
-    EXCHANGES.c.nodes,
-    EXCHANGES.c.replies,
-    EXCHANGES.c.messages,
-    EXCHANGES.c.instructions,
-    EXCHANGES.c.model,
-    EXCHANGES.c.tools,
-).where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
-
-_BOTH: Final = (
-    select(SESSIONS, *_STATE.selected_columns)
-    .join_from(SESSIONS, EXCHANGES, EXCHANGES.c.session == SESSIONS.c.session)
-    .where(SESSIONS.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
-)
-"""Both at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one
-whose lock it had to wait for."""
-
-_TWINS: Final = (
-    select(
-        EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id
-    ).where(
-        EXCHANGES.c.session == bindparam("key"),
-        EXCHANGES.c.digest == bindparam("digest"),
-        or_(
-            EXCHANGES.c.settled_at > bindparam("since", type_=EXCHANGES.c.settled_at.type),
-            EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
-        ),
-        EXCHANGES.c.agent.is_not_distinct_from(bindparam("agent", type_=EXCHANGES.c.agent.type)),
-        EXCHANGES.c.kind.in_(sorted(_APPENDING)),
-        EXCHANGES.c.replies != "[]",
-    )
-    # In no order: for the sake of one, SQLite would rather read every exchange of the session.
-)
-
-
-class _Spot(NamedTuple):
-    """Where the messages of a request go."""
-
-    base: str
-    """The node under which they go, or what is carried along before them."""
-    carried: Sequence[NodeRow] = ()
-    """What comes to stand before them once more, in its new order."""
-    beside: bool = False
-    """Whether the head stays where it is."""
-
 
 _MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
 _CLOSE: Final = update(EXCHANGES).where(
     EXCHANGES.c.session == bindparam("the_session"), EXCHANGES.c.id == bindparam("the_exchange")
 )
+
+
+class _Ended(NamedTuple):
+    """What an exchange came to."""
+
+    settled: Settled
+    exchange: dict[str, Any]
+    """What is to stand in its row."""
+    session: dict[str, Any]
+    """What changes in the session's."""
 
 
 def settle(connection: Connection, settlement: Settlement) -> Settled:
@@ -140,56 +72,56 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
     becomes a node.
     """
-    key = session_key(settlement.tenant, settlement.session)
-    session, state = _standing(connection, key, settlement.exchange)
+    now = standing(connection, settlement)
+    session, state = now.session, now.state
     if session is None or state is None:
         return Settled(ROOT, (), ())
     if Status(state.status) not in _OPEN:
         return Settled(session.head, tuple(orjson.loads(state.nodes)), tuple(orjson.loads(state.replies)))
+    ended = _end(connection, session, state, settlement, now.under)
+    connection.execute(
+        _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
+    )
+    _move(connection, session, ended)
+    return ended.settled
+
+
+def _end(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+) -> _Ended:
+    """Write all that an exchange came to, but for its own row and the session's.
+
+    `under` is where the base stands, if it is known that the first of the messages does not stand there yet.
+    """
     if not settlement.replies and not settlement.finished:
-        return _settle_without_reply(connection, session, settlement)
+        return _without_reply(session, settlement)
     try:
         if not settlement.replies:
-            return _settle_finished(connection, session, state, settlement)
-        return _settle_with_reply(connection, session, state, settlement)
+            return _finished(connection, session, state, settlement)
+        return _with_reply(connection, session, state, settlement, under)
     except UnknownBase:
         receipt = {**settlement.receipt, "error": _GONE}
-        failed = replace(settlement, status=Status.FAILED, receipt=receipt)
-        return _settle_without_reply(connection, session, failed)
+        return _without_reply(session, replace(settlement, status=Status.FAILED, receipt=receipt))
 
 
-def _standing(connection: Connection, key: str, exchange: str) -> tuple[SessionRow | None, _State | None]:
-    """Return the session, which is locked from now on, and how the exchange stands."""
-    asked = {"key": key, "exchange": exchange}
-    if connection.dialect.name == "sqlite":
-        row = connection.execute(_BOTH, asked).one_or_none()
-        return (None, None) if row is None else (session_in(row), _State(*row[-len(_State._fields) :]))
-    session = locked_session(connection, key)
-    row = connection.execute(_STATE, asked).one_or_none()
-    return session, None if row is None else _State(*row)
+def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
+    return _Ended(Settled(session.head, (), ()), _closed(settlement), _moved(session, settlement))
 
 
-def _settle_without_reply(connection: Connection, session: SessionRow, settlement: Settlement) -> Settled:
-    _close(connection, session.key, settlement, {})
-    _move(connection, session, settlement, {})
-    return Settled(session.head, (), ())
-
-
-def _settle_with_reply(
-    connection: Connection, session: SessionRow, state: _State, settlement: Settlement
-) -> Settled:
-    spot, moves_head = _Spot(settlement.base), settlement.moves_head
-    # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
-    twins = _twins(connection, session, state, settlement) if session.head != spot.base else []
-    if twins:
-        spot = _Spot(twins[0].base)
-        moves_head = moves_head and _takes_over(session.head, twins, state, settlement)
-    elif settlement.at_head or _is_judged_again(connection, session, settlement):
-        spot = _place(connection, session, settlement)
-        moves_head = moves_head and not spot.beside
-    asked = [*map(_again, spot.carried), *_asked(settlement)]
+def _with_reply(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+) -> _Ended:
+    spot, moves_head = spot_of(connection, session, state, settlement)
+    if spot.carried or spot.base != settlement.base:
+        under = None  # that was asked of another place, or of other messages
     line, replies = grow(
-        connection, session.key, spot.base, asked, _answered(settlement), tenant=settlement.tenant
+        connection,
+        session.key,
+        spot.base,
+        [*map(_again, spot.carried), *_asked(settlement)],
+        _answered(settlement),
+        tenant=settlement.tenant,
+        under=under,
     )
     moved, line = line[: len(spot.carried)], line[len(spot.carried) :]
     base = moved[-1].node if moved else spot.base
@@ -215,30 +147,27 @@ def _settle_with_reply(
             kept=_kept(settlement.kept, line, renamed),
         )
     nodes, heads = [place.node for place in line], [place.node for place in replies]
-    _close(
-        connection,
-        session.key,
-        settlement,
-        {
-            "base": base,  # a retry must go where the request went
-            "nodes": orjson.dumps(nodes).decode(),
-            "replies": orjson.dumps(heads).decode(),
-            "cut_node": None if cut is None else end,
-        },
+    closed = _closed(settlement) | {
+        "base": base,  # a retry must go where the request went
+        "nodes": orjson.dumps(nodes).decode(),
+        "replies": orjson.dumps(heads).decode(),
+        "cut_node": None if cut is None else end,
+    }
+    moved_to = _moved(session, settlement) | _progress(
+        session, settlement, replies[0] if moves_head else None, state
     )
-    progress = _progress(session, settlement, replies[0] if moves_head else None, state)
     if moves_head:
         reply = settlement.replies[0]
-        progress["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
+        moved_to["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
     hidden = _hidden(settlement, heads)
     exchange, at = settlement.exchange, settlement.settled_at
     count = keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
     if session.hidden and spot.carried:
         count += _hide_again(connection, session, spot.carried, renamed)
     if count:
-        progress["hidden"] = session.hidden + count
-    _move(connection, session, settlement, progress)
-    return Settled(heads[0] if moves_head else session.head, tuple(nodes), tuple(heads))
+        moved_to["hidden"] = session.hidden + count
+    head = heads[0] if moves_head else session.head
+    return _Ended(Settled(head, tuple(nodes), tuple(heads)), closed, moved_to)
 
 
 def _hidden(settlement: Settlement, nodes: Sequence[str]) -> dict[str, Hidden]:
@@ -265,14 +194,12 @@ def _hide_again(
     return count
 
 
-def _settle_finished(
-    connection: Connection, session: SessionRow, state: Row, settlement: Settlement
-) -> Settled:
+def _finished(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> _Ended:
     """Put the messages where they belong; the reply that answered them is stored already."""
     base, moves_head = settlement.base, settlement.moves_head
     there: dict[bytes, str] = {}
     if settlement.kind == "append":
-        base, there = _place_of_results(connection, session, settlement)
+        base, there = spot_of_results(connection, session, settlement)
         # Nothing was asked: what came after the reply meanwhile stays where the session stands.
         moves_head = moves_head and base == session.head
     new = [sprout for sprout in _asked(settlement) if content_hash(sprout.body.message) not in there]
@@ -284,28 +211,13 @@ def _settle_finished(
         there.get(content_hash(body.message)) or next(places).node  # in the order in which they came
         for body in settlement.messages
     ]
-    _close(connection, session.key, settlement, {"base": base, "nodes": orjson.dumps(nodes).decode()})
-    progress = _progress(session, settlement, end if moves_head else None, state)
+    closed = _closed(settlement) | {"base": base, "nodes": orjson.dumps(nodes).decode()}
+    moved_to = _moved(session, settlement) | _progress(
+        session, settlement, end if moves_head else None, state
+    )
     if end is not None and moves_head:
-        progress["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
-    _move(connection, session, settlement, progress)
-    return Settled(progress.get("head", session.head), tuple(nodes), ())
-
-
-def _place_of_results(
-    connection: Connection, session: SessionRow, settlement: Settlement
-) -> tuple[str, dict[bytes, str]]:
-    """Return the node under which what came to a finished task goes, and results that stand there already.
-
-    These are nodes by the hash of what they say.
-    """
-    messages = [body.message for body in settlement.messages]
-    near = _last(connection, session, _NEAR)
-    place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
-    if place is None:
-        return (session.head if settlement.at_head else settlement.base), {}
-    results = near[place.block + 1 : place.stop]
-    return near[place.stop - 1].node, {content_hash(row.message): row.node for row in results}
+        moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
+    return _Ended(Settled(moved_to.get("head", session.head), tuple(nodes), ()), closed, moved_to)
 
 
 def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) -> list[str] | None:
@@ -317,102 +229,6 @@ def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) 
         return None
     stored = [renamed.get(node, node) for node in kept.nodes]
     return [*stored, *(line[number].node for number in kept.messages)]
-
-
-def _twins(connection: Connection, session: SessionRow, state: _State, settlement: Settlement) -> list[Row]:
-    """Return the appends that said the same and were answered before this one knew of them, of one place.
-
-    It knew of those whose replies come before the place for which it was planned: "continue" may come eight
-    times. Of several places, the one nearest to that counts.
-    """
-    if settlement.kind not in _APPENDING:
-        return []
-    asked = {
-        "key": session.key,
-        "digest": state.digest,
-        "since": state.created_at - _LATELY,
-        # One that was told where to go repeats what was answered there, however long ago.
-        "there": None if settlement.at_head else settlement.base,
-        "agent": settlement.agent,
-    }
-    found = connection.execute(_TWINS, asked).all()
-    bases = {row.base for row in found}
-    if settlement.base in bases or not bases:
-        nearest = settlement.base
-    else:
-        depths = depths_of(connection, session.key, [settlement.base, *bases])
-        planned = depths.get(settlement.base, 0)
-        unknown = [base for base in bases if depths.get(base, 0) > planned]
-        nearest = min(unknown, key=lambda base: depths[base], default=settlement.base)
-    return [row for row in found if row.base == nearest]
-
-
-def _is_judged_again(connection: Connection, session: SessionRow, settlement: Settlement) -> bool:
-    """Tell whether the place of an append that was told where to go is judged by the head of this moment.
-
-    Results always are. Anything else was to go where another one is: if it finds nothing of that there, it is
-    no repetition of what was answered, and goes alone, for its twin is still pending or failed.
-    """
-    if settlement.kind != "append" or not settlement.messages or session.head == settlement.base:
-        return False
-    mine = node_id(settlement.base, settlement.messages[0].message)
-    there = depths_of(connection, session.key, [settlement.base, mine])
-    is_new = mine not in there or bool(settlement.messages[0].message.answers)
-    return is_new and (settlement.base == ROOT or settlement.base in there)
-
-
-def _takes_over(head: str, twins: Sequence[Row], state: _State, settlement: Settlement) -> bool:
-    """Tell whether the head goes from a twin's reply to this one's.
-
-    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to
-    what was sent last before the others: whoever sends again waits for that.
-    """
-    mine = (settlement.status is Status.COMPLETE, state.created_at, settlement.exchange)
-    return any(
-        mine > (row.status == Status.COMPLETE.value, row.created_at, row.id)
-        for row in twins
-        if head in orjson.loads(row.replies)
-    )
-
-
-def _place(connection: Connection, session: SessionRow, settlement: Settlement) -> _Spot:
-    """Return where an append goes by the head of this moment."""
-    messages = [body.message for body in settlement.messages]
-    if not messages or not messages[0].answers:
-        return _Spot(session.head)
-    for near in _nearer_first(connection, session, settlement):
-        place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
-        if place is None:
-            continue
-        if place.repeated is not None:
-            came_after = len(near) - place.repeated - len(messages) > 1  # more than the reply to them
-            return _Spot(near[place.repeated - 1].node, beside=came_after)
-        if place.since == len(near):
-            return _Spot(near[place.stop - 1].node)
-        carried = [*near[place.since :], *near[place.block : place.stop]]
-        return _Spot(near[place.block].parent, carried)
-    if settlement.at_head:
-        return _Spot(session.head)
-    return _Spot(settlement.base, beside=True)  # the session went back to where the calls are not
-
-
-def _nearer_first(
-    connection: Connection, session: SessionRow, settlement: Settlement
-) -> Iterator[list[NodeRow]]:
-    """Give the ends of the branch of the head in which the calls of results are looked for."""
-    head = _last(connection, session, 1)  # nearly always they are its calls
-    if settlement.agent in {None, *(row.agent for row in head)}:
-        yield head
-    most = _NEAR
-    if not settlement.at_head:  # their place was known when they were planned, however far up it was
-        depth = depths_of(connection, session.key, [settlement.base]).get(settlement.base, session.messages)
-        most += max(session.messages - depth, 0)
-    yield _last(connection, session, most)
-
-
-def _last(connection: Connection, session: SessionRow, most: int) -> list[NodeRow]:
-    """Return the last messages on the branch of the head, oldest first."""
-    return path_to(connection, session.key, session.head, below=session.messages - most)
 
 
 def _again(row: NodeRow) -> Sprout:
@@ -462,7 +278,7 @@ def _answered(settlement: Settlement) -> list[Sprout]:
 
 
 def _progress(
-    session: SessionRow, settlement: Settlement, head: Place | None, state: _State
+    session: SessionRow, settlement: Settlement, head: Place | None, state: State
 ) -> dict[str, Any]:
     """Return what a reply changes in the session's row; None for `head`: the head stays where it is."""
     changed: dict[str, Any] = {
@@ -487,21 +303,24 @@ def _progress(
     return changed
 
 
-def _move(
-    connection: Connection, session: SessionRow, settlement: Settlement, changed: dict[str, Any]
-) -> None:
-    values = changed | {"updated_at": max(session.updated_at, settlement.settled_at)}
+def _moved(session: SessionRow, settlement: Settlement) -> dict[str, Any]:
+    """Return what changes in the session's row whatever became of the request."""
+    changed: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
     if settlement.cost is not None:
-        values["cost"] = (session.cost or 0.0) + settlement.cost
-    connection.execute(_MOVE, values | {"the_session": session.key})
+        changed["cost"] = (session.cost or 0.0) + settlement.cost
+    return changed
 
 
-def _close(connection: Connection, key: str, settlement: Settlement, made: dict[str, Any]) -> None:
-    values = made | {
+def _closed(settlement: Settlement) -> dict[str, Any]:
+    """Return what is to stand in the exchange's row whatever became of the request."""
+    return {
         "status": settlement.status.value,
         "settled_at": settlement.settled_at,
         "tokens_before": settlement.tokens_before,
         "tokens_sent": settlement.tokens_sent,
         "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
     }
-    connection.execute(_CLOSE, values | {"the_session": key, "the_exchange": settlement.exchange})
+
+
+def _move(connection: Connection, session: SessionRow, ended: _Ended) -> None:
+    connection.execute(_MOVE, ended.session | {"the_session": session.key})

@@ -91,7 +91,10 @@ class SqliteConnection:
             parameters = parameters[0]
         asked = cast("_Values", parameters or {})
         compiled = _compiled(statement, asked)
-        cursor = self._raw.execute(*compiled.bound(asked))
+        if compiled.is_plain:
+            cursor = self._raw.execute(compiled.text, compiled.pick(asked))
+        else:
+            cursor = self._raw.execute(*compiled.bound(asked))
         if cursor.description is None:
             return _NOTHING
         return Rows(cursor.fetchall(), compiled.make or compiled.maker(cursor.description))
@@ -101,7 +104,8 @@ class SqliteConnection:
             compiled = _compiled(statement, several[0])
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
-            self._raw.executemany(compiled.text, map(compiled.values, several))
+            values = compiled.pick if compiled.is_plain else compiled.values
+            self._raw.executemany(compiled.text, map(values, several))
         return _NOTHING
 
 
@@ -126,9 +130,12 @@ class _Compiled:
     """Texts with room for so many values in each list."""
     pick: Callable[[_Values], tuple[Any, ...]] = field(default=lambda _: (), init=False)
     """Takes the values out, in the order of their places."""
+    is_plain: bool = field(default=True, init=False)
+    """Whether text and values are all that there is: no list, and nothing that the statement itself holds."""
 
     def __post_init__(self) -> None:
         """Make what takes the values out, once for all executions."""
+        self.is_plain = not self.lists and not self.fixed
         order = self.order
         if len(order) > 1:
             self.pick = itemgetter(*order)

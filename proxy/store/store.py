@@ -22,12 +22,14 @@ from proxy.store.database import Database
 from proxy.store.fork import fork_session
 from proxy.store.hidden import hidden_at
 from proxy.store.lineage import Lineage, lineage_of
-from proxy.store.loading import load, read_records
+from proxy.store.loading import load
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.opening import begin
 from proxy.store.plain import is_plain
 from proxy.store.postgres import PostgresDatabase
-from proxy.store.recall import Question, Recollection, TooLong, recall
+from proxy.store.reading import read_records
+from proxy.store.recall import recall
+from proxy.store.recollection import Question, Recollection, TooLong
 from proxy.store.records import (
     Branch,
     ExchangeRow,
@@ -43,7 +45,8 @@ from proxy.store.records import (
 )
 from proxy.store.secret import make_secret, secret_of
 from proxy.store.settling import settle
-from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.store.sqlite import SqliteDatabase
+from proxy.store.sqlite_file import create_file
 from proxy.trimming.plan import Cut, Hidden, Summary
 from proxy.wire.messages import JsonObject, Message
 

@@ -77,11 +77,22 @@ def message_of(connection: Connection, key: str, prefix: str) -> tuple[str, Mess
 
 
 def add_instructions(
-    connection: Connection, key: str, messages: Sequence[Message], tokens: int, at: int
+    connection: Connection,
+    key: str,
+    messages: Sequence[Message],
+    tokens: int,
+    at: int,
+    *,
+    there: str | None = None,
 ) -> str:
-    """Store a version of the instructions; return its name, the same for the same messages."""
+    """Store a version of the instructions; return its name, the same for the same messages.
+
+    `there` is one that is known to be stored.
+    """
     text = array_of(messages)
     version = body_id(text)
+    if version == there:
+        return version
     row = {"session": key, "version": version, "messages": text.decode(), "tokens": tokens, "created_at": at}
     insert_new(connection, INSTRUCTIONS, [row])
     return version

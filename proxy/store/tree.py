@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, exists, func, literal_column, select, true
+from sqlalchemy import (
+    FromClause,
+    ScalarSelect,
+    Select,
+    bindparam,
+    except_,
+    func,
+    literal_column,
+    select,
+    true,
+)
 
 from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under
 from proxy.store.connection import Connection, Row
@@ -84,13 +94,12 @@ def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     return select(*(up.c[name] for name in _COLUMNS), _text_of(up)).order_by(up.c.depth)
 
 
-_CHILD: Final = NODES.alias("child")
+_CHILDLESS: Final = except_(
+    select(NODES.c.node).where(_OF_SESSION), select(NODES.c.parent).where(_OF_SESSION)
+)
 _LEAVES: Final = (
     select(NODES.c.node, NODES.c.depth, NODES.c.created_at)
-    .where(
-        _OF_SESSION,
-        ~exists().where(_CHILD.c.session == NODES.c.session, _CHILD.c.parent == NODES.c.node),
-    )
+    .where(_OF_SESSION, NODES.c.node.in_(_CHILDLESS))
     .order_by(NODES.c.created_at.desc(), NODES.c.node)
 )
 
@@ -191,11 +200,13 @@ def grow(
     replies: Sequence[Sprout],
     *,
     tenant: str | None = None,
+    under: Place | None = None,
 ) -> tuple[list[Place], list[Place]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
     Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is
-    whose conversation it is, where a request without an id may be found by it.
+    whose conversation it is, where a request without an id may be found by it. `under` is where `base`
+    stands; who gives it knows that the first of `messages` does not stand there yet, so none of these do.
 
     Returns:
         Where the messages stand, and where the replies do.
@@ -205,9 +216,10 @@ def grow(
     """
     contents = [content_hash(sprout.body.message) for sprout in (*messages, *replies)]
     names = names_under(base, contents[: len(messages)])
-    under = names[-1] if names else base
-    siblings = [child(under, content) for content in contents[len(messages) :]]
-    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)} | places_of(connection, key, [base, *names, *siblings])
+    end = names[-1] if names else base
+    siblings = [child(end, content) for content in contents[len(messages) :]]
+    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)}
+    stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
     places = plant(
@@ -215,10 +227,10 @@ def grow(
         key,
         [
             *zip([base, *names], names, messages, strict=False),
-            *((under, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
+            *((end, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
         ],
         stored,
-        dict(zip((*names, *siblings), contents, strict=True)),
+        contents,
     )
     return places[: len(names)], places[len(names) :]
 
@@ -228,21 +240,20 @@ def plant(
     key: str,
     sprouts: Sequence[tuple[str, str, Sprout]],
     stored: dict[str, Place] | None = None,
-    contents: Mapping[str, bytes] | None = None,
+    contents: Sequence[bytes] | None = None,
 ) -> list[Place]:
     """Make nodes of (parent, node, sprout), parents before children; those in `stored` are there already.
 
-    `stored` gets to know the new ones. `contents` has the hash of what each node says, where that is known.
+    `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
     places = stored if stored is not None else {ROOT: Place(ROOT, 0, 0, 0)}
-    hashes: Mapping[str, bytes] = contents or {}
     rows: list[dict[str, Any]] = []
-    for parent, node, sprout in sprouts:
+    for number, (parent, node, sprout) in enumerate(sprouts):
         if node not in places:
             under = places[parent]
-            places[node] = _below(under, node, sprout)
-            content = hashes.get(node) or content_hash(sprout.body.message)
-            rows.append(_row(key, under, places[node], sprout, content))
+            place = places[node] = _below(under, node, sprout)
+            content = contents[number] if contents else content_hash(sprout.body.message)
+            rows.append(_row(key, under, place, sprout, content))
     insert_new(connection, NODES, rows)
     return [places[node] for _, node, _ in sprouts]
 
@@ -293,7 +304,7 @@ def _row(key: str, under: Place, place: Place, sprout: Sprout, content: bytes) -
         # The position is the node's own, which its depth tells, wherever the branch was thought to begin.
         "arrival": None
         if arrival is None
-        else encode_changes(replace(change, position=0) for change in arrival),
+        else encode_changes([replace(change, position=0) for change in arrival]),
         "created_at": sprout.created_at,
         "content": content_key(content),
         "recorded": place.recorded,

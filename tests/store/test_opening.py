@@ -111,3 +111,21 @@ async def test_a_name_that_cannot_be_stored_is_refused_on_every_database(store: 
         await talk.begin(body("user", "hello"), **{field: "a\x00b"})
     assert refused.value.param == field
     assert await store.sessions(None, limit=10) == ([], None)
+
+
+async def test_instructions_are_stored_again_with_a_session_that_was_made_again(store: Store) -> None:
+    talk = Talk(store)
+    brief = (message("system", "be brief"),)
+    asked = body("user", "hello")
+    exchange = await talk.begin(asked, instructions=brief)
+    await talk.settle(exchange, asked, replies=(body("assistant", "hi"),))
+    await talk.begin(body("user", "again"), instructions=brief, created_at=9_000)
+    newest = await store.instructions(talk.key)
+    assert newest is not None
+    assert (newest.messages, newest.created_at) == (brief, 1_000)
+    await store.delete(talk.key)
+    assert await store.instructions(talk.key, newest.version) is None
+    await talk.begin(asked, instructions=brief, created_at=9_000)
+    anew = await store.instructions(talk.key, newest.version)
+    assert anew is not None
+    assert (anew.messages, anew.created_at) == (brief, 9_000)

@@ -2,86 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from sqlalchemy import Executable
 
-from proxy.errors import Conflict
-from proxy.history.nodes import ROOT, content_hash, names_under
-from proxy.history.reconcile import Incoming, Kind, Manner
+from proxy.history.nodes import ROOT
+from proxy.history.reconcile import Kind, Manner
 from proxy.store import store as module
 from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Parameters, Rows
-from proxy.store.recall import Question, Recollection, TooLong, recall
-from proxy.store.records import Body, Kept, Settled, Status
+from proxy.store.recall import recall
+from proxy.store.recollection import Question, Recollection, TooLong
+from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut, Gap
+from proxy.trimming.plan import Cut, Gap
 from proxy.wire.messages import Message
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, say, settle, summary
+from tests.support.recalling import (
+    ask,
+    cut_with,
+    incoming,
+    long_talk,
+    result_of,
+    said_with_calls,
+    texts,
+)
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
-
-
-def incoming(messages: Sequence[Message], **changes: Any) -> Incoming:
-    contents = [content_hash(each) for each in messages]
-    replies = [place for place, each in enumerate(messages) if each.role == "assistant"]
-    return Incoming(names_under(ROOT, contents), contents, replies, **changes)
-
-
-async def ask(
-    talk: Talk,
-    *messages: Message,
-    policy: str | None = None,
-    idempotency: str | None = None,
-    whole: bool = False,
-    instructed: bool = False,
-    recipe: str | None = RECIPE,
-    agent: str | None = None,
-    most: int | None = None,
-    **changes: Any,
-) -> Recollection:
-    question = Question(
-        tenant=talk.tenant,
-        session=talk.session,
-        incoming=incoming(messages, **changes),
-        messages=messages,
-        policy=policy,
-        agent=agent,
-        idempotency=idempotency,
-        whole=whole,
-        instructed=instructed,
-        recipe=recipe,
-    )
-    if most is not None:
-        return await talk.store._database.read(
-            lambda connection: recall(connection, question, Branches(), most=most)
-        )
-    return await talk.store.recall(question)
-
-
-def texts(found: Recollection) -> list[str]:
-    return [row.message.text for row in found.rows]
 
 
 async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
     found = await ask(Talk(store), message("user", "hi"))
     assert found == Recollection(found.arrival)
     assert found.arrival.kind is Kind.FIRST
-
-
-async def test_an_append_reads_the_branch_with_its_texts(store: Store) -> None:
-    talk = Talk(store)
-    await talk.say("one", "1")
-    settled = await talk.say("two", "2")
-    found = await ask(talk, message("user", "three"))
-    assert (found.arrival.kind, found.arrival.base) == (Kind.APPEND, settled.head)
-    assert texts(found) == ["one", "1", "two", "2"]
-    assert (found.start, found.depth) == (0, 4)
 
 
 async def test_it_is_known_when_the_session_was_used_last(store: Store) -> None:
@@ -149,134 +105,16 @@ async def test_a_request_in_another_manner_stands_aside(store: Store) -> None:
     assert (await ask(talk, message("user", "two"), manner=usual)).arrival.kind is Kind.APPEND
 
 
-async def test_an_append_without_instructions_gets_the_newest_ones(store: Store) -> None:
-    talk = Talk(store)
-    system = (message("system", "S"),)
-    asked = body("user", "one")
-    exchange = await talk.begin(asked, instructions=system)
-    await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
-    assert (await ask(talk, message("user", "two"))).instructions == system
-    assert (await ask(talk, message("user", "two"), instructed=True)).instructions == ()
-
-
-def _calling(*ids: str) -> Body:
-    calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in ids]
-    return body("assistant", "", tool_calls=calls)
-
-
-async def _called(talk: Talk, *ids: str, **changes: Any) -> Settled:
-    asked = body("user", "one")
-    exchange = await talk.begin(asked, **changes)
-    return await talk.settle(exchange, asked, replies=(_calling(*ids),), **changes)
-
-
-def _result(call: str, text: str = "42") -> Message:
-    return message("tool", text, tool_call_id=call)
-
-
-async def test_results_are_placed_at_their_calls(store: Store) -> None:
-    talk = Talk(store)
-    called = await _called(talk, "c1")
-    found = await ask(talk, _result("c1"))
-    assert (found.arrival.base, found.arrival.at_head) == (called.head, False)
-    assert (texts(found), found.carried, found.depth) == (["one", ""], (), 2)
-
-
-async def test_what_was_said_since_stands_before_the_calls_that_are_answered(store: Store) -> None:
-    talk = Talk(store)
-    called = await _called(talk, "c1")
-    change = Change(2, "truncate_tool_output", "long", message("user", "o"), 5, 1)
-    other = await talk.say("other", "2", arrivals=((change,),))
-    found = await ask(talk, _result("c1"))
-    assert (found.arrival.base, found.arrival.at_head, found.arrival.moves_head) == (called.head, False, True)
-    assert texts(found) == ["one", "other", "2", ""]
-    assert found.carried == (*other.nodes, *other.replies, called.head)
-    assert [row.depth for row in found.rows] == [1, 2, 3, 4]
-    assert found.depth == 4
-    assert [row.arrival for row in found.rows][1] == (replace(change, position=1),)
-    # The stored order is what it was.
-    assert texts(await ask(talk, message("user", "x"))) == ["one", "", "other", "2"]
-
-
-async def test_calls_at_the_root_are_followed_too(store: Store) -> None:
-    talk = Talk(store)
-    asked = (_calling("c1"), body("user", "other"))
-    await talk.settle(await talk.begin(*asked), *asked, replies=(body("assistant", "2"),))
-    found = await ask(talk, _result("c1"))
-    assert (texts(found), [row.depth for row in found.rows]) == (["other", "2", ""], [1, 2, 3])
-
-
-async def test_a_reply_to_some_of_the_results_gives_way(store: Store) -> None:
-    talk = Talk(store)
-    await _called(talk, "c1", "c2")
-    first = body("tool", "1", tool_call_id="c1")
-    early = await talk.settle(await talk.begin(first), first, replies=(body("assistant", "early"),))
-    found = await ask(talk, _result("c2"))
-    assert (texts(found), found.carried, found.depth) == (["one", "", "1"], (), 3)
-    assert found.arrival.base == early.nodes[0]
-    await talk.say("other", "2")
-    found = await ask(talk, _result("c2"))
-    assert texts(found) == ["one", "other", "2", "", "1"]
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_the_same_results_once_more_go_where_they_stand(store: Store, goes_on: bool) -> None:
-    talk = Talk(store)
-    called = await _called(talk, "c1")
-    result = Body(_result("c1"), 5)
-    await talk.settle(await talk.begin(result), result, replies=(body("assistant", "done"),))
-    if goes_on:
-        await talk.say("other", "2")
-    found = await ask(talk, _result("c1"))
-    assert (texts(found), found.arrival.base, found.depth) == (["one", ""], called.head, 2)
-    assert found.arrival.beside is goes_on
-
-
-async def test_an_agents_own_open_call_is_meant_where_others_use_its_id(store: Store) -> None:
-    talk = Talk(store)
-    mine = await _called(talk, "c1", agent="A")
-    await _called(talk, "c1", agent="B")
-    found = await ask(talk, _result("c1"), agent="A")
-    assert found.arrival.base == mine.head
-    assert [row.agent for row in found.rows] == ["A", "B", "B", "A"]
-
-
-async def test_what_a_cut_dropped_since_the_calls_is_read(store: Store) -> None:
-    talk = Talk(store)
-    called = await _called(talk, "c1")
-    nodes = [*called.nodes, *called.replies]
-    for number in range(2):
-        settled = await talk.say(f"q{number}", f"a{number}")
-        nodes += [*settled.nodes, *settled.replies]
-    asked = body("user", "last")
-    exchange = await talk.begin(asked)
-    await talk.settle(
-        exchange,
-        asked,
-        replies=(body("assistant", "end"),),
-        cut=_cut(7, Gap(2, 6, "drop_oldest", "old", 20, 0)),
-        kept=Kept(tuple(nodes[:2]), (0,)),
-    )
-    assert texts(await ask(talk, message("user", "x"), policy="lean")) == ["one", "", "last", "end"]
-    found = await ask(talk, _result("c1"), policy="lean")
-    assert texts(found) == ["one", "q0", "a0", "q1", "a1", "last", "end", ""]
-    assert [row.depth for row in found.rows] == list(range(1, 9))
-    assert found.cut is None  # it was made where the calls stood
-    await ask(talk, _result("c1"), policy="lean", most=20)
-    with pytest.raises(TooLong):
-        await ask(talk, _result("c1"), policy="lean", most=7)
-
-
 async def test_a_summary_of_what_is_carried_along_is_not_used(store: Store) -> None:
     talk = Talk(store)
-    called = await _called(talk, "c1")
+    called = await said_with_calls(talk, "c1")
     other = await talk.say("other", "2")
     before = summary("before", called.nodes[0], 1)
     await store.keep_summary(talk.key, before)
     for name, node, until in (("block", called.head, 2), ("since", other.head, 4)):
         await store.keep_summary(talk.key, summary(name, node, until))
     assert (await ask(talk, message("user", "x"))).prepared == summary("since", other.head, 4)
-    assert (await ask(talk, _result("c1"))).prepared == before
+    assert (await ask(talk, result_of("c1"))).prepared == before
 
 
 # ------------------------------------------------------------------------------------- repetitions
@@ -331,90 +169,9 @@ async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_re
 # ------------------------------------------------------------------------------------------- cuts
 
 
-def _cut(position: int, *gaps: Gap) -> Cut:
-    return Cut(position, "lean", "v1", (), 10, 2, 0, gaps)
-
-
-async def _long(talk: Talk, turns: int) -> list[str]:
-    """Talk for some turns; a cut at the question of the last one keeps it and the first message."""
-    nodes: list[str] = []
-    for number in range(turns - 1):
-        settled = await talk.say(f"q{number}", f"a{number}")
-        nodes += [*settled.nodes, *settled.replies]
-    asked = body("user", "last")
-    exchange = await talk.begin(asked)
-    settled = await talk.settle(
-        exchange,
-        asked,
-        replies=(body("assistant", "end"),),
-        base=nodes[-1],
-        at_head=False,
-        cut=_cut(2 * turns - 1, Gap(1, 2 * turns - 2, "drop_oldest", "old", 5, 0)),
-        kept=Kept((nodes[0],), (0,)),
-    )
-    return [*nodes, *settled.nodes, *settled.replies]
-
-
-async def test_an_append_reads_what_a_cut_kept_and_what_came_after_it(store: Store) -> None:
-    talk = Talk(store)
-    nodes = await _long(talk, 6)
-    found = await ask(talk, message("user", "new"), policy="lean")
-    assert texts(found) == ["q0", "last", "end"]
-    assert [row.depth for row in found.rows] == [1, 11, 12]
-    assert found.cut is not None
-    assert (found.cut.node, found.cut.kept) == (nodes[10], (nodes[0], nodes[10]))
-    assert found.depth == 12
-    await talk.say("new", "2")
-    found = await ask(talk, message("user", "newer"), policy="lean")
-    assert texts(found) == ["q0", "last", "end", "new", "2"]
-
-
-async def test_the_whole_branch_is_read_where_it_is_wanted_or_no_cut_helps(store: Store) -> None:
-    talk = Talk(store)
-    await _long(talk, 6)
-    whole = await ask(talk, message("user", "new"), policy="lean", whole=True)
-    assert len(whole.rows) == 12
-    assert whole.cut is not None
-    other = await ask(talk, message("user", "new"), policy="other")
-    assert (len(other.rows), other.cut) == (12, None)
-    none = await ask(talk, message("user", "new"))
-    assert (len(none.rows), none.cut) == (12, None)
-
-
-async def test_a_cut_of_another_branch_is_passed_over(store: Store) -> None:
-    talk = Talk(store)
-    nodes = await _long(talk, 4)
-    asked = body("user", "edited")
-    exchange = await talk.begin(asked)
-    await talk.settle(
-        exchange, asked, replies=(body("assistant", "b"),), base=nodes[3], at_head=False, kind="first"
-    )
-    found = await ask(talk, message("user", "new"), policy="lean")
-    assert texts(found) == ["q0", "a0", "q1", "a1", "edited", "b"]
-    assert found.cut is None
-    more = [body("user", f"m{number}") for number in range(6)]
-    exchange = await talk.begin(*more)
-    await talk.settle(exchange, *more, replies=(body("assistant", "c"),))
-    found = await ask(talk, message("user", "new"), policy="lean")
-    assert (len(found.rows), found.cut) == (13, None)
-
-
-async def test_where_a_cut_does_not_say_what_it_kept_all_is_read(store: Store) -> None:
-    talk = Talk(store)
-    asked = body("user", "one")
-    gap = Gap(0, 1, "drop_oldest", "old", 5, 0)
-    await talk.settle(
-        await talk.begin(asked), asked, replies=(body("assistant", "1"),), cut=_cut(1, gap), kept=None
-    )
-    found = await ask(talk, message("user", "two"), policy="lean")
-    assert texts(found) == ["one", "1"]
-    assert found.cut is not None
-    assert found.cut.kept is None
-
-
 async def test_a_resend_finds_the_cut_of_its_branch(store: Store) -> None:
     talk = Talk(store)
-    nodes = await _long(talk, 3)
+    nodes = await long_talk(talk, 3)
     said = [
         message("user", "q0"),
         message("assistant", "a0"),
@@ -480,7 +237,7 @@ async def test_a_long_reading_is_begun_here_and_done_elsewhere(
     await talk.say("one", "1")
     asked = body("user", "two")
     await talk.settle(
-        await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=_cut(2) if cut else None
+        await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=cut_with(2) if cut else None
     )
     await talk.say("three", "3")
     whole = await ask(talk, message("user", "more"), policy=policy)
@@ -564,38 +321,6 @@ async def test_a_long_window_is_looked_for_elsewhere(store: Store) -> None:
 # ------------------------------------------------------------------------------------- what is gone
 
 
-async def test_a_cut_whose_messages_are_not_there_is_told(store: Store) -> None:
-    """As where a session is deleted while a request that belongs to it is read."""
-    talk = Talk(store)
-    asked = body("user", "one")
-    await talk.settle(
-        await talk.begin(asked),
-        asked,
-        replies=(body("assistant", "1"),),
-        cut=_cut(1),
-        kept=Kept(("ab" * 20,), ()),
-    )
-    with pytest.raises(Conflict, match="deleted"):
-        await ask(talk, message("user", "two"), policy="lean")
-
-
-async def test_an_append_to_a_base_that_the_cut_dropped_knows_how_deep_it_is(store: Store) -> None:
-    talk = Talk(store)
-    base = (await talk.say("one", "1")).head
-    exchange = await talk.begin(digest=ROOT)  # instructions alone: the cut is made at the reply itself
-    await talk.settle(
-        exchange,
-        replies=(body("assistant", "2"),),
-        base=base,
-        cut=_cut(2, Gap(0, 2, "drop_oldest", "old", 10, 0)),
-        kept=Kept((), ()),
-    )
-    found = await ask(talk, policy="lean", retried=True)
-    assert found.arrival.base == base
-    assert found.cut is not None
-    assert (found.cut.node, texts(found), found.depth) == (base, [], 2)
-
-
 # ---------------------------------------------------------------------- what stands beside the messages
 
 
@@ -620,7 +345,7 @@ async def test_what_was_hidden_of_messages_that_a_cut_dropped_is_not_read(store:
     talk = Talk(store)
     await say(talk, "one", reply("1", HIDDEN))
     asked = body("user", "two")
-    cut = _cut(3, Gap(0, 2, "drop_oldest", "old", 10, 0))
+    cut = cut_with(3, Gap(0, 2, "drop_oldest", "old", 10, 0))
     exchange = await talk.begin(asked)
     last = await settle(talk, exchange, asked, replies=(reply("2", HIDDEN),), cut=cut, kept=Kept((), (0,)))
     assert (await ask(talk, message("user", "three"), policy="lean")).hidden == {last.head: HIDDEN}
@@ -658,7 +383,7 @@ async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(st
     talk = Talk(store)
     first = await talk.say("one", "1")
     asked = body("user", "two")
-    cut = _cut(3, Gap(0, 3, "drop_oldest", "old", 15, 0))
+    cut = cut_with(3, Gap(0, 3, "drop_oldest", "old", 15, 0))
     last = await talk.settle(
         await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=cut, kept=Kept((), ())
     )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from sqlalchemy import func, select
 
@@ -7,6 +9,7 @@ from proxy.errors import InvalidRequest
 from proxy.store.connection import Connection
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
+from proxy.store.sessions import open_session
 from proxy.store.store import Store
 from proxy.trimming.plan import Cut
 from tests.support.asides import HIDDEN, reply, say, summary
@@ -97,3 +100,20 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
     assert await store._database.read(rows) == {stays.key: before[stays.key]}
     assert not await store.delete(gone.key)
     assert await store.session("a", "gone") is None
+
+
+async def test_opening_a_session_makes_it_once_and_tells_its_newest_instructions(store: Store) -> None:
+    talk = Talk(store)
+    unit = partial(open_session, key=talk.key, tenant="tenant", session="session", at=1_234)
+    assert await store._database.write(unit) is None
+    made = await store.session("tenant", "session")
+    assert await store._database.write(unit) is None
+    assert await store.session("tenant", "session") == made
+    asked = body("user", "hello")
+    exchange = await talk.begin(asked, instructions=(message("system", "be brief"),))
+    assert await store._database.write(unit) is None  # no request with them was answered
+    await talk.settle(exchange, asked, replies=(body("assistant", "hi"),))
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert session.instructions is not None
+    assert await store._database.write(unit) == session.instructions

@@ -16,7 +16,9 @@ from proxy.errors import StoreUnavailable
 from proxy.store import sqlite
 from proxy.store.connection import Connection
 from proxy.store.database import Unit
-from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.store.jobs import Job, Outcome
+from proxy.store.sqlite import SqliteDatabase
+from proxy.store.sqlite_file import create_file
 
 pytestmark = pytest.mark.anyio
 
@@ -71,12 +73,6 @@ async def test_only_its_owner_can_read_the_file(path: Path) -> None:
     assert modes == {"palimpsest.db": 0o600, "palimpsest.db-wal": 0o600, "palimpsest.db-shm": 0o600}
 
 
-def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
-    path.chmod(0o640)
-    create_file(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
 async def test_what_was_committed_outlives_a_loss_of_power_and_what_was_deleted_is_gone(path: Path) -> None:
     database = SqliteDatabase(path)
     for run in (database.write, database.read):
@@ -109,29 +105,12 @@ async def test_what_may_be_lost_with_the_power_waits_for_no_disk_and_what_may_no
     await database.close()
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"folder '.*/none' of its file does not exist"):
-        create_file(tmp_path / "none" / "palimpsest.db")
-
-
-def test_a_folder_in_place_of_the_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot be opened: Is a directory"):
-        create_file(tmp_path)
-
-
-def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "palimpsest.db"
-    file.write_text("no database " * 100)
-    with pytest.raises(StoreUnavailable, match="no SQLite database"):
-        create_file(file)
-
-
 async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = SqliteDatabase(path)
     batches: list[int] = []
     write = SqliteDatabase._write
 
-    def counting(self: SqliteDatabase, batch: list[sqlite._Job]) -> list[sqlite._Outcome]:
+    def counting(self: SqliteDatabase, batch: list[Job]) -> list[Outcome]:
         batches.append(len(batch))
         return write(self, batch)
 
@@ -255,7 +234,7 @@ async def test_short_units_that_wait_share_transactions_of_bounded_length_in_the
 
     run = SqliteDatabase._run_here
 
-    def counting(self: SqliteDatabase, batch: list[sqlite._Job]) -> None:
+    def counting(self: SqliteDatabase, batch: list[Job]) -> None:
         batches.append(len(batch))
         run(self, batch)
 

@@ -1,0 +1,97 @@
+"""Questions about a conversation that went straight into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.history.nodes import ROOT, content_hash, names_under
+from proxy.history.reconcile import Incoming
+from proxy.store.branches import Branches
+from proxy.store.recall import recall
+from proxy.store.recollection import Question, Recollection
+from proxy.store.records import Body, Kept, Settled
+from proxy.trimming.plan import Cut, Gap
+from proxy.wire.messages import Message
+from tests.support.asides import RECIPE
+from tests.support.talk import Talk, body, message
+
+
+def incoming(messages: Sequence[Message], **changes: Any) -> Incoming:
+    contents = [content_hash(each) for each in messages]
+    replies = [place for place, each in enumerate(messages) if each.role == "assistant"]
+    return Incoming(names_under(ROOT, contents), contents, replies, **changes)
+
+
+async def ask(
+    talk: Talk,
+    *messages: Message,
+    policy: str | None = None,
+    idempotency: str | None = None,
+    whole: bool = False,
+    instructed: bool = False,
+    recipe: str | None = RECIPE,
+    agent: str | None = None,
+    most: int | None = None,
+    **changes: Any,
+) -> Recollection:
+    question = Question(
+        tenant=talk.tenant,
+        session=talk.session,
+        incoming=incoming(messages, **changes),
+        messages=messages,
+        policy=policy,
+        agent=agent,
+        idempotency=idempotency,
+        whole=whole,
+        instructed=instructed,
+        recipe=recipe,
+    )
+    if most is not None:
+        return await talk.store._database.read(
+            lambda connection: recall(connection, question, Branches(), most=most)
+        )
+    return await talk.store.recall(question)
+
+
+def texts(found: Recollection) -> list[str]:
+    return [row.message.text for row in found.rows]
+
+
+def calling(*ids: str) -> Body:
+    calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in ids]
+    return body("assistant", "", tool_calls=calls)
+
+
+async def said_with_calls(talk: Talk, *ids: str, **changes: Any) -> Settled:
+    asked = body("user", "one")
+    exchange = await talk.begin(asked, **changes)
+    return await talk.settle(exchange, asked, replies=(calling(*ids),), **changes)
+
+
+def result_of(call: str, text: str = "42") -> Message:
+    return message("tool", text, tool_call_id=call)
+
+
+def cut_with(position: int, *gaps: Gap) -> Cut:
+    return Cut(position, "lean", "v1", (), 10, 2, 0, gaps)
+
+
+async def long_talk(talk: Talk, turns: int) -> list[str]:
+    """Talk for some turns; a cut at the question of the last one keeps it and the first message."""
+    nodes: list[str] = []
+    for number in range(turns - 1):
+        settled = await talk.say(f"q{number}", f"a{number}")
+        nodes += [*settled.nodes, *settled.replies]
+    asked = body("user", "last")
+    exchange = await talk.begin(asked)
+    settled = await talk.settle(
+        exchange,
+        asked,
+        replies=(body("assistant", "end"),),
+        base=nodes[-1],
+        at_head=False,
+        cut=cut_with(2 * turns - 1, Gap(1, 2 * turns - 2, "drop_oldest", "old", 5, 0)),
+        kept=Kept((nodes[0],), (0,)),
+    )
+    return [*nodes, *settled.nodes, *settled.replies]
