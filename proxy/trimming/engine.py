@@ -103,10 +103,10 @@ def plan(
     arrived = arrive(entries, policy, known, absent)
     remains = remains_of(arrived, cut, start)
     # Of what earlier moves dropped nothing more is known, whether it is given or not.
-    beside = [entry.hidden for entry in remains.log.entries if entry.hidden is not None]
-    before = _tokens(entries, known) + sum(size.tokens for _, size in absent)
+    beside = remains.log.hidden.values()
+    before = _tokens(entries, known) + sum([size.tokens for _, size in absent])
     before += sum([hidden.tokens for hidden in beside])
-    given = len(entries) + sum(size.messages for _, size in absent)
+    given = len(entries) + sum([size.messages for _, size in absent])
     view = view_of(
         remains.messages,
         remains.tokens,
@@ -175,18 +175,18 @@ def plan(
             summary=move.summary or _summary_left(cut, start, same=same),
             account=account_after(costs, move.balance, before) if costs is not None else None,
         )
-    return Plan(
-        policy=name,
-        version=policy.version,
-        cut=cut,
-        moved=move is not None,
-        fired=fired,
-        arrivals=(base if move is not None else remains).log.changes,
-        tokens_before=before,
-        tokens_sent=view.tokens,
-        view=view.messages,
-        warnings=warnings + view.notes,
-        decided=arrived.decided,
+    return Plan(  # by place as far as that is plain: to look a name up takes as long as to set ten fields
+        name,
+        policy.version,
+        cut,
+        move is not None,
+        fired,
+        (base if move is not None else remains).log.changes,
+        before,
+        view.tokens,
+        view.messages,
+        warnings + view.notes,
+        arrived.decided,
         made=move.made if move is not None else (),
         earlier=earlier,
         messages_before=given + sum([hidden.messages for hidden in beside]),
@@ -326,9 +326,7 @@ def _beyond(base: Remains, move: Move, place: int) -> Size:
 
 def _budget(policy: Policy, known: Known) -> int | None:
     """Return what edits keep to of themselves, where the policy has no target: the first such budget."""
-    budgets = (edit.budget for edit in policy.edits)
-    first = next((budget for budget in budgets if budget is not None), None)
-    return first.within(known.context_window) if first is not None else None
+    return policy.budget.within(known.context_window) if policy.budget is not None else None
 
 
 def _fired(policy: Policy, view: View, known: Known, cut: Cut | None, aim: int | None) -> str:
@@ -343,6 +341,8 @@ def _fired(policy: Policy, view: View, known: Known, cut: Cut | None, aim: int |
 
 def _settled(remains: Remains, move: Move | None, *, same: bool) -> tuple[int, ...]:
     """Return where in the view parts end that no later move changes: that of before, and that of a move."""
+    if move is None and not remains.changes:
+        return ()
     ends: list[int] = []
     if remains.changes and same:
         last = remains.changes[-1].position
@@ -425,8 +425,10 @@ def _costs(
 
 def _last_reply(entries: Sequence[Entry]) -> int | None:
     """Return the place of the newest assistant message: the last request sent what stands before it."""
-    places = reversed(range(len(entries)))
-    return next((place for place in places if entries[place].message.role == "assistant"), None)
+    for place in range(len(entries) - 1, -1, -1):
+        if entries[place].message.role == "assistant":
+            return place
+    return None
 
 
 def _worth(balance: Balance, costs: Costs) -> str:

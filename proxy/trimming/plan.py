@@ -295,6 +295,8 @@ class Plan(Struct, frozen=True):
     @property
     def edits(self) -> tuple[str, ...]:
         """The types of the edits that changed something, each once, in the order of what they changed."""
+        if self.cut is None and self.summary is None and not (self.arrivals or self.earlier or self.made):
+            return ()  # nearly always
         arrived = len(self.arrivals)
         placed = [(gap.start, gap.edit) for gap in self.earlier]
         placed += [(change.position, change.edit) for change in self.changes[arrived:]]
