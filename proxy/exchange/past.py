@@ -34,6 +34,9 @@ _MARK_WORK: Final = 1024
 
 _NOTHING: Final[Mapping[str, Hidden]] = {}
 
+_NOBODY: Final[tuple[str | None, bool]] = (None, False)
+"""Who said a message that has no fields of ours, and that it is not internal."""
+
 WAITING: Final = "open_calls"
 """What stands in a receipt for the edit that left a block of open calls out."""
 
@@ -61,6 +64,8 @@ class Past(Struct, frozen=True):
     """The messages that are new, as they arrived."""
     instructions: tuple[Message, ...]
     """The instructions to send: the request's own, or the newest stored ones where an append has none."""
+    size: int
+    """Bytes of all entries, hardly more: what planning is in proportion to."""
     forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) where the client sent a stored message in another form."""
     standing: StandingCut | None = None
@@ -89,11 +94,6 @@ class Past(Struct, frozen=True):
         known = len(self.nodes)
         return self.entries[known].position if 0 < known < len(self.entries) else None
 
-    @property
-    def size(self) -> int:
-        """Bytes of all entries: what planning is in proportion to."""
-        return sum([len(entry.message.raw) for entry in self.entries])
-
 
 class Memory:
     """Reads the log for one request after another."""
@@ -107,7 +107,7 @@ class Memory:
 
     async def incoming(self, request: ChatRequest, asking: Asking) -> Incoming:
         """Return the request as far as its place depends on it."""
-        return await compute(len(request.raw), lambda: _incoming(request, asking))
+        return await compute(len(request.raw), _incoming, request, asking)
 
     async def past_of(self, request: ChatRequest, incoming: Incoming, session: str, asking: Asking) -> Past:
         """Find the request's place in the log of the session.
@@ -118,22 +118,20 @@ class Memory:
         """
         found = await self._store.recall(
             Question(
-                tenant=asking.tenant,
-                session=session,
-                incoming=incoming,
-                messages=request.messages,
-                policy=asking.policy,
-                agent=asking.agent,
-                idempotency=asking.idempotency,
-                recipe=asking.recipe,
+                asking.tenant,
+                session,
+                incoming,
+                request.messages,
+                asking.policy,
+                asking.agent,
+                asking.idempotency,
                 whole=asking.whole,
                 instructed=bool(request.instructions),
+                recipe=asking.recipe,
             )
         )
-        return await compute(
-            _work_of(request, found),
-            lambda: self._put_together(request, incoming, asking, session, found),
-        )
+        work = _work_of(request, found)
+        return await compute(work, self._put_together, request, incoming, asking, session, found)
 
     def _put_together(
         self, request: ChatRequest, incoming: Incoming, asking: Asking, session: str, found: Recollection
@@ -145,29 +143,27 @@ class Memory:
             past = self.branch(found.rows, request.model, found.hidden, agent=asking.agent, new=fresh)
             nodes = tuple([row.node for row in found.rows])
         else:
-            past = tuple(
-                _entry_of_sent(message, mark, found.hidden.get(mark.node))
-                for message, mark in zip(request.messages, found.marks, strict=False)
-            )
+            past = _entries_of_sent(request.messages, found.marks, found.hidden)
             nodes = tuple([mark.node for mark in found.marks])
             key = session_key(asking.tenant, session)
             forms = tuple(self._forms.new(key, request.messages, found.marks))
         return Past(
-            id=session,
-            arrival=arrival,
-            digest=incoming.digest,
-            entries=past + _entries_of_new(fresh, found.depth),
-            nodes=nodes,
-            fresh=fresh,
-            instructions=request.instructions or found.instructions,
-            forms=forms,
-            carried=found.carried,
-            standing=found.cut,
+            session,
+            arrival,
+            incoming.digest,
+            past + _entries_of_new(fresh, found.depth),
+            nodes,
+            fresh,
+            request.instructions or found.instructions,
+            _size_of(request, found.rows),
+            forms,
+            found.cut,
             start=found.start,
             updated_at=found.updated_at,
             scale=found.scale if found.model == request.model else None,
             prepared=found.prepared,
             attempt=found.attempt,
+            carried=found.carried,
         )
 
     async def past_of_unnamed(self, request: ChatRequest, incoming: Incoming, asking: Asking) -> Past:
@@ -189,8 +185,8 @@ class Memory:
 
     async def without_log(self, request: ChatRequest) -> Past:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
-        size = COUNTING * len(request.raw)
-        fresh = await compute(size, lambda: self._bodies(request.messages, request.model))
+        size = _size_of(request)
+        fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
         return Past(
             id=None,
             arrival=Arrival(Kind.FIRST, ROOT, 0),
@@ -199,6 +195,7 @@ class Memory:
             nodes=(),
             fresh=fresh,
             instructions=request.instructions,
+            size=size,
         )
 
     def branch(
@@ -241,10 +238,16 @@ class Memory:
         )
 
 
+def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
+    """Return the bytes of the messages of a request, hardly more, and of the stored ones in `rows`."""
+    beside = size_of(request.instructions) + len(request.tools or b"")
+    return len(request.raw) - beside + size_of([row.message for row in rows])
+
+
 def _work_of(request: ChatRequest, found: Recollection) -> int:
     """Return how much work it is to put a past together, as `compute` measures it."""
-    work = COUNTING * size_of(request.messages[found.arrival.fresh :])
-    return work + _MARK_WORK * len(found.marks) + size_of(row.message for row in found.rows)
+    work = COUNTING * size_of(request.messages[found.arrival.fresh :]) + _MARK_WORK * len(found.marks)
+    return work + size_of([row.message for row in found.rows]) if found.rows else work
 
 
 def size_of(messages: Iterable[Message]) -> int:
@@ -260,7 +263,7 @@ def _incoming(request: ChatRequest, asking: Asking) -> Incoming:
     asks_freely = asking.agent is None and not replies and not answers
     return Incoming(
         names=chain(ROOT, messages),
-        contents=[content_hash(message) for message in messages],
+        contents=list(map(content_hash, messages)),
         replies=replies,
         retried=asking.retried,
         mode=asking.mode,
@@ -327,19 +330,20 @@ def _left_out(entry: Entry) -> Entry:
     return replace(entry, arrival=(change,))
 
 
-def _entry_of_sent(message: Message, mark: Mark, hidden: Hidden | None) -> Entry:
-    """Return a stored message as the client sent it this time."""
-    agent, is_internal = _own(message)
-    return Entry(
-        message.without_own_fields(),
-        mark.tokens,
-        ref_of(mark.body),
-        mark.depth - 1,
-        mark.arrival,
-        agent=agent,
-        is_internal=is_internal,
-        hidden=hidden,
-    )
+def _entries_of_sent(
+    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden]
+) -> tuple[Entry, ...]:
+    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown."""
+    entries: list[Entry] = []
+    for message, mark in zip(messages, marks, strict=False):
+        sent, (agent, is_internal) = message, _NOBODY
+        if message.own_fields:
+            sent, (agent, is_internal) = message.without_own_fields(), _own(message)
+        ref, unseen = ref_of(mark.body), hidden.get(mark.node)
+        entries.append(
+            Entry(sent, mark.tokens, ref, mark.depth - 1, mark.arrival, agent, is_internal, unseen)
+        )
+    return tuple(entries)
 
 
 def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
@@ -363,6 +367,6 @@ def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
 def _own(message: Message) -> tuple[str | None, bool]:
     """Return who said a message, and whether it is internal, by the fields of ours that it has."""
     if not message.own_fields:
-        return None, False
+        return _NOBODY
     agent = message.data.get("agent")
     return agent if isinstance(agent, str) else None, message.data.get("is_internal") is True
