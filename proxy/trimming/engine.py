@@ -97,6 +97,25 @@ def plan(
         trigger fired, or a move may pay, under another version of the policy than the cut's, and entries that
         lie in its gaps are not there: what it holds then is the plan without a move.
     """
+    if standing is None and overflow is None and not composed:
+        untouched = _untouched(entries, policy, name, known)
+        if untouched is not None:
+            return untouched
+    return _planned(entries, policy, name, known, standing, composed=composed, start=start, overflow=overflow)
+
+
+def _planned(
+    entries: Sequence[Entry],
+    policy: Policy,
+    name: str,
+    known: Known,
+    standing: Cut | None,
+    *,
+    composed: bool,
+    start: int,
+    overflow: int | None,
+) -> Plan:
+    """Return the plan, whatever there is to do."""
     end, cut, absent = _in_force(entries, standing, start)
     if start:  # a summary of what the client left out itself would bring it back
         known = replace(known, prepared=None)
@@ -195,6 +214,39 @@ def plan(
         summary=move.summary if move is not None else remains.summary,
         wanted=_wanted(move, remains, policy, known, view, costs, target) if not start else None,
         needs_whole=needs_whole,
+    )
+
+
+def _untouched(entries: Sequence[Entry], policy: Policy, name: str, known: Known) -> Plan | None:
+    """Return the plan of a log without a cut, which goes out as it came; None where more is to be looked at.
+
+    Most requests are small, and so planned: it is the plan that would be made of them otherwise, too.
+    """
+    if policy.on_arrival or policy.summarizer is not None or known.prepared is not None:
+        return None
+    if known.context_window is None:  # that may have to be said
+        return None
+    if [entry for entry in entries if entry.arrival or entry.hidden is not None]:
+        return None
+    counts = [entry.tokens for entry in entries]
+    tokens = known.fixed_tokens + sum(counts)
+    view = View(tuple([entry.message for entry in entries]), tokens)
+    aim, _ = _target(policy, known)
+    if _fired(policy, view, known, None, aim) or _is_due(policy, entries, counts, known, known.fixed_tokens):
+        return None
+    return Plan(
+        name,
+        policy.version,
+        None,
+        moved=False,
+        fired="",
+        arrivals=(),
+        tokens_before=tokens,
+        tokens_sent=tokens,
+        view=view.messages,
+        decided=((),) * len(entries),
+        messages_before=len(entries),
+        target=aim if aim is not None else _budget(policy, known),
     )
 
 
@@ -400,14 +452,10 @@ def _costs(
     """Return what is needed to judge a move by its cost; None where that is not asked, or not now."""
     if policy.trigger is None or not policy.reckons or not known.keeps:
         return None
+    beside = known.fixed_tokens + (remains.summary.tokens if remains.summary is not None else 0)
+    if not always and not _is_due(policy, remains.log.entries, remains.tokens, known, beside):
+        return None
     replied = _last_reply(remains.log.entries)
-    if not always:
-        if policy.trigger.cost is None:
-            return None
-        beside = known.fixed_tokens + (remains.summary.tokens if remains.summary is not None else 0)
-        last = beside + sum(remains.tokens[:replied]) if replied is not None else 0
-        if not due(beside + sum(remains.tokens), last) and not is_cold(known):
-            return None
     sent = base.standing_as(remains)
     account = account_of(entries, cut, known, before)
     return Costs(
@@ -421,6 +469,19 @@ def _costs(
         account=account,
         reads=reads_of(base.log.entries, cut.position if cut is not None else 0),
     )
+
+
+def _is_due(
+    policy: Policy, entries: Sequence[Entry], tokens: Sequence[int], known: Known, beside: int
+) -> bool:
+    """Tell whether a move is to be judged by its cost now, with these tokens by place and those `beside`."""
+    if policy.trigger is None or policy.trigger.cost is None or not known.keeps:
+        return False
+    if is_cold(known):
+        return True
+    replied = _last_reply(entries)
+    last = beside + sum(tokens[:replied]) if replied is not None else 0
+    return due(beside + sum(tokens), last)
 
 
 def _last_reply(entries: Sequence[Entry]) -> int | None:

@@ -66,8 +66,11 @@ class Hidden(Struct, frozen=True):
         return len(self.before) + len(self.after)
 
 
-class Entry(Struct, frozen=True):
-    """One message of the branch, as trimming sees it."""
+class Entry(Struct, frozen=True, gc=False):
+    """One message of the branch, as trimming sees it.
+
+    It is in no circle, and there are as many as messages: the garbage collector need not look at them.
+    """
 
     message: Message
     """The message as it is sent when nothing is trimmed, without our own fields."""
