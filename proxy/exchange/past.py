@@ -34,9 +34,6 @@ _MARK_WORK: Final = 1024
 
 _NOTHING: Final[Mapping[str, Hidden]] = {}
 
-_NOBODY: Final[tuple[str | None, bool]] = (None, False)
-"""Who said a message that has no fields of ours, and that it is not internal."""
-
 WAITING: Final = "open_calls"
 """What stands in a receipt for the edit that left a block of open calls out."""
 
@@ -334,16 +331,29 @@ def _entries_of_sent(
     messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden]
 ) -> tuple[Entry, ...]:
     """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown."""
-    entries: list[Entry] = []
-    for message, mark in zip(messages, marks, strict=False):
-        sent, (agent, is_internal) = message, _NOBODY
-        if message.own_fields:
-            sent, (agent, is_internal) = message.without_own_fields(), _own(message)
-        ref, unseen = ref_of(mark.body), hidden.get(mark.node)
-        entries.append(
-            Entry(sent, mark.tokens, ref, mark.depth - 1, mark.arrival, agent, is_internal, unseen)
-        )
-    return tuple(entries)
+    return tuple(
+        [
+            _entry_of_sent(message, mark, hidden.get(mark.node))
+            if hidden or message.own_fields
+            else Entry(message, mark.tokens, ref_of(mark.body), mark.depth - 1, mark.arrival)  # nearly always
+            for message, mark in zip(messages, marks, strict=False)
+        ]
+    )
+
+
+def _entry_of_sent(message: Message, mark: Mark, hidden: Hidden | None) -> Entry:
+    """Return a stored message as the client sent it this time."""
+    agent, is_internal = _own(message)
+    return Entry(
+        message.without_own_fields(),
+        mark.tokens,
+        ref_of(mark.body),
+        mark.depth - 1,
+        mark.arrival,
+        agent=agent,
+        is_internal=is_internal,
+        hidden=hidden,
+    )
 
 
 def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
@@ -367,6 +377,6 @@ def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
 def _own(message: Message) -> tuple[str | None, bool]:
     """Return who said a message, and whether it is internal, by the fields of ours that it has."""
     if not message.own_fields:
-        return _NOBODY
+        return None, False
     agent = message.data.get("agent")
     return agent if isinstance(agent, str) else None, message.data.get("is_internal") is True
