@@ -7,7 +7,6 @@ once are sent again. A decision depends on the message and on what precedes it, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -52,12 +51,10 @@ class Arrived(Struct, frozen=True):
 
     def placed(self, changes: Iterable[Change]) -> list[Change]:
         """Return those of the changes whose message is here, with its place instead of its position."""
-        found: list[Change] = []
-        for change in changes:
-            place = bisect_left(self.entries, change.position, key=_position)
-            if place < len(self.entries) and self.entries[place].position == change.position:
-                found.append(moved(change, place))
-        return found
+        places = {entry.position: place for place, entry in enumerate(self.entries)}
+        return [
+            moved(change, place) for change in changes if (place := places.get(change.position)) is not None
+        ]
 
 
 def arrive(
@@ -149,7 +146,3 @@ def _new(entry: Entry, size: Size, policy: Policy, known: Known) -> Iterator[Cha
         if after < tokens:
             yield Change(entry.position, edit.type, shortened.reason, shortened.message, tokens, after)
             message, tokens = shortened.message, after
-
-
-def _position(entry: Entry) -> int:
-    return entry.position

@@ -161,7 +161,7 @@ class Policy(Section, frozen=True):
         """Return a copy with other settings; what follows from the settings is worked out for them anew."""
         copied = super().model_copy(update=update, deep=deep)
         for name in _WORKED_OUT:
-            copied.__dict__.pop(name, None)
+            vars(copied).pop(name, None)
         return copied
 
     @cached_property
