@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 import anyio.to_thread
 
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 OFF_LOOP_BYTES: Final = 256 * 1024
 """From this size on, reading a request would hold up all the others (some milliseconds): it goes to a thread.
@@ -57,6 +59,10 @@ class Background:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def compute(size: int, work: Callable[[], Result]) -> Result:
-    """Return `work()`, as much as reading `size` bytes and pure; a thread does it where it takes long."""
-    return work() if size < OFF_LOOP_BYTES else await anyio.to_thread.run_sync(work)
+async def compute(
+    size: int, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs
+) -> Result:
+    """Return `work(*given)`: as much as reading `size` bytes, and pure; in a thread where that is long."""
+    if size < OFF_LOOP_BYTES:
+        return work(*given, **named)
+    return await anyio.to_thread.run_sync(partial(work, *given, **named))

@@ -40,7 +40,7 @@ class Sending(Struct, frozen=True):
 
 def body_of_view(request: ChatRequest, past: Past, plan: Plan, sending: Sending) -> bytes:
     """Return the body to send: what the client sent, in its place in the log, as planned."""
-    instructions = tuple(message.without_own_fields() for message in past.instructions)
+    instructions = tuple([message.without_own_fields() for message in past.instructions])
     if plan.summary is not None and plan.summary.role == "merge":
         instructions = merged(instructions, plan.summary)
     view = plan.view
@@ -51,7 +51,7 @@ def body_of_view(request: ChatRequest, past: Past, plan: Plan, sending: Sending)
         instructions, view = whole[: len(instructions)], whole[len(instructions) :]
     untouched = (
         not past.arrival.composed
-        and view == tuple(entry.message for entry in past.entries)
+        and view == tuple([entry.message for entry in past.entries])
         and instructions == past.instructions
     )
     if sending.rounds:

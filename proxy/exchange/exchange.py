@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from proxy.exchange.summing import asked_for, caller_of, missed, prepared_of, wo
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
 from proxy.exchange.virtual import VirtualRelay
 from proxy.models.dollars import cost
+from proxy.models.facts import ModelFacts
 from proxy.recall.refs import name_in
 from proxy.recall.tools import offered, with_tools
 from proxy.settings.model import Settings
@@ -77,7 +78,7 @@ class ChatCompletions:
         self._summaries = means.summaries
         self._recall = means.recall
         self._mark = secrets.token_hex(4) if mark is None else mark
-        self._inquiry = Inquiry(settings, means.upstream, means.knowledge, cache_secret)
+        self._inquiry = Inquiry(settings, means.upstream, cache_secret)
 
     async def answer(self, call: Call, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
@@ -112,7 +113,7 @@ class ChatCompletions:
     async def _turn(self, call: Call) -> Turn:
         """Read a request, find its place, and plan what is sent."""
         started = time.monotonic()
-        request = await compute(len(call.body), lambda: parse_chat_request(call.body))
+        request = await compute(len(call.body), parse_chat_request, call.body)
         sent = headers.first_values(call.headers)
         name, policy = self._policy(call, sent, request)
         asking = asking_of(call.tenant, sent, request, name, policy)
@@ -120,14 +121,15 @@ class ChatCompletions:
         own = offered(request, self._settings.virtual_tools, stateless=past.id is None, off=policy is None)
         tools = with_tools(request, own) if own else request.tools
         finishing = finishing_reply(past.entries, self._settings.finish.tools)
-        known = await self._known(request, past, tools, asking.agent)
+        facts = self._knowledge.facts(request.model)
+        known = await self._known(request, past, tools, asking.agent, facts)
         if finishing is not None:
             planned = nothing_sent(past.entries, known)
         else:
             past, planned = await self._planned(past, asking, request.model, name, policy, known)
             if planned.needs_whole:  # the policy was changed: it decides over what was not read, too
                 past = await self._past(sent, request, replace(asking, whole=True))
-                known = await self._known(request, past, tools, asking.agent)
+                known = await self._known(request, past, tools, asking.agent, facts)
                 past, planned = await self._planned(past, asking, request.model, name, policy, known)
         ticket = ticket_of(past, planned, known, self._new_id())
         turn = Turn(
@@ -137,12 +139,13 @@ class ChatCompletions:
             ticket,
             asking,
             known,
+            facts,
             started,
-            stored=past.id is not None,
-            policy=policy,
-            own=own,
-            tools=tools,
-            finishing=finishing,
+            past.id is not None,
+            policy,
+            own,
+            tools,
+            finishing,
         )
         return self._warned(turn)
 
@@ -160,9 +163,10 @@ class ChatCompletions:
                 reason, hindered = turn.waited or "", turn.hindered
                 attempt = turn.past.attempt
                 warnings = missed(planned.wanted, attempt, planned.cut, reason=reason, hindered=hindered)
-            if turn.tools is None and any(message.calls for message in planned.view):
+            if turn.tools is None and _holds_calls(planned.view):
                 warnings += (_TOOLS_ABSENT,)
-        turn.ticket = replace(turn.ticket, warnings=warnings)
+        if warnings != turn.ticket.warnings:
+            turn.ticket = replace(turn.ticket, warnings=warnings)
         return turn
 
     def _policy(
@@ -189,14 +193,16 @@ class ChatCompletions:
             return await self._memory.past_of(request, incoming, session, asking)
         return await self._memory.past_of_unnamed(request, incoming, asking)
 
-    async def _known(self, request: ChatRequest, past: Past, tools: bytes | None, agent: str | None) -> Known:
+    async def _known(
+        self, request: ChatRequest, past: Past, tools: bytes | None, agent: str | None, facts: ModelFacts
+    ) -> Known:
         """Return what planning must be told."""
-        size = COUNTING * (len(tools or b"") + size_of(past.instructions))
-        fixed = await compute(
-            size, lambda: self._knowledge.fixed_tokens(past.instructions, tools, request.model)
-        )
+        model, fixed = request.model, 0
+        if past.instructions or tools is not None:
+            size = COUNTING * (len(tools or b"") + size_of(past.instructions))
+            fixed = await compute(size, self._knowledge.fixed_tokens, past.instructions, tools, model)
         known = self._knowledge.known(
-            request.model, fixed=fixed, agent=agent, updated_at=past.updated_at, scale=past.scale
+            model, facts, fixed=fixed, agent=agent, updated_at=past.updated_at, scale=past.scale
         )
         if past.id is None:  # nothing is stored of it, no cut either
             return replace(known, keeps=False)
@@ -210,7 +216,7 @@ class ChatCompletions:
             return past, await planned_of(past, name, policy, known)
 
         def decide(past: Past, fork: int | None) -> Awaitable[Plan]:
-            return planned_of(past, name, policy, replace(known, fork=fork))
+            return planned_of(past, name, policy, known if fork is None else replace(known, fork=fork))
 
         base = past.arrival.base
         where = Where(asking.tenant, past.id or "", base, name, policy.version, asking.agent, model)
@@ -378,7 +384,7 @@ class ChatCompletions:
             await self._background.finish(self._store_outcome(turn, outcome))
 
     async def _store_outcome(self, turn: Turn, outcome: Outcome) -> None:
-        spent = cost(outcome.usage, self._knowledge.facts(turn.request.model).dollars)
+        spent = cost(outcome.usage, turn.facts.dollars)
         settlement = settlement_of(turn, outcome, self._now(), self._knowledge.counter, spent)
         settled = await self._store.settle(settlement, turn.began)
         if turn.compaction is not None or turn.ticket.plan.wanted is not None:
@@ -390,6 +396,11 @@ class ChatCompletions:
 
     def _now(self) -> int:
         return self._knowledge.now
+
+
+def _holds_calls(messages: Iterable[Message]) -> bool:
+    """Tell whether one of the messages has tool calls; where that is known of its text, nothing is read."""
+    return any((message.facts is None or message.facts.has_calls) and message.calls for message in messages)
 
 
 def _is_stream(answer: Answer, *, asked: bool) -> bool:

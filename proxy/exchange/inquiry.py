@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from proxy.exchange.background import TRIMMING, compute
 from proxy.exchange.body import Sending, body_of_view
-from proxy.exchange.knowledge import Knowledge
 from proxy.exchange.reordering import SAID, Orders
 from proxy.exchange.turn import Turn
 from proxy.settings.model import Settings
@@ -41,13 +40,10 @@ RESCUED: Final = "upstream found the request too long: it was trimmed and asked 
 class Inquiry:
     """Asks the upstream for one exchange after another. One for the life of the process."""
 
-    def __init__(
-        self, settings: Settings, upstream: Upstream, knowledge: Knowledge, cache_secret: bytes
-    ) -> None:
+    def __init__(self, settings: Settings, upstream: Upstream, cache_secret: bytes) -> None:
         """Ask `upstream`; with `cache_secret` sessions are named in the provider's cache."""
         self._settings = settings
         self._upstream = upstream
-        self._knowledge = knowledge
         self._cache_secret = cache_secret
         self._dropped = frozenset(
             {b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)}
@@ -171,8 +167,7 @@ class Inquiry:
 
     def _body(self, turn: Turn, *, adds_usage: bool) -> bytes:
         """Return the body to send: the client's own bytes where nothing was trimmed or added."""
-        cache, key, model = self._settings.cache, None, turn.request.model
-        facts = self._knowledge.facts(model)
+        cache, key, facts = self._settings.cache, None, turn.facts
         if cache.key == "session" and facts.takes_key and turn.past.id is not None:
             key = cache_key(self._cache_secret, turn.call.tenant, turn.past.id)
         sending = Sending(

@@ -55,6 +55,7 @@ class Knowledge:
     def known(
         self,
         model: str,
+        facts: ModelFacts,
         *,
         fixed: int,
         agent: str | None,
@@ -65,12 +66,12 @@ class Knowledge:
 
         Args:
             model: the model that is asked.
+            facts: what is known of it.
             fixed: tokens of instructions and tools.
             agent: who asks.
             updated_at: when the session's last exchange ended, in milliseconds since 1970.
             scale: what was learnt of the upstream's counting in this session.
         """
-        facts = self.facts(model)
         return Known(
             count=lambda message: self.counter.message(message, model),
             fixed_tokens=fixed,

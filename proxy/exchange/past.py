@@ -61,6 +61,8 @@ class Past(Struct, frozen=True):
     """The messages that are new, as they arrived."""
     instructions: tuple[Message, ...]
     """The instructions to send: the request's own, or the newest stored ones where an append has none."""
+    size: int
+    """Bytes of all entries, hardly more: what planning is in proportion to."""
     forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) where the client sent a stored message in another form."""
     standing: StandingCut | None = None
@@ -89,11 +91,6 @@ class Past(Struct, frozen=True):
         known = len(self.nodes)
         return self.entries[known].position if 0 < known < len(self.entries) else None
 
-    @property
-    def size(self) -> int:
-        """Bytes of all entries: what planning is in proportion to."""
-        return sum([len(entry.message.raw) for entry in self.entries])
-
 
 class Memory:
     """Reads the log for one request after another."""
@@ -107,7 +104,7 @@ class Memory:
 
     async def incoming(self, request: ChatRequest, asking: Asking) -> Incoming:
         """Return the request as far as its place depends on it."""
-        return await compute(len(request.raw), lambda: _incoming(request, asking))
+        return await compute(len(request.raw), _incoming, request, asking)
 
     async def past_of(self, request: ChatRequest, incoming: Incoming, session: str, asking: Asking) -> Past:
         """Find the request's place in the log of the session.
@@ -118,22 +115,20 @@ class Memory:
         """
         found = await self._store.recall(
             Question(
-                tenant=asking.tenant,
-                session=session,
-                incoming=incoming,
-                messages=request.messages,
-                policy=asking.policy,
-                agent=asking.agent,
-                idempotency=asking.idempotency,
-                recipe=asking.recipe,
+                asking.tenant,
+                session,
+                incoming,
+                request.messages,
+                asking.policy,
+                asking.agent,
+                asking.idempotency,
                 whole=asking.whole,
                 instructed=bool(request.instructions),
+                recipe=asking.recipe,
             )
         )
-        return await compute(
-            _work_of(request, found),
-            lambda: self._put_together(request, incoming, asking, session, found),
-        )
+        work = _work_of(request, found)
+        return await compute(work, self._put_together, request, incoming, asking, session, found)
 
     def _put_together(
         self, request: ChatRequest, incoming: Incoming, asking: Asking, session: str, found: Recollection
@@ -145,29 +140,27 @@ class Memory:
             past = self.branch(found.rows, request.model, found.hidden, agent=asking.agent, new=fresh)
             nodes = tuple([row.node for row in found.rows])
         else:
-            past = tuple(
-                _entry_of_sent(message, mark, found.hidden.get(mark.node))
-                for message, mark in zip(request.messages, found.marks, strict=False)
-            )
+            past = _entries_of_sent(request.messages, found.marks, found.hidden)
             nodes = tuple([mark.node for mark in found.marks])
             key = session_key(asking.tenant, session)
             forms = tuple(self._forms.new(key, request.messages, found.marks))
         return Past(
-            id=session,
-            arrival=arrival,
-            digest=incoming.digest,
-            entries=past + _entries_of_new(fresh, found.depth),
-            nodes=nodes,
-            fresh=fresh,
-            instructions=request.instructions or found.instructions,
-            forms=forms,
-            carried=found.carried,
-            standing=found.cut,
+            session,
+            arrival,
+            incoming.digest,
+            past + _entries_of_new(fresh, found.depth),
+            nodes,
+            fresh,
+            request.instructions or found.instructions,
+            _size_of(request, found.rows),
+            forms,
+            found.cut,
             start=found.start,
             updated_at=found.updated_at,
             scale=found.scale if found.model == request.model else None,
             prepared=found.prepared,
             attempt=found.attempt,
+            carried=found.carried,
         )
 
     async def past_of_unnamed(self, request: ChatRequest, incoming: Incoming, asking: Asking) -> Past:
@@ -189,8 +182,8 @@ class Memory:
 
     async def without_log(self, request: ChatRequest) -> Past:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
-        size = COUNTING * len(request.raw)
-        fresh = await compute(size, lambda: self._bodies(request.messages, request.model))
+        size = _size_of(request)
+        fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
         return Past(
             id=None,
             arrival=Arrival(Kind.FIRST, ROOT, 0),
@@ -199,6 +192,7 @@ class Memory:
             nodes=(),
             fresh=fresh,
             instructions=request.instructions,
+            size=size,
         )
 
     def branch(
@@ -241,10 +235,16 @@ class Memory:
         )
 
 
+def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
+    """Return the bytes of the messages of a request, hardly more, and of the stored ones in `rows`."""
+    beside = size_of(request.instructions) + len(request.tools or b"")
+    return len(request.raw) - beside + size_of([row.message for row in rows])
+
+
 def _work_of(request: ChatRequest, found: Recollection) -> int:
     """Return how much work it is to put a past together, as `compute` measures it."""
-    work = COUNTING * size_of(request.messages[found.arrival.fresh :])
-    return work + _MARK_WORK * len(found.marks) + size_of(row.message for row in found.rows)
+    work = COUNTING * size_of(request.messages[found.arrival.fresh :]) + _MARK_WORK * len(found.marks)
+    return work + size_of([row.message for row in found.rows]) if found.rows else work
 
 
 def size_of(messages: Iterable[Message]) -> int:
@@ -260,7 +260,7 @@ def _incoming(request: ChatRequest, asking: Asking) -> Incoming:
     asks_freely = asking.agent is None and not replies and not answers
     return Incoming(
         names=chain(ROOT, messages),
-        contents=[content_hash(message) for message in messages],
+        contents=list(map(content_hash, messages)),
         replies=replies,
         retried=asking.retried,
         mode=asking.mode,
@@ -325,6 +325,20 @@ def _left_out(entry: Entry) -> Entry:
     """Return a message that nothing is sent for, this time."""
     change = Change(entry.position, WAITING, "another agent waits for the results", None, entry.tokens, 0)
     return replace(entry, arrival=(change,))
+
+
+def _entries_of_sent(
+    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden]
+) -> tuple[Entry, ...]:
+    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown."""
+    return tuple(
+        [
+            _entry_of_sent(message, mark, hidden.get(mark.node))
+            if hidden or message.own_fields
+            else Entry(message, mark.tokens, ref_of(mark.body), mark.depth - 1, mark.arrival)  # nearly always
+            for message, mark in zip(messages, marks, strict=False)
+        ]
+    )
 
 
 def _entry_of_sent(message: Message, mark: Mark, hidden: Hidden | None) -> Entry:

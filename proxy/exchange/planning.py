@@ -18,11 +18,18 @@ async def planned_of(past: Past, name: str, policy: Policy | None, known: Known)
     """Decide what of the branch is sent; without a policy trimming is switched off."""
     composed = past.arrival.composed
     if policy is None:
-        return await compute(past.size, lambda: bypass(past.entries, known, composed=composed))
+        return await compute(past.size, bypass, past.entries, known, composed=composed)
     standing = past.standing.cut if past.standing is not None else None
     return await compute(
         TRIMMING * past.size,
-        lambda: plan(past.entries, policy, name, known, standing, composed=composed, start=past.start),
+        plan,
+        past.entries,
+        policy,
+        name,
+        known,
+        standing,
+        composed=composed,
+        start=past.start,
     )
 
 
@@ -36,9 +43,9 @@ def ticket_of(
 ) -> Ticket:
     """Return what is known of an exchange once it is planned; `warnings` beside the plan's own."""
     return Ticket(
-        session=past.id,
-        exchange=exchange,
-        plan=planned,
+        past.id,
+        exchange,
+        planned,
         instructions=len(past.instructions),
         messages=planned.messages_before,
         warnings=warnings,

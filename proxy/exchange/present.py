@@ -83,7 +83,10 @@ async def present(session: SessionRow, policy: str | None, policies: Policies, m
         COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
     )
     scale = session.scale if session.model == model else None
-    known = knowledge.known(model, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
+    facts = knowledge.facts(model)
+    known = knowledge.known(
+        model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale
+    )
     nodes = [row.node for row in rows]
     standing, ready = None, None
     if nodes and chosen is not None:

@@ -5,8 +5,8 @@ It knows no model. Tokens of sound and images are taken for tokens of text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeGuard
 
 from msgspec import Struct
 
@@ -14,18 +14,14 @@ from proxy.wire.shapes import is_object
 
 _MILLION: Final = 1_000_000
 
-# Where providers say it: OpenAI's place first, then those of OpenRouter, LiteLLM, DeepSeek and Moonshot.
-_READ: Final = (
-    ("prompt_tokens_details", "cached_tokens"),
-    ("cache_read_input_tokens",),
-    ("prompt_cache_hit_tokens",),
-    ("cached_tokens",),
-)
-_WRITTEN: Final = (
-    ("prompt_tokens_details", "cache_write_tokens"),
-    ("prompt_tokens_details", "cache_creation_tokens"),
-    ("cache_creation_input_tokens",),
-)
+# Where providers say it: OpenAI's place, under `prompt_tokens_details`, first; then, beside `prompt_tokens`,
+# those of OpenRouter, LiteLLM, DeepSeek and Moonshot.
+_DETAILS: Final = "prompt_tokens_details"
+_READ_THERE: Final = ("cached_tokens",)
+_READ: Final = ("cache_read_input_tokens", "prompt_cache_hit_tokens", "cached_tokens")
+_WRITTEN_THERE: Final = ("cache_write_tokens", "cache_creation_tokens")
+_WRITTEN: Final = ("cache_creation_input_tokens",)
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class DollarStep(Struct, frozen=True):
@@ -75,10 +71,12 @@ def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | No
     """
     if usage is None or dollars is None:
         return None
-    prompt = _count(usage, ("prompt_tokens",))
-    if prompt is None:
+    prompt = usage.get("prompt_tokens")
+    if not _is_count(prompt):
         return None
-    read, written = _first(usage, _READ), _first(usage, _WRITTEN)
+    details = _object(usage, _DETAILS)
+    read = _first(details, _READ_THERE) or _first(usage, _READ)
+    written = _first(details, _WRITTEN_THERE) or _first(usage, _WRITTEN)
     fresh = prompt - read - written
     if fresh < 0:
         fresh = prompt
@@ -94,22 +92,29 @@ def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | No
 
 def _output(usage: Mapping[str, Any], prompt: int) -> int:
     """Return the tokens of output. Reasoning is among them, but for providers whose sum says otherwise."""
-    completion = _count(usage, ("completion_tokens",)) or 0
-    reasoning = _count(usage, ("completion_tokens_details", "reasoning_tokens")) or 0
-    apart = _count(usage, ("total_tokens",)) == prompt + completion + reasoning
+    completion = _first(usage, ("completion_tokens",))
+    reasoning = _first(_object(usage, "completion_tokens_details"), ("reasoning_tokens",))
+    if not reasoning:
+        return completion
+    apart = _first(usage, ("total_tokens",)) == prompt + completion + reasoning
     return completion + reasoning if apart else completion
 
 
-def _first(usage: Mapping[str, Any], places: tuple[tuple[str, ...], ...]) -> int:
-    """Return the first number above 0 that stands at one of `places`, else 0."""
-    return next((count for place in places if (count := _count(usage, place))), 0)
+def _object(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object of this name; an empty one where there is none."""
+    found = usage.get(name)
+    return found if is_object(found) else _NOTHING
 
 
-def _count(usage: Mapping[str, Any], place: tuple[str, ...]) -> int | None:
-    """Return the number of tokens at `place`; None where there is none, or no whole number from 0 on."""
-    found: Any = usage
-    for key in place:
-        if not (is_object(found) or found is usage):
-            return None
-        found = found.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+def _first(counts: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Return the first number of tokens above 0 that has one of the names, else 0."""
+    for name in names:
+        count = counts.get(name)
+        if count and _is_count(count):
+            return count
+    return 0
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    """Tell whether a value of JSON is a number of tokens: a whole one from 0 on, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -8,12 +8,15 @@ from typing import Any, Final
 from sqlalchemy import bindparam, select, tuple_
 
 from proxy.store.connection import Connection, Row
+from proxy.store.decoded import DecodedCuts
 from proxy.store.encoding import decode_cut, encode_cut
 from proxy.store.lineage import lineage_of
 from proxy.store.records import StandingCut
 from proxy.store.schema import CUTS, insert_new
 from proxy.trimming.plan import Cut, Summary
 
+_DECODED: Final = DecodedCuts()
+"""A memo of what follows from texts alone."""
 _AT_ONCE: Final = 64
 """Cuts looked at in one question. The first nearly always holds the one wanted."""
 
@@ -141,7 +144,8 @@ def keep_cut(
 
 
 def _standing(row: Row) -> StandingCut:
-    decided = decode_cut(row.changes)
+    place = (row.session, row.node, row.policy, row.agent)
+    decided = _DECODED.read(place, row.changes)
     cut = Cut(
         position=row.position,
         policy=row.policy,

@@ -47,9 +47,10 @@ class CountCache:
         """Return what `get` returns for each of `keys`, all at one time."""
         with self._lock:
             found = list(map(self._counts.get, keys))
-            for key, count in zip(keys, found, strict=True):
+            used = self._counts.move_to_end
+            for place, count in enumerate(found):
                 if count is not None:
-                    self._counts.move_to_end(key)
+                    used(keys[place])
             return found
 
     def put(self, key: Hashable, count: int) -> None:

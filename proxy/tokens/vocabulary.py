@@ -80,7 +80,7 @@ class Vocabulary:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`: special tokens are text, lone surrogates one character."""
-        encoding = self.build()
+        encoding = self._encoding or self.build()
         if encoding is None:
             return estimate(text, self.name)
         if len(text) < _LONGEST_GAP:  # nearly always

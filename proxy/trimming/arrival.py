@@ -7,14 +7,13 @@ once are sent again. A decision depends on the message and on what precedes it, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from proxy.history.spans import is_result
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Entry, Gap, Known
+from proxy.trimming.plan import Change, Entry, Gap, Hidden, Known
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import pinned_so_far
 from proxy.trimming.trigger import Size
@@ -32,11 +31,10 @@ class Arrived(Struct, frozen=True):
     """Tokens of what stands there, hidden rounds included."""
     decided: tuple[tuple[Change, ...], ...]
     """For each message what was decided when it was first sent, or just now."""
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """All of that, by position."""
-        return tuple(change for changes in self.decided if changes for change in changes)
+    changes: tuple[Change, ...]
+    """All of that, by position."""
+    hidden: Mapping[int, Hidden]
+    """By place what the client was not shown, whatever became of the message there."""
 
     def without(self, gaps: Sequence[Gap]) -> Arrived:
         """Return what lies in none of the gaps."""
@@ -44,7 +42,7 @@ class Arrived(Struct, frozen=True):
             return self
         entries = self.entries
         left = standing(range(len(entries)), gaps, lambda place: entries[place].position)
-        return Arrived(
+        return _arrived(
             tuple([entries[place] for place in left]),
             tuple([self.messages[place] for place in left]),
             tuple([self.tokens[place] for place in left]),
@@ -53,12 +51,10 @@ class Arrived(Struct, frozen=True):
 
     def placed(self, changes: Iterable[Change]) -> list[Change]:
         """Return those of the changes whose message is here, with its place instead of its position."""
-        found: list[Change] = []
-        for change in changes:
-            place = bisect_left(self.entries, change.position, key=_position)
-            if place < len(self.entries) and self.entries[place].position == change.position:
-                found.append(moved(change, place))
-        return found
+        places = {entry.position: place for place, entry in enumerate(self.entries)}
+        return [
+            moved(change, place) for change in changes if (place := places.get(change.position)) is not None
+        ]
 
 
 def arrive(
@@ -80,7 +76,19 @@ def arrive(
         for place, changes in enumerate(decided):
             for change in changes:
                 messages[place], tokens[place] = change.message, change.tokens_after
-    return Arrived(tuple(entries), tuple(messages), tuple(tokens), decided)
+    return _arrived(tuple(entries), tuple(messages), tuple(tokens), decided)
+
+
+def _arrived(
+    entries: tuple[Entry, ...],
+    messages: tuple[Message | None, ...],
+    tokens: tuple[int, ...],
+    decided: tuple[tuple[Change, ...], ...],
+) -> Arrived:
+    """Return these as the log, with what follows from them."""
+    changes = [change for each in decided for change in each] if any(decided) else ()
+    hidden = {place: entry.hidden for place, entry in enumerate(entries) if entry.hidden is not None}
+    return Arrived(entries, messages, tokens, decided, tuple(changes), hidden)
 
 
 def moved(change: Change, position: int) -> Change:
@@ -138,7 +146,3 @@ def _new(entry: Entry, size: Size, policy: Policy, known: Known) -> Iterator[Cha
         if after < tokens:
             yield Change(entry.position, edit.type, shortened.reason, shortened.message, tokens, after)
             message, tokens = shortened.message, after
-
-
-def _position(entry: Entry) -> int:
-    return entry.position

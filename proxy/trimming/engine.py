@@ -97,16 +97,35 @@ def plan(
         trigger fired, or a move may pay, under another version of the policy than the cut's, and entries that
         lie in its gaps are not there: what it holds then is the plan without a move.
     """
+    if standing is None and overflow is None and not composed:
+        untouched = _untouched(entries, policy, name, known)
+        if untouched is not None:
+            return untouched
+    return _planned(entries, policy, name, known, standing, composed=composed, start=start, overflow=overflow)
+
+
+def _planned(
+    entries: Sequence[Entry],
+    policy: Policy,
+    name: str,
+    known: Known,
+    standing: Cut | None,
+    *,
+    composed: bool,
+    start: int,
+    overflow: int | None,
+) -> Plan:
+    """Return the plan, whatever there is to do."""
     end, cut, absent = _in_force(entries, standing, start)
     if start:  # a summary of what the client left out itself would bring it back
         known = replace(known, prepared=None)
     arrived = arrive(entries, policy, known, absent)
     remains = remains_of(arrived, cut, start)
     # Of what earlier moves dropped nothing more is known, whether it is given or not.
-    beside = [entry.hidden for entry in remains.log.entries if entry.hidden is not None]
-    before = _tokens(entries, known) + sum(size.tokens for _, size in absent)
+    beside = remains.log.hidden.values()
+    before = _tokens(entries, known) + sum([size.tokens for _, size in absent])
     before += sum([hidden.tokens for hidden in beside])
-    given = len(entries) + sum(size.messages for _, size in absent)
+    given = len(entries) + sum([size.messages for _, size in absent])
     view = view_of(
         remains.messages,
         remains.tokens,
@@ -175,18 +194,18 @@ def plan(
             summary=move.summary or _summary_left(cut, start, same=same),
             account=account_after(costs, move.balance, before) if costs is not None else None,
         )
-    return Plan(
-        policy=name,
-        version=policy.version,
-        cut=cut,
-        moved=move is not None,
-        fired=fired,
-        arrivals=(base if move is not None else remains).log.changes,
-        tokens_before=before,
-        tokens_sent=view.tokens,
-        view=view.messages,
-        warnings=warnings + view.notes,
-        decided=arrived.decided,
+    return Plan(  # by place as far as that is plain: to look a name up takes as long as to set ten fields
+        name,
+        policy.version,
+        cut,
+        move is not None,
+        fired,
+        (base if move is not None else remains).log.changes,
+        before,
+        view.tokens,
+        view.messages,
+        warnings + view.notes,
+        arrived.decided,
         made=move.made if move is not None else (),
         earlier=earlier,
         messages_before=given + sum([hidden.messages for hidden in beside]),
@@ -195,6 +214,39 @@ def plan(
         summary=move.summary if move is not None else remains.summary,
         wanted=_wanted(move, remains, policy, known, view, costs, target) if not start else None,
         needs_whole=needs_whole,
+    )
+
+
+def _untouched(entries: Sequence[Entry], policy: Policy, name: str, known: Known) -> Plan | None:
+    """Return the plan of a log without a cut, which goes out as it came; None where more is to be looked at.
+
+    Most requests are small, and so planned: it is the plan that would be made of them otherwise, too.
+    """
+    if policy.on_arrival or policy.summarizer is not None or known.prepared is not None:
+        return None
+    if known.context_window is None:  # that may have to be said
+        return None
+    if [entry for entry in entries if entry.arrival or entry.hidden is not None]:
+        return None
+    counts = [entry.tokens for entry in entries]
+    tokens = known.fixed_tokens + sum(counts)
+    view = View(tuple([entry.message for entry in entries]), tokens)
+    aim, _ = _target(policy, known)
+    if _fired(policy, view, known, None, aim) or _is_due(policy, entries, counts, known, known.fixed_tokens):
+        return None
+    return Plan(
+        name,
+        policy.version,
+        None,
+        moved=False,
+        fired="",
+        arrivals=(),
+        tokens_before=tokens,
+        tokens_sent=tokens,
+        view=view.messages,
+        decided=((),) * len(entries),
+        messages_before=len(entries),
+        target=aim if aim is not None else _budget(policy, known),
     )
 
 
@@ -326,9 +378,7 @@ def _beyond(base: Remains, move: Move, place: int) -> Size:
 
 def _budget(policy: Policy, known: Known) -> int | None:
     """Return what edits keep to of themselves, where the policy has no target: the first such budget."""
-    budgets = (edit.budget for edit in policy.edits)
-    first = next((budget for budget in budgets if budget is not None), None)
-    return first.within(known.context_window) if first is not None else None
+    return policy.budget.within(known.context_window) if policy.budget is not None else None
 
 
 def _fired(policy: Policy, view: View, known: Known, cut: Cut | None, aim: int | None) -> str:
@@ -343,6 +393,8 @@ def _fired(policy: Policy, view: View, known: Known, cut: Cut | None, aim: int |
 
 def _settled(remains: Remains, move: Move | None, *, same: bool) -> tuple[int, ...]:
     """Return where in the view parts end that no later move changes: that of before, and that of a move."""
+    if move is None and not remains.changes:
+        return ()
     ends: list[int] = []
     if remains.changes and same:
         last = remains.changes[-1].position
@@ -400,14 +452,10 @@ def _costs(
     """Return what is needed to judge a move by its cost; None where that is not asked, or not now."""
     if policy.trigger is None or not policy.reckons or not known.keeps:
         return None
+    beside = known.fixed_tokens + (remains.summary.tokens if remains.summary is not None else 0)
+    if not always and not _is_due(policy, remains.log.entries, remains.tokens, known, beside):
+        return None
     replied = _last_reply(remains.log.entries)
-    if not always:
-        if policy.trigger.cost is None:
-            return None
-        beside = known.fixed_tokens + (remains.summary.tokens if remains.summary is not None else 0)
-        last = beside + sum(remains.tokens[:replied]) if replied is not None else 0
-        if not due(beside + sum(remains.tokens), last) and not is_cold(known):
-            return None
     sent = base.standing_as(remains)
     account = account_of(entries, cut, known, before)
     return Costs(
@@ -423,10 +471,25 @@ def _costs(
     )
 
 
+def _is_due(
+    policy: Policy, entries: Sequence[Entry], tokens: Sequence[int], known: Known, beside: int
+) -> bool:
+    """Tell whether a move is to be judged by its cost now, with these tokens by place and those `beside`."""
+    if policy.trigger is None or policy.trigger.cost is None or not known.keeps:
+        return False
+    if is_cold(known):
+        return True
+    replied = _last_reply(entries)
+    last = beside + sum(tokens[:replied]) if replied is not None else 0
+    return due(beside + sum(tokens), last)
+
+
 def _last_reply(entries: Sequence[Entry]) -> int | None:
     """Return the place of the newest assistant message: the last request sent what stands before it."""
-    places = reversed(range(len(entries)))
-    return next((place for place in places if entries[place].message.role == "assistant"), None)
+    for place in range(len(entries) - 1, -1, -1):
+        if entries[place].message.role == "assistant":
+            return place
+    return None
 
 
 def _worth(balance: Balance, costs: Costs) -> str:

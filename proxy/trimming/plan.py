@@ -66,8 +66,11 @@ class Hidden(Struct, frozen=True):
         return len(self.before) + len(self.after)
 
 
-class Entry(Struct, frozen=True):
-    """One message of the branch, as trimming sees it."""
+class Entry(Struct, frozen=True, gc=False):
+    """One message of the branch, as trimming sees it.
+
+    It is in no circle, and there are as many as messages: the garbage collector need not look at them.
+    """
 
     message: Message
     """The message as it is sent when nothing is trimmed, without our own fields."""
@@ -295,6 +298,8 @@ class Plan(Struct, frozen=True):
     @property
     def edits(self) -> tuple[str, ...]:
         """The types of the edits that changed something, each once, in the order of what they changed."""
+        if self.cut is None and self.summary is None and not (self.arrivals or self.earlier or self.made):
+            return ()  # nearly always
         arrived = len(self.arrivals)
         placed = [(gap.start, gap.edit) for gap in self.earlier]
         placed += [(change.position, change.edit) for change in self.changes[arrived:]]

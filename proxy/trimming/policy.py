@@ -6,11 +6,11 @@ in its edits, and in the engine that runs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import orjson
 from pydantic import AfterValidator, Field, model_validator
@@ -157,14 +157,21 @@ class Policy(Section, frozen=True):
             orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES
         ).hexdigest()
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other settings; what follows from the settings is worked out for them anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in _WORKED_OUT:
+            vars(copied).pop(name, None)
+        return copied
+
+    @cached_property
     def reckons(self) -> bool:
         """Whether anything in it depends on what a move of the cut costs."""
         return (self.trigger is not None and self.trigger.cost is not None) or any(
             edit.must_pay for edit in self.edits
         )
 
-    @property
+    @cached_property
     def summarizer(self) -> Summarize | None:
         """The first edit by which a model sums up; None without one."""
         models = (edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model")
@@ -175,7 +182,13 @@ class Policy(Section, frozen=True):
         """How a model sums up where somebody asks for it: as the policy says, or as `COMPACTION` does."""
         return self.summarizer or COMPACTION
 
-    @property
+    @cached_property
+    def budget(self) -> Target | None:
+        """What edits keep to of themselves: the first such budget; None where none has one."""
+        budgets = (edit.budget for edit in self.edits)
+        return next((budget for budget in budgets if budget is not None), None)
+
+    @cached_property
     def arrival_edits(self) -> tuple[ToolOutputEdit, ...]:
         """The edits of `on_arrival`, as what they are."""
         return tuple(edit for edit in self.on_arrival if isinstance(edit, ToolOutputEdit))
@@ -183,6 +196,12 @@ class Policy(Section, frozen=True):
     def pins(self, message: Message) -> bool:
         """Tell whether a pin fits `message`."""
         return any(pin.fits(message) for pin in self.pin)
+
+
+_WORKED_OUT: Final = tuple(
+    [name for name, value in vars(Policy).items() if isinstance(value, cached_property)]
+)
+"""What is worked out once for a policy, and kept beside its settings."""
 
 
 def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
@@ -209,6 +228,6 @@ def _leaves_nothing_to(first: Edit, second: Edit) -> bool:
     return first.model_dump(exclude=ignored) == second.model_dump(exclude=ignored)
 
 
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether one of the patterns fits the name."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _fits(name: str, patterns: Collection[str]) -> bool:
+    """Tell whether one of the patterns fits the name; nearly always that is the one for any name."""
+    return "*" in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

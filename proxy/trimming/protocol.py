@@ -79,8 +79,10 @@ class _Walk:
         """Positions, and what is wrong with the message there."""
         self._left_out: int | None = None
         """Which of these left an assistant message out, since a message was kept last."""
-        # Most of most histories is sound, and read at every request: nothing is made for what is.
         ties = [message.ties for message in messages]
+        if _are_sound(ties):  # most histories are, and they are read at every request
+            self.messages, self.sources = list(messages), list(range(len(ties)))
+            return
         position = 0
         while position < len(ties):
             start, role = position, ties[position].role
@@ -164,6 +166,23 @@ class _Walk:
     def _leave_out(self, position: int) -> None:
         self.problems.append((position, Problem.EMPTY))
         self._left_out = len(self.problems) - 1
+
+
+def _are_sound(ties: Sequence[Ties]) -> bool:
+    """Tell whether messages with these ties, in a row, break no rule."""
+    waiting: set[str | None] = set()
+    for each in ties:
+        if waiting:
+            if each.answers not in waiting:
+                return False
+            waiting.remove(each.answers)
+        elif each.role == "assistant":
+            if not _is_sound(each):
+                return False
+            waiting.update(each.ids)
+        elif each.role == "tool":
+            return False
+    return not waiting
 
 
 def _is_sound(ties: Ties) -> bool:

@@ -32,7 +32,7 @@ class Remains(Struct, frozen=True):
     @property
     def touched(self) -> bool:
         """Whether any of it is not as it arrived."""
-        return bool(self.changes or self.summary or self.hidden or any(self.log.decided))
+        return bool(self.changes or self.summary or self.hidden or self.log.changes)
 
     @property
     def made_by(self) -> tuple[tuple[str, ...], ...]:
@@ -59,7 +59,7 @@ def remains_of(arrived: Arrived, cut: Cut | None, start: int = 0) -> Remains:
     summary = cut.summary if cut is not None else None
     if summary is not None and summary.until <= start:
         summary = None  # it stands for what the client left out itself
-    hidden = {place: entry.hidden for place, entry in enumerate(log.entries) if entry.hidden is not None}
+    hidden = log.hidden
     if hidden:
         changed = {change.position for change in changes}
         unchanged = (place for place in hidden if place not in changed and not log.decided[place])

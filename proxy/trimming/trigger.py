@@ -40,13 +40,17 @@ class Size(Struct, frozen=True):
 class _Threshold(Struct, frozen=True):
     """One key of a trigger beside the size that it speaks of."""
 
+    key: str
     value: int
     limit: float
     after: int
     """The same size right after the last move of the cut; 0 where there was none."""
-    growth: float
-    """By how much it must grow after a move that left it above the limit."""
-    words: str
+    target: int | None = None
+    """How far to trim then; None where nothing says it."""
+    share: float | None = None
+    """Where the limit is a part of the window: which."""
+    window: int | None = None
+    """That window, in tokens."""
 
     @property
     def passed(self) -> bool:
@@ -56,7 +60,16 @@ class _Threshold(Struct, frozen=True):
     @property
     def fires(self) -> bool:
         """Whether it is passed, and by enough where the last move could not help."""
-        return self.passed and (self.after <= self.limit or self.value >= self.after + self.growth)
+        return self.passed and (
+            self.after <= self.limit or self.value >= self.after + _growth(self.limit, self.target)
+        )
+
+    @property
+    def words(self) -> str:
+        """What is above what."""
+        if self.window is None:
+            return f"{self.key} {self.value} > {self.limit}"
+        return f"{self.key} {self.value / self.window:.3f} > {self.share} of {self.window} tokens"
 
 
 class Trigger(Section, frozen=True):
@@ -135,20 +148,15 @@ class Trigger(Section, frozen=True):
         tokens, window = round(size.tokens * known.scale), known.context_window
         after = round(standing.tokens * known.scale) if standing is not None else 0
         if self.tokens is not None:
-            words = f"tokens {tokens} > {self.tokens}"
-            yield _Threshold(tokens, self.tokens, after, _growth(self.tokens, target), words)
+            yield _Threshold("tokens", tokens, self.tokens, after, target)
         if self.ratio is not None and window is not None:
-            limit = self.ratio * window
-            words = f"ratio {tokens / window:.3f} > {self.ratio} of {window} tokens"
-            yield _Threshold(tokens, limit, after, _growth(limit, target), words)
+            yield _Threshold("ratio", tokens, self.ratio * window, after, target, self.ratio, window)
         if self.messages is not None:
             after = standing.messages if standing is not None else 0
-            words = f"messages {size.messages} > {self.messages}"
-            yield _Threshold(size.messages, self.messages, after, _growth(self.messages, None), words)
+            yield _Threshold("messages", size.messages, self.messages, after)
         if self.tool_calls is not None:
             after = standing.tool_calls if standing is not None else 0
-            words = f"tool_calls {size.tool_calls} > {self.tool_calls}"
-            yield _Threshold(size.tool_calls, self.tool_calls, after, _growth(self.tool_calls, None), words)
+            yield _Threshold("tool_calls", size.tool_calls, self.tool_calls, after)
 
 
 class Target(Section, frozen=True):

@@ -133,7 +133,7 @@ class Message:
         """Which of `OWN_FIELDS` it has."""
         if self.facts is not None and not self.facts.has_own_fields:
             return ()
-        return tuple(name for name in OWN_FIELDS if name in self.data)
+        return tuple([name for name in OWN_FIELDS if name in self.data])
 
     def without_own_fields(self) -> Message:
         """Return the message as it may go upstream; the very same message where it has no field of ours."""

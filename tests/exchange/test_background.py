@@ -61,3 +61,8 @@ async def test_small_work_is_done_at_once_and_large_work_in_a_thread() -> None:
     here = threading.get_ident()
     assert await compute(OFF_LOOP_BYTES - 1, threading.get_ident) == here
     assert await compute(OFF_LOOP_BYTES, threading.get_ident) != here
+
+
+@pytest.mark.parametrize("size", [0, OFF_LOOP_BYTES])
+async def test_work_is_given_what_it_works_on(size: int) -> None:
+    assert await compute(size, "{}-{last}".format, "a", last="b") == "a-b"

@@ -43,6 +43,7 @@ def past_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[Mes
         nodes=(),
         fresh=(),
         instructions=request.instructions,
+        size=len(request.raw),
     )
 
 

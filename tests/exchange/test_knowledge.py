@@ -12,6 +12,7 @@ from proxy.models.catalogue import Catalogue
 from proxy.settings.model import ModelPrices, ModelRule
 from proxy.tokens.calibration import Calibration
 from proxy.tokens.counter import TokenCounter
+from proxy.trimming.plan import Known
 from proxy.wire.messages import Message
 
 SYSTEM = Message.of({"role": "system", "content": "You are terse."})
@@ -25,8 +26,13 @@ def knowledge(calibration: Calibration | None = None, *rules: ModelRule) -> Know
     return Knowledge(TokenCounter("estimate"), Catalogue(rules), upstream, calibration, lambda: 100.5)
 
 
+def known_of(told: Knowledge, model: str = "m", **more: Any) -> Known:
+    given: dict[str, Any] = {"fixed": 0, "agent": None, "updated_at": None, **more}
+    return told.known(model, told.facts(model), **given)
+
+
 def test_it_knows_what_the_operator_says_of_a_model() -> None:
-    known = knowledge(None, RULE).known("mine-1", fixed=7, agent="boss", updated_at=90_000)
+    known = known_of(knowledge(None, RULE), "mine-1", fixed=7, agent="boss", updated_at=90_000)
     assert (known.fixed_tokens, known.context_window, known.agent) == (7, 4096, "boss")
     assert known.prices is not None
     assert (known.prices.read, known.prices.source) == (0.25, "configured")
@@ -35,14 +41,14 @@ def test_it_knows_what_the_operator_says_of_a_model() -> None:
 
 
 def test_of_another_model_it_does_not() -> None:
-    known = knowledge(None, RULE).known("other", fixed=0, agent=None, updated_at=None)
+    known = known_of(knowledge(None, RULE), "other")
     assert (known.context_window, known.idle) == (None, None)
     assert known.prices is not None
     assert known.prices.source == "assumed"
 
 
 def test_a_clock_that_was_put_back_makes_nobody_idle() -> None:
-    assert knowledge().known("m", fixed=0, agent=None, updated_at=200_000).idle == 0
+    assert known_of(knowledge(), updated_at=200_000).idle == 0
 
 
 def test_the_time_is_in_milliseconds() -> None:
@@ -61,11 +67,11 @@ def test_what_a_session_learnt_of_upstreams_counting_is_its_scale() -> None:
     known = knowledge(Calibration())
     first = known.learn("m", None, 1_000, 1_300)
     assert first == 1.3
-    assert known.known("m", fixed=0, agent=None, updated_at=None, scale=first).scale == 1.3
+    assert known_of(known, scale=first).scale == 1.3
     second = known.learn("m", first, 1_000, 1_000)
     assert second == pytest.approx(1.24)
-    assert known.known("m", fixed=0, agent=None, updated_at=None, scale=1.23456).scale == 1.23
-    assert known.known("m", fixed=0, agent=None, updated_at=None).scale == 1.0
+    assert known_of(known, scale=1.23456).scale == 1.23
+    assert known_of(known).scale == 1.0
 
 
 @pytest.mark.parametrize("reported", [None, "1300", True, 1300.0, {"tokens": 1300}])
@@ -78,7 +84,7 @@ def test_what_is_no_count_teaches_nothing(reported: object) -> None:
 def test_without_calibration_it_learns_nothing() -> None:
     known = knowledge()
     assert known.learn("m", None, 1_000, 1_300) is None
-    assert known.known("m", fixed=0, agent=None, updated_at=None, scale=1.3).scale == 1.0
+    assert known_of(known, scale=1.3).scale == 1.0
 
 
 def test_another_catalogue_holds_at_once() -> None:

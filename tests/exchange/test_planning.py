@@ -18,7 +18,7 @@ ENTRIES = tuple(
     Entry(message("user" if at % 2 == 0 else "assistant", f"text {at}"), 10, f"ref_{at}", position=at)
     for at in range(5)
 )
-PAST = Past("s", Arrival(Kind.FIRST, ROOT, 0), ROOT, ENTRIES, (), (), (message("system", "S"),))
+PAST = Past("s", Arrival(Kind.FIRST, ROOT, 0), ROOT, ENTRIES, (), (), (message("system", "S"),), size=9)
 POLICY = Policy.model_validate(
     {
         "trigger": {"tokens": 40},

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.exchange.background import Background
-from proxy.exchange.past import Past
+from proxy.exchange.past import Past, size_of
 from proxy.exchange.sharing import Moves, Where
 from proxy.history.reconcile import Arrival, Kind
 from proxy.store.records import Body, StandingCut
@@ -30,7 +30,7 @@ def past(kind: Kind, text: str = LONG, *, fresh: int = 1) -> Past:
     said += [message("user", f"new {number}") for number in range(fresh)]
     entries = tuple(Entry(each, 1, "ref_", position=place) for place, each in enumerate(said))
     bodies = tuple(Body(each, 1) for each in said[2:])
-    return Past("s", Arrival(kind, "b", 2), "d", entries, ("a", "b"), bodies, ())
+    return Past("s", Arrival(kind, "b", 2), "d", entries, ("a", "b"), bodies, (), size_of(said))
 
 
 def cut(position: int) -> Cut:

@@ -14,12 +14,14 @@ from proxy.exchange.summing import missed, prepared_of, work_of
 from proxy.exchange.turn import Call, Turn
 from proxy.history.nodes import ROOT, chain
 from proxy.history.reconcile import Arrival, Kind
+from proxy.models.catalogue import Catalogue
 from proxy.store.records import Body, SummaryRow, SummaryStatus
 from proxy.trimming.plan import Cut, Entry, Known, Summary, Wanted
 from proxy.trimming.policy import Policy
 from proxy.wire.request import parse_chat_request
 from tests.support.talk import message
 
+FACTS = Catalogue().facts("m", None)
 KNOWN = Known(count=lambda _: 1)
 POLICY = Policy()
 WANTED = Wanted(stop=2, room=100, urgent=True)
@@ -55,12 +57,12 @@ def turn(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 0) -> Turn:
     fresh = tuple(Body(each, 1) for each in LOG[stored:])
     base = NODES[stored - 1] if stored else ROOT
     arrival = Arrival(kind, base, stored)
-    past = Past("s", arrival, ROOT, entries, NODES[:stored], fresh, (), start=start, attempt=ROW)
+    past = Past("s", arrival, ROOT, entries, NODES[:stored], fresh, (), size=9, start=start, attempt=ROW)
     raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
     call = Call("t", [(b"authorization", b"Bearer k")], b"v=1", raw)
     ticket = ticket_of(past, nothing_sent(entries, KNOWN), KNOWN, "exc_1")
     return Turn(
-        call, parse_chat_request(raw), past, ticket, Asking("t"), KNOWN, time.monotonic(), stored=True
+        call, parse_chat_request(raw), past, ticket, Asking("t"), KNOWN, FACTS, time.monotonic(), stored=True
     )
 
 

@@ -16,6 +16,7 @@ from proxy.exchange.past import Memory, Past
 from proxy.exchange.receipt import Ticket
 from proxy.exchange.relay import Outcome
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
+from proxy.models.catalogue import Catalogue
 from proxy.store.records import Kept, Status
 from proxy.store.store import Store
 from proxy.tokens.counter import TokenCounter
@@ -37,6 +38,7 @@ def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
     return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}))
 
 
+FACTS = Catalogue().facts("m", None)
 KNOWN = Known(count=lambda text: COUNTER.message(text, "m"), agent="boss")
 
 
@@ -49,7 +51,7 @@ def planned(past: Past, **policy: Any) -> Plan:
 def turn_of(request: ChatRequest, past: Past, **policy: Any) -> Turn:
     ticket = Ticket("s", "exc_1", planned(past, **policy), len(past.instructions), len(past.entries))
     call = Call("t", [], b"", request.raw)
-    return Turn(call, request, past, ticket, ASKING, KNOWN, time.monotonic(), stored=True)
+    return Turn(call, request, past, ticket, ASKING, KNOWN, FACTS, time.monotonic(), stored=True)
 
 
 @pytest.fixture

@@ -294,6 +294,19 @@ def test_the_same_arguments_give_the_same_plan_and_nothing_given_is_changed(
 
 
 @TRIED
+@given(_histories(broken()), policies(), KNOWNS)
+def test_a_log_that_is_left_as_it_came_is_planned_as_any_other(
+    log: list[Message], policy: Policy, known: Known
+) -> None:
+    ignored = Cut(len(log) + 1, "p", policy.version, changes=(), tokens=1, messages=1, tool_calls=0)
+    roomy = replace(known, context_window=100 * WINDOW)
+    for given_entries in (_entries(log), entries(log)):
+        for told in (known, roomy):
+            short = plan(given_entries, policy, "p", told)
+            assert short == plan(given_entries, policy, "p", told, ignored)
+
+
+@TRIED
 @given(_histories(valid()), policies(), KNOWNS)
 def test_what_is_protected_is_sent_as_it_is(log: list[Message], policy: Policy, known: Known) -> None:
     made = plan(_entries(log), policy, "p", known)

@@ -212,6 +212,27 @@ def test_the_version_is_the_same_in_every_process() -> None:
     assert Policy().version == "a5bb28a4dfdb"
 
 
+def test_what_follows_from_settings_follows_from_those_of_a_copy() -> None:
+    lean = Policy.model_validate(
+        {"trigger": {"cost": "auto"}, "edits": [{"type": "summarize", "mode": "model", "upper": 900}]}
+    )
+    before = (lean.version, lean.reckons, lean.summarizer, lean.budget, lean.arrival_edits)
+    copy = lean.model_copy(update={"trigger": Trigger(tokens=5), "edits": (DropOldest(),)})
+    assert (copy.summarizer, copy.reckons) == (None, False)
+    assert copy.version != lean.version
+    assert lean.model_copy() == lean
+    assert (lean.version, lean.reckons, lean.summarizer, lean.budget, lean.arrival_edits) == before
+
+
+def test_the_budget_is_the_first_that_an_edit_keeps_to() -> None:
+    def budget(*edits: dict[str, Any]) -> Target | None:
+        return Policy.model_validate({"trigger": {"tokens": 9}, "edits": edits}).budget
+
+    own = {"type": "recent_window", "target": {"tokens": 70}}
+    assert budget({"type": "drop_internal"}) is None
+    assert budget({"type": "drop_internal"}, own, {**own, "target": {"tokens": 50}}) == Target(tokens=70)
+
+
 def test_a_policy_survives_being_written_and_read() -> None:
     policy = Policy.model_validate(FULL)
     assert Policy.model_validate_json(policy.model_dump_json()) == policy
