@@ -131,8 +131,10 @@ class VirtualStream:
                 await self._rounds.answer_mixed(sieve.message, calls)
         await settle(self.outcome())
         if self._done:
-            await self._send(self._tail, flush=True)
-            await self._end(await self._after_done())
+            if not self._answer.ended:
+                await self._send(self._tail, flush=True)
+                self._tail = b""
+            await self._end(self._tail + await self._after_done())
             return False
         error = self._closing_error()
         if error:  # half an event before it would swallow it
@@ -272,6 +274,8 @@ class VirtualStream:
     async def _after_done(self) -> bytes:
         """Return what follows `[DONE]`, nothing as a rule; a connection read to its end is used again."""
         rest = b"".join(event.raw for event in self._events.flush())
+        if self._answer.ended:
+            return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
                 async for chunk in self._chunks:

@@ -142,6 +142,11 @@ class Channel(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @property
+    def exhausted(self) -> bool:
+        """Whether all of the answer has come, and was returned."""
+        return self.complete and not self._parts
+
+    @property
     def free(self) -> bool:
         """Whether another request can be sent."""
         return (

@@ -54,7 +54,10 @@ class _Response(Protocol):
     @property
     def headers(self) -> Headers: ...
 
-    def pieces(self) -> AsyncIterator[bytes]: ...
+    @property
+    def ended(self) -> bool: ...
+
+    async def piece(self) -> bytes: ...
 
     async def aclose(self) -> None: ...
 
@@ -78,21 +81,23 @@ class Answer:
         self._body: bytes | None = None
         # From the last to the first, so that the first stays.
         self._values = {name.lower(): value for name, value in reversed(self.headers)}
+        encoding = self._values.get(b"content-encoding", b"").strip().lower()
+        self.encoding: Final = b"" if encoding == b"identity" else encoding
+        """The content encoding in lower case; empty where the body is sent as it is."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name."""
         return self._values.get(name)
 
     @property
-    def encoding(self) -> bytes:
-        """The content encoding in lower case; empty where the body is sent as it is."""
-        encoding = (self.header(b"content-encoding") or b"").strip().lower()
-        return b"" if encoding == b"identity" else encoding
-
-    @property
     def readable(self) -> bool:
         """Whether `chunks(plain=True)` can undo the content encoding."""
         return not self.encoding or self.encoding in _INFLATE
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of the body is known to have been yielded: whoever reads on waits for nothing."""
+        return self._response.ended
 
     async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
         """Yield the body's bytes as they come; `plain` undoes the content encoding.
@@ -105,8 +110,8 @@ class Answer:
             zlib.decompressobj(_INFLATE[self.encoding]).decompress if plain and self.encoding else _as_it_is
         )
         try:
-            async for chunk in self._response.pieces():
-                yield inflate(chunk)
+            while piece := await self._response.piece():
+                yield inflate(piece)
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
         except _FAILURES as why:
@@ -118,10 +123,13 @@ class Answer:
             if self.encoding:
                 self._body = b"".join([chunk async for chunk in self.chunks(plain=self.readable)])
             else:  # nearly always
+                parts: list[bytes] = []
                 try:
-                    self._body = b"".join([piece async for piece in self._response.pieces()])
+                    while piece := await self._response.piece():
+                        parts.append(piece)
                 except _FAILURES as why:
                     raise _error_of(why) from why
+                self._body = b"".join(parts)
         return self._body
 
     async def aclose(self) -> None:
@@ -197,7 +205,10 @@ class Upstream:
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
-        await self._take_slot()
+        if self._slots.locked():
+            await self._wait_for_slot()
+        else:
+            await self._slots.acquire()
         try:
             response = await self._send(destination.base_url, method, path, headers, content)
         except _FAILURES as why:
@@ -243,11 +254,8 @@ class Upstream:
         )
         return _Httpx(await self._transport.handle_async_request(request))
 
-    async def _take_slot(self) -> None:
+    async def _wait_for_slot(self) -> None:
         """Wait for one of `max_connections` connections."""
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
         try:
             await asyncio.wait_for(self._slots.acquire(), self._settings.connect_timeout)
         except TimeoutError as why:
@@ -260,7 +268,9 @@ class Upstream:
 class _Httpx:
     """A response of httpx's kind."""
 
-    __slots__ = ("_stream", "headers", "status")
+    __slots__ = ("_pieces", "_stream", "headers", "status")
+    ended: Final = False
+    """What comes next is not known before it is waited for."""
 
     def __init__(self, response: httpx.Response) -> None:
         if not isinstance(response.stream, httpx.AsyncByteStream):  # what a transport returns by its contract
@@ -268,9 +278,13 @@ class _Httpx:
         self.status = response.status_code
         self.headers: Headers = list(response.headers.raw)
         self._stream = response.stream
+        self._pieces = aiter(response.stream)
 
-    def pieces(self) -> AsyncIterator[bytes]:
-        return aiter(self._stream)
+    async def piece(self) -> bytes:
+        async for piece in self._pieces:
+            if piece:
+                return piece
+        return b""
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -286,6 +300,8 @@ def _parsed(base_url: str) -> httpx.URL:
 
 def _quoted(target: str) -> bytes:
     """Return the target as it was sent; bytes that no URL may hold are quoted."""
+    if target.isascii():
+        return target.encode()
     return _NOT_ASCII.sub(lambda match: b"%%%02X" % match[0][0], target.encode("latin-1"))
 
 

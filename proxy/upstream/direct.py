@@ -12,7 +12,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from ipaddress import ip_address
 from typing import Final
@@ -235,10 +235,14 @@ class DirectResponse:
         """The header fields, as they came."""
         return self._channel.headers
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes; raises `Broken` and `TimeoutError`."""
-        while piece := await self._channel.piece():
-            yield piece
+    @property
+    def ended(self) -> bool:
+        """Whether there is no more of the body than was returned."""
+        return self._channel.exhausted
+
+    async def piece(self) -> bytes:
+        """Return what has come of the body, nothing at its end; raises `Broken` and `TimeoutError`."""
+        return await self._channel.piece()
 
     async def aclose(self) -> None:
         """Let go of the connection, which is broken off where the body was not read to its end."""
@@ -247,7 +251,7 @@ class DirectResponse:
 
 def _head(origin: Origin, target: bytes, headers: Iterable[tuple[bytes, bytes]], length: int) -> bytes:
     lines = [b"POST %b HTTP/1.1" % target, b"Host: %b" % origin.authority]
-    lines += [b"%b: %b" % field for field in headers]
+    lines += map(b": ".join, headers)
     lines.append(b"Content-Length: %d\r\n\r\n" % length)
     head = b"\r\n".join(lines)
     ends = len(lines) + 1

@@ -88,7 +88,9 @@ async def transport() -> AsyncGenerator[DirectTransport]:
 
 
 async def _read(response: DirectResponse) -> bytes:
-    body = b"".join([piece async for piece in response.pieces()])
+    body = b""
+    while not response.ended and (piece := await response.piece()):
+        body += piece
     await response.aclose()
     return body
 
