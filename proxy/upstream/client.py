@@ -39,6 +39,8 @@ class Destination(Struct, frozen=True):
     """The header to send instead of the client's; None: see `forwards_credentials`."""
     forwards_credentials: bool
     """Whether the client's own `Authorization` goes along."""
+    forwards_query: bool = False
+    """Whether the query string of the client's request goes along: it may hold a key too."""
 
 
 class _Closing(Protocol):
@@ -158,7 +160,10 @@ class Upstream:
         self._settings = settings
         key = settings.api_key.get_secret_value() if settings.api_key is not None else None
         self.base: Final = Destination(
-            settings.base_url, _bearer(key), forwards_credentials=key is None and not shares_key
+            settings.base_url,
+            _bearer(key),
+            forwards_credentials=key is None and not shares_key,
+            forwards_query=True,
         )
         """Where everything goes that no route takes."""
         self._direct = DirectTransport()
@@ -173,7 +178,7 @@ class Upstream:
     def destination(self, model: str) -> Destination:
         """Return where a request for `model` goes: the first route that matches, else the base.
 
-        The client's own key goes to the base only, never to a route.
+        The client's own key goes to the base only, never to a route, and so does its query string.
         """
         for route in self._settings.routes:
             if any(fnmatchcase(model, pattern) for pattern in route.models):
