@@ -40,7 +40,10 @@ class Connection:
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
     async def body(self, limit: int) -> bytes:
         """Return the request's body.

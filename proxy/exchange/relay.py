@@ -117,14 +117,14 @@ def read_outcome(body: bytes, status: int) -> Outcome:
         completion = read_completion(read(body))
     except ValueError:
         return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    replies = tuple((as_stored(choice.message), False) for choice in completion.choices)
+    replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
     if not replies:
         error = words_of(completion.error) or "the upstream's answer holds no reply"
         return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
     return Outcome(
         Status.COMPLETE,
         replies,
-        tuple(choice.finish_reason for choice in completion.choices),
+        tuple([choice.finish_reason for choice in completion.choices]),
         completion.usage,
         completion.model,
         upstream_status=status,
@@ -180,7 +180,7 @@ class StreamRelay:
         outcome = Outcome(
             Status.COMPLETE,
             kept,
-            tuple(choice.finish_reason for choice in choices),
+            tuple([choice.finish_reason for choice in choices]),
             self._reply.usage,
             self._reply.model,
             upstream_status=self._answer.status,

@@ -214,8 +214,22 @@ class Upstream:
             await self._wait_for_slot()
         else:
             await self._slots.acquire()
+        settings, base_url = self._settings, destination.base_url
+        response: _Response | None = None
         try:
-            response = await self._send(destination.base_url, method, path, headers, content)
+            if method == "POST" and isinstance(content, bytes):
+                origin = origin_of(base_url)
+                if origin is not None and proxy_of(origin.scheme, origin.host, origin.port) is None:
+                    response = await self._direct.ask(
+                        origin,
+                        _quoted((origin.path + path).partition("#")[0]),
+                        headers,
+                        content,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                    )
+            if response is None:
+                response = await self._send(base_url, method, path, headers, content)
         except _FAILURES as why:
             self._slots.release()
             raise _error_of(why) from why
@@ -232,19 +246,8 @@ class Upstream:
         headers: Iterable[tuple[bytes, bytes]],
         content: bytes | AsyncIterable[bytes],
     ) -> _Response:
-        """Send a request the short way, where that is possible."""
+        """Send a request that cannot go straight to its server."""
         settings = self._settings
-        if method == "POST" and isinstance(content, bytes):
-            origin = origin_of(base_url)
-            if origin is not None and proxy_of(origin.scheme, origin.host, origin.port) is None:
-                return await self._direct.ask(
-                    origin,
-                    _quoted((origin.path + path).partition("#")[0]),
-                    headers,
-                    content,
-                    connect_timeout=settings.connect_timeout,
-                    read_timeout=settings.read_timeout,
-                )
         request = httpx.Request(
             method,
             _parsed(base_url),
@@ -273,9 +276,7 @@ class Upstream:
 class _Httpx:
     """A response of httpx's kind."""
 
-    __slots__ = ("_pieces", "_stream", "headers", "status")
-    ended: Final = False
-    """What comes next is not known before it is waited for."""
+    __slots__ = ("_pieces", "_stream", "ended", "headers", "status")
 
     def __init__(self, response: httpx.Response) -> None:
         if not isinstance(response.stream, httpx.AsyncByteStream):  # what a transport returns by its contract
@@ -284,6 +285,7 @@ class _Httpx:
         self.headers: Headers = list(response.headers.raw)
         self._stream = response.stream
         self._pieces = aiter(response.stream)
+        self.ended = False  # it is not known before it is waited for
 
     async def piece(self) -> bytes:
         async for piece in self._pieces:

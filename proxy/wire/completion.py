@@ -51,8 +51,10 @@ def read_completion(body: Any) -> Completion:
         message = item.get("message")
         if is_object(message):
             choices.append(ReplyChoice(_index(item, position), message, _name(item, "finish_reason")))
+    if len(choices) > 1:
+        choices.sort(key=lambda choice: choice.index)
     return Completion(
-        tuple(sorted(choices, key=lambda choice: choice.index)),
+        tuple(choices),
         _usage(body),
         _name(body, "id"),
         _name(body, "model"),
