@@ -18,7 +18,7 @@ from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store.records import Status
 from proxy.trimming.plan import Hidden
 from proxy.upstream.client import Answer
-from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion, usage_only
+from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion
 from proxy.wire.messages import JsonObject, Message
 from proxy.wire.reader import mended, read
 from proxy.wire.shapes import is_object
@@ -212,8 +212,7 @@ class StreamRelay:
                 except ValueError:
                     pass  # whatever it is, it is not ours to judge
                 else:
-                    self._reply.add(chunk)
-                    if self._hides_usage and usage_only(chunk):
+                    if self._reply.add(chunk) and self._hides_usage:
                         continue
             kept.append(event.raw)
         return b"".join(kept)

@@ -79,29 +79,33 @@ class CompletionAccumulator:
         self.usage = self.id = self.model = self.error = None
         self._choices: dict[int, _Choice] = {}
 
-    def add(self, chunk: Any) -> None:
-        """Take the next chunk: the parsed data of one event, whatever it is."""
+    def add(self, chunk: Any) -> bool:
+        """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
         if not is_object(chunk):
-            return
+            return False
         if self.id is None:
             self.id = _name(chunk, "id")
         if self.model is None:
             self.model = _name(chunk, "model")
         if chunk.get("usage"):
             self.usage = _usage(chunk) or self.usage
-        if self.error is None and ("error" in chunk or chunk.get("object") == "error"):
+        if self.error is None:
             self.error = _error(chunk)
         choices = chunk.get("choices")
-        if choices and is_array(choices):
-            position = 0
-            for item in choices:
-                if is_object(item):
-                    index = item.get("index")
-                    self._add(index if isinstance(index, int) else position, item)
-                    position += 1
+        if not choices:
+            return usage_only(chunk)
+        position = 0
+        for item in choices if is_array(choices) else ():
+            if is_object(item):
+                self._add(item, position)
+                position += 1
+        return False
 
-    def _add(self, index: int, item: JsonObject) -> None:
+    def _add(self, item: JsonObject, position: int) -> None:
         """Take what a chunk says of one choice."""
+        index = item.get("index")
+        if not isinstance(index, int):
+            index = position
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()

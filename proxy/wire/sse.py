@@ -22,6 +22,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")
 """A line's end and the blank line after it."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_DONE: Final = b"[DONE]"
 _FIELD: Final = b"data: "
 """What nearly every event begins with; it has one line."""
 _NEXT: Final = b"\n\n" + _FIELD
@@ -44,12 +45,8 @@ class Event(Struct, frozen=True):
     """Its `event` field; None where it has none."""
     complete: bool = True
     """Whether its end came; False for what a stream that broke off leaves."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it says that a stream of completions is at its end."""
-        data = self.data
-        return data is not None and not data.startswith(b"{") and data.strip() == b"[DONE]"
+    is_done: bool = False
+    """Whether it says that a stream of completions is at its end."""
 
 
 class EventDecoder:
@@ -75,7 +72,10 @@ class EventDecoder:
             if len(texts) == begun and data.count(b"\n") == 2 * begun:  # nothing but lines of data
                 self._buffer += rest
                 self._at_start = self._at_start and not texts
-                return [Event(text + b"\n\n", text[6:]) for text in texts]
+                return [
+                    Event(text + b"\n\n", data := text[6:], None, True, data.strip() == _DONE)
+                    for text in texts
+                ]
         self._buffer += data
         events: list[Event] = []
         start = 0
@@ -127,7 +127,7 @@ class EventDecoder:
             self._at_start = False
         self._ended_in_cr = raw.endswith(b"\r") and not raw.endswith(b"\n\r")
         data, name = _fields(text)
-        return Event(raw, data, name, complete)
+        return Event(raw, data, name, complete, data is not None and data.strip() == _DONE)
 
 
 def _fields(text: bytes) -> tuple[bytes | None, str | None]:
