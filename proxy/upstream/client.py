@@ -18,7 +18,7 @@ import httpx
 from msgspec import Struct
 
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.settings.model import UpstreamSettings
+from proxy.settings.model import Route, UpstreamSettings
 from proxy.upstream.channel import Broken
 from proxy.upstream.direct import DirectTransport, Unreachable, origin_of
 from proxy.upstream.transport import ExactTransport, proxy_of
@@ -166,6 +166,7 @@ class Upstream:
             forwards_query=True,
         )
         """Where everything goes that no route takes."""
+        self._routes = tuple([(route.models, _destination_of(route)) for route in settings.routes])
         self._direct = DirectTransport()
         self._transport = ExactTransport()
         self._slots = asyncio.Semaphore(settings.max_connections)
@@ -180,10 +181,9 @@ class Upstream:
 
         The client's own key goes to the base only, never to a route, and so does its query string.
         """
-        for route in self._settings.routes:
-            if any(fnmatchcase(model, pattern) for pattern in route.models):
-                key = route.api_key.get_secret_value() if route.api_key is not None else None
-                return Destination(route.base_url, _bearer(key), forwards_credentials=False)
+        for patterns, destination in self._routes:
+            if any(fnmatchcase(model, pattern) for pattern in patterns):
+                return destination
         return self.base
 
     async def ask(
@@ -314,6 +314,11 @@ def _quoted(target: str) -> bytes:
 
 def _as_it_is(data: bytes) -> bytes:
     return data
+
+
+def _destination_of(route: Route) -> Destination:
+    key = route.api_key.get_secret_value() if route.api_key is not None else None
+    return Destination(route.base_url, _bearer(key), forwards_credentials=False)
 
 
 def _bearer(key: str | None) -> bytes | None:
