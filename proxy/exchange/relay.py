@@ -137,7 +137,7 @@ class StreamRelay:
     def __init__(self, answer: Answer, client: Client, *, hides_usage: bool) -> None:
         """Relay `answer` to `client`; `hides_usage` keeps the chunk back that only the proxy asked for."""
         self._answer = answer
-        self._chunks = answer.chunks(plain=answer.readable)
+        self._plain = answer.readable
         self._client = client
         self._hides_usage = hides_usage
         self._events = EventDecoder()
@@ -154,7 +154,7 @@ class StreamRelay:
         """
         await self._client.start(self._answer.status, headers)
         try:
-            async for chunk in self._chunks:
+            while chunk := await self._answer.chunk(plain=self._plain):
                 await self._pass_on(chunk)
                 if self._done:
                     break
@@ -230,7 +230,7 @@ class StreamRelay:
         rest = bytearray()
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
-                async for chunk in self._chunks:
+                while chunk := await self._answer.chunk(plain=self._plain):
                     rest += chunk
             except UpstreamError:
                 pass  # the reply is whole and settled

@@ -64,7 +64,7 @@ class VirtualStream:
         self._interval = interval
         self._sieve = Sieve(rounds.names, hides_usage=hides_usage)
         self._events = EventDecoder()
-        self._chunks = answer.chunks(plain=True)
+        self._plain = True
         self._done = False  # this round's `[DONE]` came
         self._tail = b""  # that, and what came with it
         self._failure: str | None = None  # why there is no more
@@ -145,7 +145,7 @@ class VirtualStream:
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until `[DONE]` or the end; return what came last without an end, and what is shown of it."""
         try:
-            async for chunk in self._chunks:
+            while chunk := await self._answer.chunk(plain=self._plain):
                 await self._pass_on(chunk)
                 if self._done:
                     return []
@@ -206,7 +206,7 @@ class VirtualStream:
             await self._end(shown)
             return False
         self._sieve.next(may_ask=self._rounds.may_ask)
-        self._events, self._chunks = EventDecoder(), answer.chunks(plain=answer.readable)
+        self._events, self._plain = EventDecoder(), answer.readable
         self._done, self._tail = False, b""
         return True
 
@@ -278,7 +278,7 @@ class VirtualStream:
             return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
-                async for chunk in self._chunks:
+                while chunk := await self._answer.chunk(plain=self._plain):
                     rest += chunk
             except UpstreamError:
                 pass  # the round is whole

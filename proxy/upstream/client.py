@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final, Protocol
@@ -81,6 +81,7 @@ class Answer:
         self._response = response
         self._slots: _Closing | None = slots
         self._body: bytes | None = None
+        self._inflate: Callable[[bytes], bytes] | None = None
         # From the last to the first, so that the first stays.
         self._values = {name.lower(): value for name, value in reversed(self.headers)}
         encoding = self._values.get(b"content-encoding", b"").strip().lower()
@@ -93,45 +94,49 @@ class Answer:
 
     @property
     def readable(self) -> bool:
-        """Whether `chunks(plain=True)` can undo the content encoding."""
+        """Whether `chunk(plain=True)` can undo the content encoding."""
         return not self.encoding or self.encoding in _INFLATE
 
     @property
     def ended(self) -> bool:
-        """Whether all of the body is known to have been yielded: whoever reads on waits for nothing."""
+        """Whether all of the body is known to have been returned: whoever reads on waits for nothing."""
         return self._response.ended
 
-    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
-        """Yield the body's bytes as they come; `plain` undoes the content encoding.
+    async def chunk(self, *, plain: bool = False) -> bytes:
+        """Return what has come of the body since the last call, at least one byte; nothing at its end.
+
+        `plain` undoes the content encoding, where it is `readable`.
 
         Raises:
             UpstreamTimeout: nothing came for as long as `read_timeout`.
             UpstreamUnreachable: the connection broke.
         """
-        inflate = (
-            zlib.decompressobj(_INFLATE[self.encoding]).decompress if plain and self.encoding else _as_it_is
-        )
         try:
             while piece := await self._response.piece():
-                yield inflate(piece)
+                if not (plain and self.encoding):
+                    return piece
+                if self._inflate is None:
+                    self._inflate = zlib.decompressobj(_INFLATE[self.encoding]).decompress
+                if inflated := self._inflate(piece):
+                    return inflated
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
         except _FAILURES as why:
             raise _error_of(why) from why
+        return b""
+
+    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+        """Yield the body's bytes as they come; see `chunk`."""
+        while chunk := await self.chunk(plain=plain):
+            yield chunk
 
     async def read(self) -> bytes:
         """Return the whole body, decoded where it is `readable`; raises as `chunks` does."""
         if self._body is None:
-            if self.encoding:
-                self._body = b"".join([chunk async for chunk in self.chunks(plain=self.readable)])
-            else:  # nearly always
-                parts: list[bytes] = []
-                try:
-                    while piece := await self._response.piece():
-                        parts.append(piece)
-                except _FAILURES as why:
-                    raise _error_of(why) from why
-                self._body = b"".join(parts)
+            parts: list[bytes] = []
+            while part := await self.chunk(plain=self.readable):
+                parts.append(part)
+            self._body = b"".join(parts)
         return self._body
 
     async def aclose(self) -> None:
@@ -310,10 +315,6 @@ def _quoted(target: str) -> bytes:
     if target.isascii():
         return target.encode()
     return _NOT_ASCII.sub(lambda match: b"%%%02X" % match[0][0], target.encode("latin-1"))
-
-
-def _as_it_is(data: bytes) -> bytes:
-    return data
 
 
 def _destination_of(route: Route) -> Destination:

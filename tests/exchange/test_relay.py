@@ -33,16 +33,20 @@ class _Answer:
         self.pieces, self.fault, self.status, self.readable = pieces, fault, status, True
         self.ended = False
         """Whether it is known that all of it was taken."""
+        self._said = self.said()
 
-    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+    async def chunk(self, *, plain: bool = False) -> bytes:
         assert plain is self.readable
+        return await anext(self._said, b"")
+
+    async def said(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
             yield piece
         if self.fault is not None:
             raise self.fault
 
     async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.chunks(plain=True)])
+        return b"".join([piece async for piece in self._said])
 
 
 class _Client:
@@ -102,8 +106,7 @@ async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(e
     seen: list[bytes] = []
 
     class Answer(_Answer):
-        async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
-            assert plain
+        async def said(self) -> AsyncIterator[bytes]:
             self.ended = ended
             yield HELLO + STOP + DONE + b": bye\n"
             seen.append(client.got)
