@@ -82,11 +82,16 @@ class Application:
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
             connection = Connection(scope, receive, send)
-            if path in _CHAT and scope["method"] == "POST" and self._chat is not None:
-                await _guarded(connection, self._chat.serve(connection))
-                return
-            if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
-                await _guarded(connection, self._passthrough.serve(connection, path[len(_OPENAI) - 1 :]))
+            try:
+                if path in _CHAT and scope["method"] == "POST" and self._chat is not None:
+                    await self._chat.serve(connection)
+                    return
+                if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
+                    await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
+                    return
+            except Exception:  # noqa: BLE001 - the outermost place: the client must hear of it in words it knows
+                _LOG.exception(_FAULT)
+                await connection.fail(InternalError(_MISTAKE))
                 return
             if self._gate is not None:
                 try:
@@ -156,15 +161,6 @@ async def _logged(work: Awaitable[None]) -> None:
         await work
     except Exception:  # noqa: BLE001 - the outermost place: what it is, the log says
         _LOG.exception(_FAULT)
-
-
-async def _guarded(connection: Connection, work: Awaitable[None]) -> None:
-    """Do the work; a mistake of our own ends in an error of OpenAI's shape and a trace in the log."""
-    try:
-        await work
-    except Exception:  # noqa: BLE001 - the outermost place: the client must hear of it in words it knows
-        _LOG.exception(_FAULT)
-        await connection.fail(InternalError(_MISTAKE))
 
 
 def _refusal(error: PalimpsestError) -> Response:

@@ -24,12 +24,11 @@ class ChatEndpoint:
         """Answer one request, whatever comes of it."""
         try:
             call = await self._call(connection)
+            await connection.serve(self._chat.answer(call, connection), stops=self._cancels)
         except PalimpsestError as why:
             await connection.fail(why)
-            return
         except ClientLeft:
-            return
-        await connection.serve(self._answer(call, connection), stops=self._cancels)
+            pass
 
     async def _call(self, connection: Connection) -> Call:
         """Read the request.
@@ -46,9 +45,3 @@ class ChatEndpoint:
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         body = await connection.body(self._limit)
         return Call(caller.tenant, connection.headers, connection.query, body)
-
-    async def _answer(self, call: Call, connection: Connection) -> None:
-        try:
-            await self._chat.answer(call, connection)
-        except PalimpsestError as why:
-            await connection.fail(why)

@@ -37,10 +37,14 @@ class Connection:
         self._send = send
         self._started = False
         self._body_read = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
     async def body(self, limit: int) -> bytes:
         """Return the request's body.
@@ -90,18 +94,12 @@ class Connection:
         Before a response has begun, no server tells of that: someone must wait for it beside the work. What
         is done within `UNWATCHED_SECONDS` is spared that.
         """
-        mine = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        mine = asyncio.current_task(loop)
         if mine is None:
             raise RuntimeError("a connection is served by a task")
         # Not a task group: with one, waiting beside the work costs more than the work of a small request.
-        watching: asyncio.Task[None] | None = None
-        loop = asyncio.get_running_loop()
-
-        def watch() -> None:
-            nonlocal watching
-            watching = loop.create_task(self._stop_when_left(mine, stops=stops))
-
-        unwatched = loop.call_later(UNWATCHED_SECONDS, watch)
+        unwatched = loop.call_later(UNWATCHED_SECONDS, self._watch, mine, stops)
         try:
             await work
         except asyncio.CancelledError:
@@ -110,8 +108,11 @@ class Connection:
             mine.uncancel()
         finally:
             unwatched.cancel()
-            if watching is not None:
-                watching.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+
+    def _watch(self, work: asyncio.Task[Any], stops: bool) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._stop_when_left(work, stops=stops))
 
     async def _stop_when_left(self, work: asyncio.Task[Any], *, stops: bool) -> None:
         await self.left()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -32,6 +33,9 @@ class Caller(Struct, frozen=True):
     admin: bool = False
 
 
+_EVERYBODY: Final = Caller(DEFAULT_TENANT)
+
+
 class Gate:
     """Tells who asks. One for the life of the process."""
 
@@ -52,11 +56,13 @@ class Gate:
         """
         values = {name.lower(): value for name, value in headers}
         self.check_host(values.get(b"host"))
+        if self._mode == "none" and self._admin is None:
+            return _EVERYBODY
         token = _token(values.get(b"authorization", b""))
         if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
             return Caller("", admin=True)
         if self._mode == "none":
-            return Caller(DEFAULT_TENANT)
+            return _EVERYBODY
         if not token:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
@@ -68,7 +74,7 @@ class Gate:
 
     def check_host(self, host: bytes | None) -> None:
         """Refuse names that are not this machine's where there is no authentication."""
-        if self._mode == "none" and _name_of((host or b"").decode("latin-1")) not in _LOCAL_NAMES:
+        if self._mode == "none" and not _is_local(host or b""):
             raise Forbidden(
                 "Without authentication this proxy answers only as localhost, 127.0.0.1 or [::1]. "
                 "Call it by one of these names, or set auth.mode.",
@@ -76,10 +82,12 @@ class Gate:
             )
 
 
-def _name_of(host: str) -> str:
-    """Return the host without its port."""
-    name, _, port = host.rpartition(":")
-    return (name if name and port.isdigit() else host).lower()
+@lru_cache(maxsize=64)
+def _is_local(host: bytes) -> bool:
+    """Tell whether a `Host`, with a port or without, is a name of this machine's."""
+    text = host.decode("latin-1")
+    name, _, port = text.rpartition(":")
+    return (name if name and port.isdigit() else text).lower() in _LOCAL_NAMES
 
 
 def _token(authorization: bytes) -> str:

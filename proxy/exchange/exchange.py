@@ -43,6 +43,7 @@ from proxy.recall.tools import offered, with_tools
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, Policies
 from proxy.store.records import Settled, Status, SummaryRow, session_key
+from proxy.telemetry.log import note
 from proxy.trimming.plan import Entry, Known, Plan
 from proxy.trimming.policy import Policy
 from proxy.upstream.client import Answer
@@ -365,14 +366,8 @@ class ChatCompletions:
             model, planned, scale = turn.request.model, turn.ticket.plan, turn.past.scale
             reported = usage.get("prompt_tokens")
             turn.scale = self._knowledge.learn(model, scale, planned.tokens_sent, reported)
-        _LOG.info(
-            "exchange",
-            extra={
-                "fields": log_line(
-                    turn.ticket, turn.past.arrival.kind, outcome.status, turn.timings["settled"]
-                )
-            },
-        )
+        took = turn.timings["settled"]
+        note(_LOG, "exchange", log_line(turn.ticket, turn.past.arrival.kind, outcome.status, took))
         if not turn.stored:
             return
         waits = self._store.waits_for_beginnings and turn.began is not None and not turn.began.done()

@@ -158,7 +158,9 @@ class Inquiry:
             drop_credentials=not destination.forwards_credentials,
             extra_drop=self._dropped,
         )
-        path = "/chat/completions" + (f"?{turn.call.query.decode('latin-1')}" if turn.call.query else "")
+        path = "/chat/completions"
+        if turn.call.query and destination.forwards_query:
+            path += f"?{turn.call.query.decode('latin-1')}"
         body = self._body(turn, adds_usage=adds_usage)
         turn.sent_bytes = len(body)
         return await self._upstream.ask(

@@ -18,11 +18,11 @@ from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store.records import Status
 from proxy.trimming.plan import Hidden
 from proxy.upstream.client import Answer
-from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion, usage_only
+from proxy.wire.completion import CompletionAccumulator, ReplyChoice, read_completion
 from proxy.wire.messages import JsonObject, Message
 from proxy.wire.reader import mended, read
 from proxy.wire.shapes import is_object
-from proxy.wire.sse import EventDecoder
+from proxy.wire.sse import Event, EventDecoder
 from proxy.wire.writer import write
 
 AFTER_DONE_SECONDS: Final = 1.0
@@ -117,14 +117,14 @@ def read_outcome(body: bytes, status: int) -> Outcome:
         completion = read_completion(read(body))
     except ValueError:
         return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    replies = tuple((as_stored(choice.message), False) for choice in completion.choices)
+    replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
     if not replies:
         error = words_of(completion.error) or "the upstream's answer holds no reply"
         return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
     return Outcome(
         Status.COMPLETE,
         replies,
-        tuple(choice.finish_reason for choice in completion.choices),
+        tuple([choice.finish_reason for choice in completion.choices]),
         completion.usage,
         completion.model,
         upstream_status=status,
@@ -137,12 +137,14 @@ class StreamRelay:
     def __init__(self, answer: Answer, client: Client, *, hides_usage: bool) -> None:
         """Relay `answer` to `client`; `hides_usage` keeps the chunk back that only the proxy asked for."""
         self._answer = answer
-        self._chunks = answer.chunks(plain=answer.readable)
+        self._plain = answer.readable
         self._client = client
         self._hides_usage = hides_usage
         self._events = EventDecoder()
         self._reply = CompletionAccumulator()
         self._done = False
+        self._tail = b""
+        """`[DONE]`, and what came with it."""
         self._failure: UpstreamError | None = None
 
     async def run(self, headers: Headers, settle: Settle) -> None:
@@ -152,14 +154,15 @@ class StreamRelay:
         """
         await self._client.start(self._answer.status, headers)
         try:
-            async for chunk in self._chunks:
-                await self._pass_on(chunk, settle)
+            while chunk := await self._answer.chunk(plain=self._plain):
+                await self._pass_on(chunk)
                 if self._done:
                     break
         except UpstreamError as why:
             self._failure = why
         if self._done:
-            await self._client.end(await self._after_done())
+            await settle(self.outcome())
+            await self._end()
             return
         last = self._events.flush()
         rest = self._read(last)
@@ -177,7 +180,7 @@ class StreamRelay:
         outcome = Outcome(
             Status.COMPLETE,
             kept,
-            tuple(choice.finish_reason for choice in choices),
+            tuple([choice.finish_reason for choice in choices]),
             self._reply.usage,
             self._reply.model,
             upstream_status=self._answer.status,
@@ -188,42 +191,46 @@ class StreamRelay:
             outcome.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         return outcome
 
-    async def _pass_on(self, chunk: bytes, settle: Settle) -> None:
-        """Relay the events that `chunk` completes; at `[DONE]`, settle first."""
-        ready = bytearray()
-        for event in self._events.feed(chunk):
-            if event.is_done and not self._done:
-                if ready:
-                    await self._client.write(bytes(ready))
-                    ready.clear()
-                self._done = True
-                await settle(self.outcome())
-            if self._keep(event.data):
-                ready += event.raw
+    async def _pass_on(self, chunk: bytes) -> None:
+        """Relay the events that `chunk` completes, up to `[DONE]`."""
+        events = self._events.feed(chunk)
+        done = next((place for place, event in enumerate(events) if event.is_done), None)
+        ready = self._read(events if done is None else events[:done])
         if ready:
-            await self._client.write(bytes(ready))
+            await self._client.write(ready)
+        if done is not None:
+            self._tail = b"".join([event.raw for event in events[done:]])
+            self._done = True
 
-    def _read(self, events: Sequence[Any]) -> bytes:
+    def _read(self, events: Sequence[Event]) -> bytes:
         """Read these events and return the bytes of those to be relayed."""
-        return b"".join(event.raw for event in events if self._keep(event.data))
+        kept: list[bytes] = []
+        for event in events:
+            if event.data is not None:
+                try:
+                    chunk = read(event.data)
+                except ValueError:
+                    pass  # whatever it is, it is not ours to judge
+                else:
+                    if self._reply.add(chunk) and self._hides_usage:
+                        continue
+            kept.append(event.raw)
+        return b"".join(kept)
 
-    def _keep(self, data: bytes | None) -> bool:
-        """Read an event's data; tell whether the event goes to the client."""
-        if data is None or self._done:
-            return True
-        try:
-            chunk = read(data)
-        except ValueError:
-            return True  # whatever it is, it is not ours to judge
-        self._reply.add(chunk)
-        return not (self._hides_usage and usage_only(chunk))
+    async def _end(self) -> None:
+        """Send `[DONE]`, and what follows it: nothing as a rule."""
+        self._tail += b"".join([event.raw for event in self._events.flush()])
+        if not self._answer.ended:
+            await self._client.write(self._tail)
+            self._tail = await self._after_done()
+        await self._client.end(self._tail)
 
     async def _after_done(self) -> bytes:
-        """Return what follows `[DONE]`, nothing as a rule; a connection read to its end is used again."""
-        rest = bytearray(b"".join(event.raw for event in self._events.flush()))
+        """Return what else comes before the upstream closes; a connection read to its end is used again."""
+        rest = bytearray()
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
-                async for chunk in self._chunks:
+                while chunk := await self._answer.chunk(plain=self._plain):
                     rest += chunk
             except UpstreamError:
                 pass  # the reply is whole and settled

@@ -64,7 +64,7 @@ class VirtualStream:
         self._interval = interval
         self._sieve = Sieve(rounds.names, hides_usage=hides_usage)
         self._events = EventDecoder()
-        self._chunks = answer.chunks(plain=True)
+        self._plain = True
         self._done = False  # this round's `[DONE]` came
         self._tail = b""  # that, and what came with it
         self._failure: str | None = None  # why there is no more
@@ -131,8 +131,10 @@ class VirtualStream:
                 await self._rounds.answer_mixed(sieve.message, calls)
         await settle(self.outcome())
         if self._done:
-            await self._send(self._tail, flush=True)
-            await self._end(await self._after_done())
+            if not self._answer.ended:
+                await self._send(self._tail, flush=True)
+                self._tail = b""
+            await self._end(self._tail + await self._after_done())
             return False
         error = self._closing_error()
         if error:  # half an event before it would swallow it
@@ -143,7 +145,7 @@ class VirtualStream:
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until `[DONE]` or the end; return what came last without an end, and what is shown of it."""
         try:
-            async for chunk in self._chunks:
+            while chunk := await self._answer.chunk(plain=self._plain):
                 await self._pass_on(chunk)
                 if self._done:
                     return []
@@ -204,7 +206,7 @@ class VirtualStream:
             await self._end(shown)
             return False
         self._sieve.next(may_ask=self._rounds.may_ask)
-        self._events, self._chunks = EventDecoder(), answer.chunks(plain=answer.readable)
+        self._events, self._plain = EventDecoder(), answer.readable
         self._done, self._tail = False, b""
         return True
 
@@ -272,9 +274,11 @@ class VirtualStream:
     async def _after_done(self) -> bytes:
         """Return what follows `[DONE]`, nothing as a rule; a connection read to its end is used again."""
         rest = b"".join(event.raw for event in self._events.flush())
+        if self._answer.ended:
+            return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
-                async for chunk in self._chunks:
+                while chunk := await self._answer.chunk(plain=self._plain):
                     rest += chunk
             except UpstreamError:
                 pass  # the round is whole

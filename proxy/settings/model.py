@@ -74,7 +74,7 @@ class ServerSettings(_Section):
 
 
 class Route(_Section):
-    """Another upstream for some models."""
+    """Another upstream for some models; nothing that may be a key of the client's is sent there."""
 
     models: Annotated[tuple[Pattern, ...], Field(min_length=1)]
     """Names of models, with wildcards: `deepseek-*`."""

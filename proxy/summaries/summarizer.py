@@ -130,8 +130,7 @@ class Summarizer:
         forwards = usual.forwards_credentials
         headers = [pair for pair in caller.headers if forwards and pair[0].lower() in _CALLERS]
         # Some providers want one with each request (Azure's `api-version`). It may hold a key, too.
-        asked = self._upstream.destination(asking)
-        known = usual.base_url == asked.base_url and settings.base_url is None and key is None
+        known = usual.forwards_query and self._upstream.destination(asking).forwards_query
         query = f"?{caller.query.decode('latin-1')}" if known and caller.query else ""
         return Target(
             model,

@@ -10,6 +10,7 @@ import sys
 from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 _WORD: Final = re.compile(r'[^\s"=]+')
 
 
@@ -34,7 +35,7 @@ class FieldFormatter(logging.Formatter):
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
             line |= {"message": record.getMessage()} | fields | ({"trace": trace} if trace else {})
-            return json.dumps(line, ensure_ascii=False, default=str)
+            return _JSON.encode(line)
         pairs = "".join([f" {key}={_shown(value)}" for key, value in fields.items()])
         line_text = f"{moment} {record.levelname.lower():<7} {record.getMessage()}{pairs}"
         return f"{line_text}\n{trace}" if trace else line_text
@@ -95,6 +96,14 @@ class LineHandler(logging.Handler):
         self.flush()
 
 
+def note(logger: logging.Logger, message: str, fields: dict[str, Any]) -> None:
+    """Log a message with its fields: `logger.info(message, extra={"fields": fields})`, in fewer steps."""
+    if logger.isEnabledFor(logging.INFO):
+        record = logging.LogRecord(logger.name, logging.INFO, "", 0, message, (), None)
+        record.fields = fields
+        logger.handle(record)
+
+
 def set_up_logging(style: Literal["text", "json"], level: str) -> None:
     """Send the log of this process to standard error."""
     # What no line says need not be found out: where it is logged takes longer than writing it.
@@ -119,4 +128,4 @@ def _shown(value: Any) -> str:
     if type(value) is int or type(value) is float:  # most of them
         return str(value)
     text = "-" if value is None or value == "" else str(value)
-    return text if text.isalnum() or _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if text.isalnum() or _WORD.fullmatch(text) else _JSON.encode(text)

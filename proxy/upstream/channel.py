@@ -9,6 +9,7 @@ no body by their method (HEAD, CONNECT) are not for it.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final, cast
 
 import httptools
@@ -25,6 +26,8 @@ _PAUSE_BYTES: Final = 262_144
 """How much of a body waits to be taken before the upstream has to wait."""
 _TOGETHER_BYTES: Final = 65_536
 """Up to this size head and body are put together and sent by one call."""
+_TIMEOUT: Final = re.compile(rb"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
+"""What `Keep-Alive` says of how long the connection may rest (RFC 2068, section 19.7.1.1)."""
 _BODILESS: Final = frozenset({204, 304})
 """RFC 9110, section 6.4.1: their answers end with their headers, whatever those say."""
 
@@ -57,6 +60,7 @@ class Channel(asyncio.Protocol):
         "_waiter",
         "complete",
         "headers",
+        "rests",
         "status",
     )
 
@@ -66,6 +70,8 @@ class Channel(asyncio.Protocol):
     """Its header fields in order, repetitions and bytes as they came; those of trailers are left out."""
     complete: bool
     """Whether all of the answer has come."""
+    rests: int | None
+    """Seconds for which the server keeps the connection for another request; None: it does not say."""
 
     def __init__(self) -> None:
         """Belong to the running event loop; asyncio calls the rest."""
@@ -84,6 +90,7 @@ class Channel(asyncio.Protocol):
         self.status = 0
         self.headers = []
         self.complete = False
+        self.rests = None
         self._begun = False
         self._keeps = False
         self._until_end = False
@@ -140,6 +147,16 @@ class Channel(asyncio.Protocol):
             self._heard = self._loop.time()  # it was not the upstream that kept silent
             self._transport.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def silent(self) -> bool:
+        """Whether not a byte has come since the request was sent."""
+        return not self._begun and not self._overhead
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of the answer has come, and was returned."""
+        return self.complete and not self._parts
 
     @property
     def free(self) -> bool:
@@ -292,8 +309,16 @@ class Channel(asyncio.Protocol):
         self.status = status
         self._begun = True
         self._keeps = self._parser.should_keep_alive()
-        lengths = [value for name, value in self.headers if name.lower() == b"content-length"]
-        codings = [value for name, value in self.headers if name.lower() == b"transfer-encoding"]
+        lengths: list[bytes] = []
+        codings: list[bytes] = []
+        for name, value in self.headers:
+            lower = name.lower()
+            if lower == b"content-length":
+                lengths.append(value)
+            elif lower == b"transfer-encoding":
+                codings.append(value)
+            elif lower == b"keep-alive" and (found := _TIMEOUT.search(value)) is not None:
+                self.rests = int(found[1])
         if status in _BODILESS:
             self._keeps = self._keeps and not codings and all(length == b"0" for length in lengths)
             self._end()

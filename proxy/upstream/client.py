@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final, Protocol
@@ -18,7 +18,7 @@ import httpx
 from msgspec import Struct
 
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.settings.model import UpstreamSettings
+from proxy.settings.model import Route, UpstreamSettings
 from proxy.upstream.channel import Broken
 from proxy.upstream.direct import DirectTransport, Unreachable, origin_of
 from proxy.upstream.transport import ExactTransport, proxy_of
@@ -39,6 +39,8 @@ class Destination(Struct, frozen=True):
     """The header to send instead of the client's; None: see `forwards_credentials`."""
     forwards_credentials: bool
     """Whether the client's own `Authorization` goes along."""
+    forwards_query: bool = False
+    """Whether the query string of the client's request goes along: it may hold a key too."""
 
 
 class _Closing(Protocol):
@@ -54,7 +56,10 @@ class _Response(Protocol):
     @property
     def headers(self) -> Headers: ...
 
-    def pieces(self) -> AsyncIterator[bytes]: ...
+    @property
+    def ended(self) -> bool: ...
+
+    async def piece(self) -> bytes: ...
 
     async def aclose(self) -> None: ...
 
@@ -76,52 +81,62 @@ class Answer:
         self._response = response
         self._slots: _Closing | None = slots
         self._body: bytes | None = None
+        self._inflate: Callable[[bytes], bytes] | None = None
         # From the last to the first, so that the first stays.
         self._values = {name.lower(): value for name, value in reversed(self.headers)}
+        encoding = self._values.get(b"content-encoding", b"").strip().lower()
+        self.encoding: Final = b"" if encoding == b"identity" else encoding
+        """The content encoding in lower case; empty where the body is sent as it is."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name."""
         return self._values.get(name)
 
     @property
-    def encoding(self) -> bytes:
-        """The content encoding in lower case; empty where the body is sent as it is."""
-        encoding = (self.header(b"content-encoding") or b"").strip().lower()
-        return b"" if encoding == b"identity" else encoding
-
-    @property
     def readable(self) -> bool:
-        """Whether `chunks(plain=True)` can undo the content encoding."""
+        """Whether `chunk(plain=True)` can undo the content encoding."""
         return not self.encoding or self.encoding in _INFLATE
 
-    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
-        """Yield the body's bytes as they come; `plain` undoes the content encoding.
+    @property
+    def ended(self) -> bool:
+        """Whether all of the body is known to have been returned: whoever reads on waits for nothing."""
+        return self._response.ended
+
+    async def chunk(self, *, plain: bool = False) -> bytes:
+        """Return what has come of the body since the last call, at least one byte; nothing at its end.
+
+        `plain` undoes the content encoding, where it is `readable`.
 
         Raises:
             UpstreamTimeout: nothing came for as long as `read_timeout`.
             UpstreamUnreachable: the connection broke.
         """
-        inflate = (
-            zlib.decompressobj(_INFLATE[self.encoding]).decompress if plain and self.encoding else _as_it_is
-        )
         try:
-            async for chunk in self._response.pieces():
-                yield inflate(chunk)
+            while piece := await self._response.piece():
+                if not (plain and self.encoding):
+                    return piece
+                if self._inflate is None:
+                    self._inflate = zlib.decompressobj(_INFLATE[self.encoding]).decompress
+                if inflated := self._inflate(piece):
+                    return inflated
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
         except _FAILURES as why:
             raise _error_of(why) from why
+        return b""
+
+    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+        """Yield the body's bytes as they come; see `chunk`."""
+        while chunk := await self.chunk(plain=plain):
+            yield chunk
 
     async def read(self) -> bytes:
         """Return the whole body, decoded where it is `readable`; raises as `chunks` does."""
         if self._body is None:
-            if self.encoding:
-                self._body = b"".join([chunk async for chunk in self.chunks(plain=self.readable)])
-            else:  # nearly always
-                try:
-                    self._body = b"".join([piece async for piece in self._response.pieces()])
-                except _FAILURES as why:
-                    raise _error_of(why) from why
+            parts: list[bytes] = []
+            while part := await self.chunk(plain=self.readable):
+                parts.append(part)
+            self._body = b"".join(parts)
         return self._body
 
     async def aclose(self) -> None:
@@ -150,9 +165,13 @@ class Upstream:
         self._settings = settings
         key = settings.api_key.get_secret_value() if settings.api_key is not None else None
         self.base: Final = Destination(
-            settings.base_url, _bearer(key), forwards_credentials=key is None and not shares_key
+            settings.base_url,
+            _bearer(key),
+            forwards_credentials=key is None and not shares_key,
+            forwards_query=True,
         )
         """Where everything goes that no route takes."""
+        self._routes = tuple([(route.models, _destination_of(route)) for route in settings.routes])
         self._direct = DirectTransport()
         self._transport = ExactTransport()
         self._slots = asyncio.Semaphore(settings.max_connections)
@@ -165,12 +184,11 @@ class Upstream:
     def destination(self, model: str) -> Destination:
         """Return where a request for `model` goes: the first route that matches, else the base.
 
-        The client's own key goes to the base only, never to a route.
+        The client's own key goes to the base only, never to a route, and so does its query string.
         """
-        for route in self._settings.routes:
-            if any(fnmatchcase(model, pattern) for pattern in route.models):
-                key = route.api_key.get_secret_value() if route.api_key is not None else None
-                return Destination(route.base_url, _bearer(key), forwards_credentials=False)
+        for patterns, destination in self._routes:
+            if any(fnmatchcase(model, pattern) for pattern in patterns):
+                return destination
         return self.base
 
     async def ask(
@@ -197,9 +215,26 @@ class Upstream:
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
-        await self._take_slot()
+        if self._slots.locked():
+            await self._wait_for_slot()
+        else:
+            await self._slots.acquire()
+        settings, base_url = self._settings, destination.base_url
+        response: _Response | None = None
         try:
-            response = await self._send(destination.base_url, method, path, headers, content)
+            if method == "POST" and isinstance(content, bytes):
+                origin = origin_of(base_url)
+                if origin is not None and proxy_of(origin.scheme, origin.host, origin.port) is None:
+                    response = await self._direct.ask(
+                        origin,
+                        _quoted((origin.path + path).partition("#")[0]),
+                        headers,
+                        content,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                    )
+            if response is None:
+                response = await self._send(base_url, method, path, headers, content)
         except _FAILURES as why:
             self._slots.release()
             raise _error_of(why) from why
@@ -216,19 +251,8 @@ class Upstream:
         headers: Iterable[tuple[bytes, bytes]],
         content: bytes | AsyncIterable[bytes],
     ) -> _Response:
-        """Send a request the short way, where that is possible."""
+        """Send a request that cannot go straight to its server."""
         settings = self._settings
-        if method == "POST" and isinstance(content, bytes):
-            origin = origin_of(base_url)
-            if origin is not None and proxy_of(origin.scheme, origin.host, origin.port) is None:
-                return await self._direct.ask(
-                    origin,
-                    _quoted((origin.path + path).partition("#")[0]),
-                    headers,
-                    content,
-                    connect_timeout=settings.connect_timeout,
-                    read_timeout=settings.read_timeout,
-                )
         request = httpx.Request(
             method,
             _parsed(base_url),
@@ -243,11 +267,8 @@ class Upstream:
         )
         return _Httpx(await self._transport.handle_async_request(request))
 
-    async def _take_slot(self) -> None:
+    async def _wait_for_slot(self) -> None:
         """Wait for one of `max_connections` connections."""
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
         try:
             await asyncio.wait_for(self._slots.acquire(), self._settings.connect_timeout)
         except TimeoutError as why:
@@ -260,7 +281,7 @@ class Upstream:
 class _Httpx:
     """A response of httpx's kind."""
 
-    __slots__ = ("_stream", "headers", "status")
+    __slots__ = ("_pieces", "_stream", "ended", "headers", "status")
 
     def __init__(self, response: httpx.Response) -> None:
         if not isinstance(response.stream, httpx.AsyncByteStream):  # what a transport returns by its contract
@@ -268,9 +289,14 @@ class _Httpx:
         self.status = response.status_code
         self.headers: Headers = list(response.headers.raw)
         self._stream = response.stream
+        self._pieces = aiter(response.stream)
+        self.ended = False  # it is not known before it is waited for
 
-    def pieces(self) -> AsyncIterator[bytes]:
-        return aiter(self._stream)
+    async def piece(self) -> bytes:
+        async for piece in self._pieces:
+            if piece:
+                return piece
+        return b""
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -286,11 +312,14 @@ def _parsed(base_url: str) -> httpx.URL:
 
 def _quoted(target: str) -> bytes:
     """Return the target as it was sent; bytes that no URL may hold are quoted."""
+    if target.isascii():
+        return target.encode()
     return _NOT_ASCII.sub(lambda match: b"%%%02X" % match[0][0], target.encode("latin-1"))
 
 
-def _as_it_is(data: bytes) -> bytes:
-    return data
+def _destination_of(route: Route) -> Destination:
+    key = route.api_key.get_secret_value() if route.api_key is not None else None
+    return Destination(route.base_url, _bearer(key), forwards_credentials=False)
 
 
 def _bearer(key: str | None) -> bytes | None:

@@ -12,21 +12,27 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType] - of tuples of anything
 )
 from msgspec import Struct
 
-from proxy.upstream.channel import Channel, Headers
+from proxy.upstream.channel import Broken, Channel, Headers
 
 IDLE_SECONDS: Final = 4.0
 """How long a connection is kept that nobody needs. Many servers close it after five seconds, and a request
-that is sent just then is lost: it cannot be told whether they read it, so it is not sent again."""
+that is sent just then is lost: it cannot be told whether they read it."""
+_SPARE_SECONDS: Final = 1.0
+"""By how much sooner than a server says (`Keep-Alive: timeout=5`) a connection is given up."""
+_FRESH_SECONDS: Final = 0.1
+"""A connection that rested for less is used without looking whether its end has come: none closes so soon."""
+_REPEATABLE: Final = re.compile(rb"\n(?:X-)?Idempotency-Key:", re.IGNORECASE)
+"""A header by which a client says that its request may come twice. (Go's HTTP client has it so, too.)"""
 _NEXT_ADDRESS_SECONDS: Final = 0.25
 """RFC 8305: how long one address of a host is waited for before the next one is tried beside it."""
 _TURNS: Final = 10
@@ -78,6 +84,16 @@ def origin_of(base_url: str) -> Origin | None:
     )
 
 
+class _Resting(NamedTuple):
+    """A connection that waits for a request."""
+
+    channel: Channel
+    since: float
+    """When it began to, by the event loop's clock."""
+    until: float
+    """When it is given up."""
+
+
 class DirectTransport:
     """The connections of one process; to be made and closed inside the event loop.
 
@@ -87,9 +103,9 @@ class DirectTransport:
     def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
         """Connect to nothing yet; keep a connection for so long while nobody needs it."""
         self._idle_seconds = idle_seconds
-        self._open: set[Channel] = set()
-        self._idle: dict[Origin, list[tuple[float, Channel]]] = {}
-        """Those that wait for a request, each with the time since which it does, the longest first."""
+        self._open: dict[Channel, socket.socket] = {}
+        self._idle: dict[Origin, list[_Resting]] = {}
+        """Those that wait for a request, the longest first."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def ask(
@@ -114,19 +130,25 @@ class DirectTransport:
 
         Raises:
             Unreachable: no connection could be made.
-            Broken: the connection ended before the answer began.
+            Broken: the connection ended before the answer began. If it was a kept one and not a byte came,
+                the request was sent once more over a new one, where the client allows that.
             TimeoutError: one of the two limits was passed.
             ValueError: a header would be several.
         """
         head = _head(origin, target, headers, len(body))
-        channel = self._take(origin) or await self._connect(origin, connect_timeout)
-        try:
-            await channel.ask(head, body, read_timeout)
-        except BaseException:  # cancelled too: what would come on it belongs to nobody
-            self._open.discard(channel)
-            channel.close()
-            raise
-        return DirectResponse(channel, self, origin)
+        kept = self._take(origin)
+        while True:
+            channel = kept or await self._connect(origin, connect_timeout)
+            try:
+                await channel.ask(head, body, read_timeout)
+            except BaseException as why:  # cancelled too: what would come on it belongs to nobody
+                self._give_up(channel)
+                lost = kept is not None and isinstance(why, Broken) and channel.silent
+                if not (lost and _REPEATABLE.search(head)):
+                    raise
+                kept = None
+            else:
+                return DirectResponse(channel, self, origin)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -143,46 +165,54 @@ class DirectTransport:
 
     def give_back(self, channel: Channel, origin: Origin) -> None:
         """Keep a connection for the next request, or close it where none can be sent."""
-        if not channel.free:
-            self._open.discard(channel)
-            channel.close()
+        seconds = self._idle_seconds
+        if channel.rests is not None:
+            seconds = min(seconds, channel.rests - _SPARE_SECONDS)
+        if not channel.free or seconds <= 0:
+            self._give_up(channel)
             return
         channel.rest()
         loop = asyncio.get_running_loop()
-        self._idle.setdefault(origin, []).append((loop.time(), channel))
+        now = loop.time()
+        self._idle.setdefault(origin, []).append(_Resting(channel, now, now + seconds))
         if self._sweeping is None:
             self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
 
     def _take(self, origin: Origin) -> Channel | None:
         """Return the connection that was used last, if it still stands and is not too old."""
         idle = self._idle.get(origin)
-        limit = asyncio.get_running_loop().time() - self._idle_seconds
+        now = asyncio.get_running_loop().time()
         while idle:
-            since, channel = idle.pop()
-            if since > limit and channel.free:  # the sweep may be late
+            channel, since, until = idle.pop()
+            # The sweep may be late, and so may the news be that the server has closed it.
+            seen = until > now and channel.free
+            if seen and (now - since < _FRESH_SECONDS or not _has_news(self._open[channel])):
                 return channel
-            self._open.discard(channel)
-            channel.close()
+            self._give_up(channel)
         return None
+
+    def _give_up(self, channel: Channel) -> None:
+        """Use a connection no more."""
+        self._open.pop(channel, None)
+        channel.close()
 
     def _sweep(self) -> None:
         """Close what was not needed for long."""
         self._sweeping = None
         loop = asyncio.get_running_loop()
-        limit = loop.time() - self._idle_seconds
+        now = loop.time()
         for origin, idle in list(self._idle.items()):
-            for since, channel in idle:
-                if since <= limit:
-                    self._open.discard(channel)
-                    channel.close()
-            left = [(since, channel) for since, channel in idle if since > limit]
+            for resting in idle:
+                if resting.until <= now:
+                    self._give_up(resting.channel)
+            left = [resting for resting in idle if resting.until > now]
             if left:
                 self._idle[origin] = left
             else:
                 del self._idle[origin]
-        oldest = min((idle[0][0] for idle in self._idle.values()), default=None)
-        if oldest is not None:
-            self._sweeping = loop.call_later(oldest - limit, self._sweep)
+        ends = [resting.until for idle in self._idle.values() for resting in idle]
+        if ends:
+            self._sweeping = loop.call_later(min(ends) - now, self._sweep)
 
     async def _connect(self, origin: Origin, seconds: float) -> Channel:
         loop = asyncio.get_running_loop()
@@ -210,7 +240,7 @@ class DirectTransport:
             raise Unreachable(str(why)) from why
         except UnicodeError as why:  # a name that is none: `a..b`, or a part of more than 63 characters
             raise Unreachable(f"{origin.host!r} is no name of a host") from why
-        self._open.add(channel)
+        self._open[channel] = connected
         return channel
 
 
@@ -235,10 +265,14 @@ class DirectResponse:
         """The header fields, as they came."""
         return self._channel.headers
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes; raises `Broken` and `TimeoutError`."""
-        while piece := await self._channel.piece():
-            yield piece
+    @property
+    def ended(self) -> bool:
+        """Whether there is no more of the body than was returned."""
+        return self._channel.exhausted
+
+    async def piece(self) -> bytes:
+        """Return what has come of the body, nothing at its end; raises `Broken` and `TimeoutError`."""
+        return await self._channel.piece()
 
     async def aclose(self) -> None:
         """Let go of the connection, which is broken off where the body was not read to its end."""
@@ -247,13 +281,24 @@ class DirectResponse:
 
 def _head(origin: Origin, target: bytes, headers: Iterable[tuple[bytes, bytes]], length: int) -> bytes:
     lines = [b"POST %b HTTP/1.1" % target, b"Host: %b" % origin.authority]
-    lines += [b"%b: %b" % field for field in headers]
+    lines += map(b": ".join, headers)
     lines.append(b"Content-Length: %d\r\n\r\n" % length)
     head = b"\r\n".join(lines)
     ends = len(lines) + 1
     if head.count(b"\n") != ends or head.count(b"\r") != ends or b"\0" in head:
         raise ValueError("a header field holds the end of a line")
     return head
+
+
+def _has_news(connected: socket.socket) -> bool:
+    """Tell whether anything has come on a connection on which nothing is waited for: its end, as a rule."""
+    try:
+        connected.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:  # it was reset
+        return True
+    return True
 
 
 def _is_address(host: str) -> bool:

@@ -51,8 +51,10 @@ def read_completion(body: Any) -> Completion:
         message = item.get("message")
         if is_object(message):
             choices.append(ReplyChoice(_index(item, position), message, _name(item, "finish_reason")))
+    if len(choices) > 1:
+        choices.sort(key=lambda choice: choice.index)
     return Completion(
-        tuple(sorted(choices, key=lambda choice: choice.index)),
+        tuple(choices),
         _usage(body),
         _name(body, "id"),
         _name(body, "model"),
@@ -77,20 +79,42 @@ class CompletionAccumulator:
         self.usage = self.id = self.model = self.error = None
         self._choices: dict[int, _Choice] = {}
 
-    def add(self, chunk: Any) -> None:
-        """Take the next chunk: the parsed data of one event, whatever it is."""
+    def add(self, chunk: Any) -> bool:
+        """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
         if not is_object(chunk):
-            return
-        self.id = self.id or _name(chunk, "id")
-        self.model = self.model or _name(chunk, "model")
-        self.usage = _usage(chunk) or self.usage
-        self.error = self.error or _error(chunk)
-        for position, item in enumerate(_objects(chunk.get("choices"))):
-            index = _index(item, position)
-            choice = self._choices.get(index)
-            if choice is None:
-                choice = self._choices[index] = _Choice()
-            choice.add(item)
+            return False
+        if self.id is None:
+            self.id = _name(chunk, "id")
+        if self.model is None:
+            self.model = _name(chunk, "model")
+        if chunk.get("usage"):
+            self.usage = _usage(chunk) or self.usage
+        if self.error is None:
+            self.error = _error(chunk)
+        choices = chunk.get("choices")
+        if not choices:
+            return usage_only(chunk)
+        position = 0
+        for item in choices if is_array(choices) else ():
+            if is_object(item):
+                self._add(item, position)
+                position += 1
+        return False
+
+    def _add(self, item: JsonObject, position: int) -> None:
+        """Take what a chunk says of one choice."""
+        index = item.get("index")
+        if not isinstance(index, int):
+            index = position
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+        # Some providers answer a stream with one chunk that holds a whole message.
+        delta = item["delta"] if "delta" in item else item.get("message")
+        if delta and is_object(delta):
+            choice.deltas.add(delta)
+        if item.get("finish_reason"):
+            choice.finish_reason = _name(item, "finish_reason") or choice.finish_reason
 
     def choices(self) -> tuple[ReplyChoice, ...]:
         """Return the replies as far as they have come, by index."""
@@ -114,17 +138,10 @@ class _Choice:
         self.deltas = Deltas()
         self.finish_reason: str | None = None
 
-    def add(self, item: JsonObject) -> None:
-        # Some providers answer a stream with one chunk that holds a whole message.
-        delta = item.get("delta", item.get("message"))
-        if is_object(delta):
-            self.deltas.add(delta)
-        self.finish_reason = _name(item, "finish_reason") or self.finish_reason
-
 
 def usage_only(chunk: Any) -> bool:
     """Tell whether a chunk is there for its usage alone (`stream_options.include_usage`)."""
-    return is_object(chunk) and chunk.get("choices") == [] and chunk.get("usage") is not None
+    return is_object(chunk) and chunk.get("usage") is not None and chunk.get("choices") == []
 
 
 def without_unfinished_calls(message: JsonObject) -> JsonObject:

@@ -56,26 +56,6 @@ class _Pieces(list[str]):
     __slots__ = ()
 
 
-class Deltas:
-    """A message as far as it has come."""
-
-    __slots__ = ("_folded",)
-
-    def __init__(self) -> None:
-        self._folded = _Folded(_MESSAGE)
-
-    def add(self, delta: JsonObject) -> None:
-        """Take the next delta, a parsed JSON object."""
-        self._folded.add(delta)
-
-    def message(self) -> JsonObject:
-        """Return the message, fields in the order of their first coming after `role` and `content`.
-
-        `content` is None where nothing came for it but nulls, "" where an empty string did.
-        """
-        return {"role": "assistant", "content": None} | self._folded.built()
-
-
 class _Folded:
     """An object that grows by its shape."""
 
@@ -90,8 +70,11 @@ class _Folded:
         if self._name is not None:
             self._name.learn(delta)
         for name, value in delta.items():
-            if value is not None:
-                self._put(name, value)
+            known = self._fields.get(name)
+            if isinstance(known, _Pieces) and isinstance(value, str):  # nearly all that ever comes
+                known.append(value)
+            elif value is not None:
+                self._put(name, known, value)
 
     def said(self, name: str) -> Any:
         """Return what a field that is said once says; None while it does not."""
@@ -105,13 +88,10 @@ class _Folded:
     def built(self) -> JsonObject:
         return {name: _built(value) for name, value in self._fields.items()}
 
-    def _put(self, name: str, value: Any) -> None:
+    def _put(self, name: str, known: Any, value: Any) -> None:
         fields, shape = self._fields, self._shape
-        known = fields.get(name)
         if name in shape.texts and isinstance(value, str):
-            if isinstance(known, _Pieces):
-                known.append(value)
-            elif is_array(known):
+            if is_array(known):
                 _text_at_end(known).append(value)
             else:
                 fields[name] = _Pieces([value])
@@ -141,6 +121,22 @@ class _Folded:
             self._fields[name] = known = _Calls()
         for item in items:
             known.add(item)
+
+
+class Deltas(_Folded):
+    """A message as far as it has come: `add` takes the next delta, a parsed JSON object."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_MESSAGE)
+
+    def message(self) -> JsonObject:
+        """Return the message, fields in the order of their first coming after `role` and `content`.
+
+        `content` is None where nothing came for it but nulls, "" where an empty string did.
+        """
+        return {"role": "assistant", "content": None} | self.built()
 
 
 class _Calls:

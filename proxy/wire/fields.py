@@ -34,6 +34,10 @@ class RawFields(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         return bytes(self._spans[name])
 
+    def without(self, name: str) -> dict[str, bytes]:
+        """Return the texts of all fields but one."""
+        return {each: bytes(text) for each, text in self._spans.items() if each != name}
+
     def span(self, name: str) -> memoryview | None:
         """Return the text of a field without copying it; None where there is none."""
         found = self._spans.get(name)

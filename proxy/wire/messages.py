@@ -137,6 +137,8 @@ class Message:
 
     def without_own_fields(self) -> Message:
         """Return the message as it may go upstream; the very same message where it has no field of ours."""
+        if self.facts is not None and not self.facts.has_own_fields:
+            return self
         names = self.own_fields
         return self.without(*names) if names else self
 

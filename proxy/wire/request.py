@@ -18,7 +18,7 @@ from msgspec import Struct
 from proxy.wire import refusals
 from proxy.wire.facts import Facts, FactsByText
 from proxy.wire.fields import RawFields, emitted, members_of, with_field, without_member
-from proxy.wire.messages import INSTRUCTION_ROLES, OWN_FIELDS, Message
+from proxy.wire.messages import INSTRUCTION_ROLES, OWN_FIELDS, JsonObject, Message
 from proxy.wire.shapes import is_array, is_object
 
 MAX_LEVELS: Final = 200
@@ -54,6 +54,8 @@ class ChatRequest(Struct, frozen=True):
     """What it says in `stream_options.include_usage`; None where it says nothing about it."""
     reply_tokens: int | None = None
     """How many tokens the reply may have at most; None where it says nothing about it."""
+    has_own_fields: bool = True
+    """Whether any message has, or may have, fields that are ours."""
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
@@ -64,9 +66,11 @@ def parse_chat_request(body: bytes) -> ChatRequest:
             proxy must read has the wrong type. `param` names the place.
     """
     fields, items = _split(body)
-    values = {name: _value(name, fields[name]) for name in fields if name != "messages"}
-    messages = _messages(items)
-    lead = next((i for i, item in enumerate(messages) if item.role not in INSTRUCTION_ROLES), len(messages))
+    values = {name: _value(name, text) for name, text in fields.without("messages").items()}
+    facts, messages = _messages(items)
+    lead = 0
+    while lead < len(facts) and facts[lead].role in INSTRUCTION_ROLES:
+        lead += 1
     tools = values.get("tools")
     if tools is not None and not is_array(tools):
         raise refusals.wrong_type("tools", "an array of objects", tools)
@@ -81,6 +85,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
+        has_own_fields=any(each.has_own_fields for each in facts),
     )
 
 
@@ -109,15 +114,15 @@ def compose(
         cache_key: what to set `prompt_cache_key` to, where the client says nothing about it.
         tools: the JSON text of the tools to offer; None: those of the request.
     """
-    own = (*request.instructions, *request.messages)
-    asked = (
-        *(request.instructions if instructions is None else instructions),
-        *(request.messages if messages is None else messages),
-    )
-    sent = tuple(message.without_own_fields() for message in asked)
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
-    if sent != own:
-        changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
+    if request.has_own_fields or instructions is not None or messages is not None:
+        asked = (
+            *(request.instructions if instructions is None else instructions),
+            *(request.messages if messages is None else messages),
+        )
+        sent = tuple([message.without_own_fields() for message in asked])
+        if sent != (*request.instructions, *request.messages):
+            changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
     for path in drop_fields:
         _drop(request.fields, changes, path.split("."))
     if add_usage and request.wants_usage is None:
@@ -189,21 +194,25 @@ def _levels(value: Any) -> int:
     return levels
 
 
-def _messages(items: Sequence[msgspec.Raw]) -> tuple[Message, ...]:
-    """Read the messages; a text that was read before is not read again."""
+def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message, ...]]:
+    """Read the messages, and what is known of each; a text that was read before is not read again."""
     texts = list(map(bytes, items))
-    known = _KNOWN.recall(texts)
-    messages = tuple(
-        _message(f"messages[{i}]", text) if facts is None else Message(facts.raw, None, facts)
-        for i, (text, facts) in enumerate(zip(texts, known, strict=True))
-    )
-    new = [message.facts for message, facts in zip(messages, known, strict=True) if facts is None]
+    known: list[Facts] = []
+    new: list[Facts] = []
+    messages: list[Message] = []
+    for text, facts in zip(texts, _KNOWN.recall(texts), strict=True):
+        data = None
+        if facts is None:
+            facts, data = _message(f"messages[{len(known)}]", text)  # noqa: PLW2901 - what was not known of it
+            new.append(facts)
+        known.append(facts)
+        messages.append(Message(facts.raw, data, facts))
     if new:
-        _KNOWN.keep(facts for facts in new if facts is not None)
-    return messages
+        _KNOWN.keep(new)
+    return known, tuple(messages)
 
 
-def _message(param: str, raw: bytes) -> Message:
+def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     """Read one message."""
     data = _value(param, raw)
     if not is_object(data):
@@ -216,9 +225,7 @@ def _message(param: str, raw: bytes) -> Message:
     if isinstance(content, (bool, int, float)):
         raise refusals.wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    return Message(
-        raw, data, Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls")))
-    )
+    return Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls"))), data
 
 
 def _model(values: Mapping[str, Any]) -> str:
@@ -249,8 +256,11 @@ def _wants_usage(options: Any) -> bool | None:
 
 def _reply_tokens(values: Mapping[str, Any]) -> int | None:
     """Return the limit of the reply, by its newer name or its older one; None where it is no such number."""
-    limits = (values.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    return next((limit for limit in limits if type(limit) is int and limit > 0), None)
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit = values.get(name)
+        if type(limit) is int and limit > 0:
+            return limit
+    return None
 
 
 def _drop(fields: Mapping[str, bytes], changes: dict[str, bytes | None], path: Sequence[str]) -> None:

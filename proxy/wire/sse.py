@@ -22,6 +22,12 @@ _BOM: Final = b"\xef\xbb\xbf"
 _BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")
 """A line's end and the blank line after it."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_DONE: Final = b"[DONE]"
+_FIELD: Final = b"data: "
+"""What nearly every event begins with; it has one line."""
+_NEXT: Final = b"\n\n" + _FIELD
+_SHORT: Final = 4096
+"""Bytes of an unfinished event that may be looked through again when more comes."""
 _LONGEST_END: Final = 3
 """Bytes of `_BLANK_LINE` at most, and the one that it may have to look at beyond it."""
 _CR: Final = 0x0D
@@ -39,11 +45,8 @@ class Event(Struct, frozen=True):
     """Its `event` field; None where it has none."""
     complete: bool = True
     """Whether its end came; False for what a stream that broke off leaves."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it says that a stream of completions is at its end."""
-        return self.data is not None and self.data.strip() == b"[DONE]"
+    is_done: bool = False
+    """Whether it says that a stream of completions is at its end."""
 
 
 class EventDecoder:
@@ -59,6 +62,20 @@ class EventDecoder:
 
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes; return the events that they complete, oldest first."""
+        if self._buffer and len(self._buffer) <= _SHORT:
+            data = bytes(self._buffer) + data
+            self._buffer.clear()
+            self._searched = 0
+        if not self._buffer and not self._ended_in_cr and data.startswith(_FIELD) and b"\r" not in data:
+            *texts, rest = data.split(b"\n\n")
+            begun = data.count(_NEXT) + (not rest.startswith(_FIELD))
+            if len(texts) == begun and data.count(b"\n") == 2 * begun:  # nothing but lines of data
+                self._buffer += rest
+                self._at_start = self._at_start and not texts
+                return [
+                    Event(text + b"\n\n", data := text[6:], None, True, data.strip() == _DONE)
+                    for text in texts
+                ]
         self._buffer += data
         events: list[Event] = []
         start = 0
@@ -108,12 +125,9 @@ class EventDecoder:
         if self._at_start:
             text = raw.removeprefix(_BOM)
             self._at_start = False
-        if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
-            self._ended_in_cr = False
-            return Event(raw, text[6:-2], None, complete)  # one line of data, as nearly all are
         self._ended_in_cr = raw.endswith(b"\r") and not raw.endswith(b"\n\r")
         data, name = _fields(text)
-        return Event(raw, data, name, complete)
+        return Event(raw, data, name, complete, data is not None and data.strip() == _DONE)
 
 
 def _fields(text: bytes) -> tuple[bytes | None, str | None]:

@@ -12,9 +12,10 @@ import pytest
 
 from proxy.errors import UpstreamBusy
 from proxy.exchange.inquiry import RESCUED, Inquiry
+from proxy.exchange.turn import Call
 from proxy.store.records import Status
 from proxy.upstream.client import Answer
-from tests.support.house import LONG, House, opened
+from tests.support.house import LONG, SESSION, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +45,18 @@ async def test_an_overflow_is_asked_once_more_over_one_connection(house: House, 
     assert row.status is Status.COMPLETE
     assert row.tokens_sent * 2 <= row.tokens_before
     assert client.headers["x-context-tokens-sent"] == str(row.tokens_sent)
+
+
+async def test_the_query_of_the_client_goes_to_no_route(provider: Provider, tmp_path: Path) -> None:
+    routes = [{"models": ["echo+*"], "base_url": provider.base_url, "api_key": "sk-route"}]
+    provider.forget()
+    async with opened(provider, tmp_path, upstream={"routes": routes}) as house:
+        for model in ("echo", "echo+ctx:4000"):
+            body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]})
+            await house.chat.answer(Call("t", [SESSION], b"api-version=1&key=sk-client", body), Heard())
+    base, route = provider.log
+    assert (base.query, route.query) == ("api-version=1&key=sk-client", "")
+    assert ("authorization", "Bearer sk-route") in route.headers
 
 
 async def test_usage_that_is_refused_after_an_overflow_is_not_asked_for_again(

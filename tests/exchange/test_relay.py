@@ -31,16 +31,22 @@ class _Answer:
 
     def __init__(self, *pieces: bytes, fault: PalimpsestError | None = None, status: int = 200) -> None:
         self.pieces, self.fault, self.status, self.readable = pieces, fault, status, True
+        self.ended = False
+        """Whether it is known that all of it was taken."""
+        self._said = self.said()
 
-    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+    async def chunk(self, *, plain: bool = False) -> bytes:
         assert plain is self.readable
+        return await anext(self._said, b"")
+
+    async def said(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
             yield piece
         if self.fault is not None:
             raise self.fault
 
     async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.chunks(plain=True)])
+        return b"".join([piece async for piece in self._said])
 
 
 class _Client:
@@ -92,6 +98,24 @@ async def test_the_end_is_held_back_until_the_reply_is_settled() -> None:
     assert client.outcome is not None
     assert (client.outcome.status, client.outcome.usage) == (Status.COMPLETE, {"prompt_tokens": 3})
     assert _text(client) == [("Hello", False)]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(ended: bool) -> None:
+    client = _Client()
+    seen: list[bytes] = []
+
+    class Answer(_Answer):
+        async def said(self) -> AsyncIterator[bytes]:
+            self.ended = ended
+            yield HELLO + STOP + DONE + b": bye\n"
+            seen.append(client.got)
+
+    answer: Any = Answer()
+    await StreamRelay(answer, client, hides_usage=False).run([], client.settle)
+    assert seen == ([] if ended else [HELLO + STOP + DONE + b": bye\n"])
+    assert client.seen_at_settling == HELLO + STOP
+    assert (client.got, client.ended) == (HELLO + STOP + DONE + b": bye\n", True)
 
 
 async def test_the_usage_that_only_the_proxy_asked_for_is_kept_back() -> None:

@@ -187,6 +187,19 @@ async def test_a_stream_begins_though_nothing_is_said_for_long() -> None:
     assert world.got == events_of("Hi.")  # nothing of ours in it: not a comment either
 
 
+@pytest.mark.parametrize("tells", [False, True])
+async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(tells: bool) -> None:
+    rounds = streams([">recall_context a", "Hi."])
+    for answer in rounds:
+        answer.tells = tells
+    world = World(*rounds)
+    outcome = await world.run()
+    assert outcome.status is Status.COMPLETE
+    assert world.got.endswith(DONE)
+    assert world.got.count(DONE) == 1
+    assert DONE not in world.seen_at_settling
+
+
 async def test_a_silence_of_upstream_s_own_is_not_broken() -> None:
     answer = Answer(events_of("Hi."), size=len(events_of("Hi.")) - len(DONE))
     answer.gate = anyio.Event()

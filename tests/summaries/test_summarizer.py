@@ -170,9 +170,12 @@ async def test_with_a_key_of_its_own_that_goes_along_and_the_clients_does_not() 
     assert provider.headers()["authorization"] == "Bearer sk-own"
 
 
-async def test_a_model_that_a_route_takes_is_asked_there_and_the_clients_key_stays_here() -> None:
+@pytest.mark.parametrize(
+    "models", ["deep-*", "*"]
+)  # with the second one the client's own requests go there, too
+async def test_a_model_that_a_route_takes_is_asked_there_and_the_clients_key_stays_here(models: str) -> None:
     provider = Provider(completion("a summary"))
-    routes = ({"models": ("deep-*",), "base_url": "/deep", "api_key": "sk-deep"},)
+    routes = ({"models": (models,), "base_url": "/deep", "api_key": "sk-deep"},)
     async with asking(provider, model="deep-1", upstream={"routes": routes}) as summarizer:
         await ask(summarizer)
     assert provider.target == "/deep/chat/completions"

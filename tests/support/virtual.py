@@ -35,20 +35,29 @@ class Answer:
     ) -> None:
         self.pieces = [body[at : at + size] for at in range(0, len(body), size)]
         self.status, self.fault, self.readable, self.closed = status, fault, True, False
+        self._chunks = self._said()
+        self.ended = False
+        """Whether it is known that all of it was taken."""
         self.gate: anyio.Event | None = None
         """What it waits for before its last piece."""
+        self.tells = True
+        """Whether its end is known with its last piece; else it must be waited for."""
 
-    async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
+    async def chunk(self, *, plain: bool = False) -> bytes:
         assert plain is self.readable
+        return await anext(self._chunks, b"")
+
+    async def _said(self) -> AsyncIterator[bytes]:
         for place, piece in enumerate(self.pieces):
             if self.gate is not None and place == len(self.pieces) - 1:
                 await self.gate.wait()
+            self.ended = place == len(self.pieces) - 1 and self.fault is None and self.tells
             yield piece
         if self.fault is not None:
             raise self.fault
 
     async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.chunks(plain=True)])
+        return b"".join([piece async for piece in self._said()])
 
     async def aclose(self) -> None:
         self.closed = True

@@ -210,6 +210,7 @@ async def test_a_route_takes_its_models_with_its_own_key_and_never_the_clients()
     )
     assert (second.authorization, second.forwards_credentials) == (None, False)
     assert (base.authorization, base.forwards_credentials) == (None, True)
+    assert (first.forwards_query, second.forwards_query, base.forwards_query) == (False, False, True)
     await upstream.aclose()
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import shutil
+import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -88,7 +92,9 @@ async def transport() -> AsyncGenerator[DirectTransport]:
 
 
 async def _read(response: DirectResponse) -> bytes:
-    body = b"".join([piece async for piece in response.pieces()])
+    body = b""
+    while not response.ended and (piece := await response.piece()):
+        body += piece
     await response.aclose()
     return body
 
@@ -180,13 +186,111 @@ async def test_a_connection_that_ends_is_not_used_again(transport: DirectTranspo
         assert server.connections == 2
 
 
-async def test_a_request_is_never_sent_twice(transport: DirectTransport) -> None:
+@pytest.mark.parametrize(
+    ("says", "connections"),
+    [(b"timeout=1, max=9", 2), (b"max=9;Timeout=0", 2), (b"timeout=5", 1), (b"max=1", 1)],
+)
+async def test_a_connection_rests_no_longer_than_the_server_says(
+    transport: DirectTransport, says: bytes, connections: int
+) -> None:
+    async with _serving(OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: " + says + b"\r\n\r\n")) as server:
+        for _ in range(2):
+            await _read(await transport.ask(server.origin, b"/x", [], b"", **LIMITS))
+        assert server.connections == connections
+
+
+async def test_a_server_that_soon_closes_is_given_up_a_second_before() -> None:
+    transport = DirectTransport(idle_seconds=60)
+    async with _serving(OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: timeout=30\r\n\r\n"), OK) as server:
+        both = [await transport.ask(server.origin, b"/x", [], b"", **LIMITS) for _ in range(2)]
+        for response in both:
+            await _read(response)
+        seconds = [resting.until - resting.since for resting in transport._idle[server.origin]]
+        assert seconds == pytest.approx([29, 60])
+    await transport.aclose()
+
+
+async def test_an_end_that_the_event_loop_has_not_heard_of_is_seen(
+    transport: DirectTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_FRESH_SECONDS", 0.0)
+    async with _serving(OK) as server:
+        await _read(await transport.ask(server.origin, b"/x", [], b"1", **LIMITS))
+        [kept] = transport._open.values()
+        with socket.socket(fileno=os.dup(server.writers[0].get_extra_info("socket").fileno())) as theirs:
+            theirs.shutdown(socket.SHUT_WR)  # at once: the event loop has no say in it
+        assert select.select([kept], [], [], 5)[0] == [kept]
+        await _read(await transport.ask(server.origin, b"/x", [], b"2", **LIMITS))
+        assert [request[-1:] for request in server.requests] == [b"1", b"2"]
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("end", ["none", "closed", "reset", "said"])
+def test_a_connection_is_looked_at_without_taking_anything_of_it(end: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+        with ours, theirs:
+            ours.setblocking(False)
+            if end == "said":
+                theirs.sendall(b"x")
+            elif end == "reset":
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if end in {"closed", "reset"}:
+                theirs.close()
+            if end != "none":
+                select.select([ours], [], [], 5)
+            assert direct._has_news(ours) is (end != "none")
+            if end == "said":
+                assert ours.recv(9) == b"x"
+
+
+@pytest.mark.parametrize("name", [b"Idempotency-Key", b"x-idempotency-key"])
+async def test_what_the_client_allows_to_come_twice_is_sent_once_more(
+    transport: DirectTransport, name: bytes
+) -> None:
+    """The server closes just as the request comes: whether it was read cannot be told."""
+    async with _serving(OK, b"", OK) as server:
+        await _read(await transport.ask(server.origin, b"/x", [], b"1", **LIMITS))
+        assert await _read(await transport.ask(server.origin, b"/x", [(name, b"k")], b"2", **LIMITS)) == b"ok"
+        assert [request[-1:] for request in server.requests] == [b"1", b"2", b"2"]
+        assert server.connections == 2
+
+
+async def test_it_is_sent_once_more_at_most_and_not_at_all_where_the_connection_was_new() -> None:
+    key = [(b"Idempotency-Key", b"k")]
+    for answers, requests in (((OK, b""), 3), ((b"",), 1)):
+        transport = DirectTransport()
+        async with _serving(*answers) as server:
+            if len(answers) > 1:
+                await _read(await transport.ask(server.origin, b"/x", [], b"", **LIMITS))
+            with pytest.raises(Broken):
+                await transport.ask(server.origin, b"/x", key, b"", **LIMITS)
+            assert len(server.requests) == requests
+            assert not transport._open
+        await transport.aclose()
+
+
+async def test_what_was_answered_by_one_byte_is_not_sent_again(transport: DirectTransport) -> None:
+    async with _serving(OK, b"H") as server:
+        await _read(await transport.ask(server.origin, b"/x", [], b"", **LIMITS))
+        asking = asyncio.get_running_loop().create_task(
+            transport.ask(server.origin, b"/x", [(b"Idempotency-Key", b"k")], b"", **LIMITS)
+        )
+        await _until(lambda: len(server.requests) == 2)
+        server.writers[0].close()
+        with pytest.raises(Broken):
+            await asking
+        assert (len(server.requests), server.connections) == (2, 1)
+
+
+async def test_any_other_request_is_never_sent_twice(transport: DirectTransport) -> None:
     async with _serving(OK, b"") as server:
         await _read(await transport.ask(server.origin, b"/x", [], b"", **LIMITS))
         with pytest.raises(Broken):
             await transport.ask(server.origin, b"/x", [], b"", **LIMITS)
         assert (len(server.requests), server.connections) == (2, 1)
-        assert transport._open == set()  # what failed holds on to its request: nothing may hold on to it
+        assert not transport._open  # what failed holds on to its request: nothing may hold on to it
 
 
 async def test_an_answer_that_is_not_wanted_to_its_end_closes(transport: DirectTransport) -> None:
@@ -206,7 +310,7 @@ async def test_who_stops_asking_closes(transport: DirectTransport) -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         await _until(lambda: server.open == 0)
-        assert transport._open == set()
+        assert not transport._open
 
 
 async def test_silence_is_a_time_out_before_and_during_the_answer(transport: DirectTransport) -> None:
@@ -261,9 +365,11 @@ async def test_connections_that_nobody_needs_are_closed_after_a_while(transport:
         transport._sweep()  # too early
         assert server.open == 1
         assert transport._sweeping is not None
-        transport._idle_seconds = 0.0
+        transport._idle[server.origin] = [
+            resting._replace(until=resting.since) for resting in transport._idle[server.origin]
+        ]
         transport._sweep()
-        assert (transport._idle, transport._open) == ({}, set())
+        assert (transport._idle, transport._open) == ({}, {})
         await _until(lambda: server.open == 0)
 
 

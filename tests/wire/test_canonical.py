@@ -162,6 +162,7 @@ OTHER: list[tuple[str, Data, Data]] = [
         called(),
         {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "g"}}]},
     ),
+    ("call that is no object", {"tool_calls": ["x"]}, {"tool_calls": ["y"]}),
     ("no call", {"role": "assistant"}, {"role": "assistant", "tool_calls": [{}]}),
     ("arguments", called('{"a": 1}'), called('{"a": 2}')),
     ("fraction", called('{"a": 1.5}'), called('{"a": 1}')),

@@ -283,4 +283,4 @@ def test_a_reply_without_calls_stays(message: Data) -> None:
     ],
 )
 def test_a_chunk_that_is_there_for_its_usage(item: Any, only: bool) -> None:
-    assert usage_only(item) is only
+    assert (usage_only(item), CompletionAccumulator().add(item)) == (only, only)

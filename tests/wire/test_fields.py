@@ -13,6 +13,7 @@ def test_fields_are_texts_in_order() -> None:
     assert list(fields) == ["b", "a"]
     assert len(fields) == 2
     assert dict(fields) == {"b": b"1.50", "a": b'{"x":\t[ ]}'}
+    assert fields.without("a") == {"b": b"1.50"}
     assert "c" not in fields
     span = fields.span("a")
     assert span is not None
