@@ -17,6 +17,9 @@ the operating system, and the next one that waits for the disk brings both there
 
 A caller hears of its unit only after the COMMIT. Units are run in the order in which they were asked for.
 
+Short reads that an event loop comes to in one turn see one state: that of the first of them. What was written
+before a request came in is in it, since what the loop has heard of by then it turns to later.
+
 It knows no table.
 """
 
@@ -94,6 +97,8 @@ class SqliteDatabase:
         self._near: tuple[sqlite3.Connection, SqliteConnection] | None = None
         """Reads on event loops, by whoever holds the next."""
         self._reading = threading.Lock()
+        self._looking: asyncio.AbstractEventLoop | None = None
+        """The event loop that holds it, until it has run what was there to be run at once."""
         with translated():
             self._writing = connect(path)
             self._writing.executescript(_IMPATIENT)
@@ -113,15 +118,13 @@ class SqliteDatabase:
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run `unit` on one state of the database: a short one here, any other in a reader's thread."""
-        if short and not self._is_slow() and self._reading.acquire(blocking=False):
+        loop = asyncio.get_running_loop()
+        if short and self._looks(loop):
             try:
                 return self._read_here(unit)
             except sqlite3.OperationalError as why:
                 if not is_locked(why):
                     raise raised(why) from why
-            finally:
-                self._reading.release()
-        loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         with self._turn:
             if self._closed:
@@ -187,6 +190,25 @@ class SqliteDatabase:
 
     # ----------------------------------------------------------------------------------- reading
 
+    def _looks(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Tell whether this event loop may read on the connection near it; from now on it alone does."""
+        if self._looking is loop:
+            return True
+        if self._is_slow() or not self._reading.acquire(blocking=False):
+            return False
+        self._looking = loop
+        loop.call_soon(self._look_away)
+        return True
+
+    def _look_away(self) -> None:
+        """End what the units that came together saw, so that the next ones see what was written since."""
+        self._looking = None
+        try:
+            if self._near is not None:
+                roll_back(self._near[0])  # nothing was written, and this takes no work on either side
+        finally:
+            self._reading.release()
+
     def _read_here(self, unit: Unit[Result]) -> Result:
         """Run a short unit; raises SQLITE_BUSY rather than wait."""
         if self._closed:
@@ -198,14 +220,9 @@ class SqliteDatabase:
                 self._near = (made, SqliteConnection(made))
         raw, connection = self._near
         started = time.monotonic()
-        # Not `transaction`: what surrounds so little would cost as much.
-        raw.execute("BEGIN")
-        try:
-            result = unit(connection)
-            raw.execute("COMMIT")
-        except BaseException:
-            roll_back(raw)
-            raise
+        if not raw.in_transaction:
+            raw.execute("BEGIN")
+        result = unit(connection)
         self._note(time.monotonic() - started)
         return result
 

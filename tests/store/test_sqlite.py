@@ -379,6 +379,7 @@ async def test_a_short_read_waits_for_nothing_here(path: Path) -> None:
         return "read"
 
     assert await database.read(busy_at_first, short=True) == "read"
+    await asyncio.sleep(0)
     with database._reading:  # another event loop reads
         assert await database.read(busy_at_first, short=True) == "read"
     assert runs[0] == threading.current_thread().name
@@ -389,6 +390,39 @@ async def test_a_short_read_waits_for_nothing_here(path: Path) -> None:
     await database.close()
     with pytest.raises(StoreUnavailable, match="It is closed"):
         await database.read(names, short=True)
+
+
+async def test_short_reads_that_come_together_see_one_state_and_later_ones_what_was_written(
+    path: Path,
+) -> None:
+    database = SqliteDatabase(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        assert await database.read(names, short=True) == []
+        other.execute("INSERT INTO names VALUES ('a')")
+        assert await database.read(names, short=True) == []  # as it was when the first one read
+        await asyncio.sleep(0)
+        assert await database.read(names, short=True) == ["a"]
+        await asyncio.sleep(0)
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nobody reads any more
+    await database.write(partial(put, name="b"), short=True)
+    assert await database.read(names, short=True) == ["a", "b"]
+    await database.close()
+
+
+async def test_a_short_read_that_fails_leaves_the_others_their_state(path: Path) -> None:
+    database = SqliteDatabase(path)
+
+    def fail(connection: Connection) -> list[str]:
+        names(connection)
+        raise LookupError
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            await database.read(fail, short=True)
+        assert await database.read(names, short=True) == []
+    await database.write(partial(put, name="a"))
+    assert await database.read(names, short=True) == ["a"]
+    await database.close()
 
 
 @contextmanager
