@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -79,6 +79,7 @@ class ChatCompletions:
         self._summaries = means.summaries
         self._recall = means.recall
         self._mark = secrets.token_hex(4) if mark is None else mark
+        self._chance = random.Random()  # noqa: S311 - ids are names and no secrets, and the system's costs more
         self._inquiry = Inquiry(settings, means.upstream, cache_secret)
 
     async def answer(self, call: Call, client: Client) -> None:
@@ -387,7 +388,8 @@ class ChatCompletions:
 
     def _new_id(self) -> str:
         """Return an exchange's id: ids that this process makes later sort later, to the microsecond."""
-        return f"exc_{int(self._knowledge.clock() * 1_000_000):014x}{os.urandom(5).hex()}{self._mark}"
+        microseconds = int(self._knowledge.clock() * 1_000_000)
+        return f"exc_{microseconds:014x}{self._chance.getrandbits(40):010x}{self._mark}"
 
     def _now(self) -> int:
         return self._knowledge.now
