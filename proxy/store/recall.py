@@ -64,16 +64,16 @@ _ANSWERED_THERE: Final = _ASKED_THIS.where(EXCHANGES.c.base == bindparam("base")
 _ASKED_BY_KEY: Final = _ASKED_THIS.where(EXCHANGES.c.idempotency == bindparam("idempotency"))
 
 
-def _depth(name: ColumnElement[str]) -> ScalarSelect[int]:
-    """Return what looks up the depth of a node; NULL where it is not stored."""
-    found = select(NODES.c.depth).where(NODES.c.session == bindparam("key"), NODES.c.node == name)
+def _stored(name: ColumnElement[str]) -> ScalarSelect[str]:
+    """Return what looks whether a node is stored, NULL where it is not: an index alone tells that."""
+    found = select(NODES.c.node).where(NODES.c.session == bindparam("key"), NODES.c.node == name)
     return found.scalar_subquery()
 
 
 _GLANCE: Final = select(
     SESSIONS,
-    _depth(bindparam("last", type_=NODES.c.node.type)),
-    _depth(bindparam("next", type_=NODES.c.node.type)),
+    _stored(bindparam("last", type_=NODES.c.node.type)),
+    _stored(bindparam("next", type_=NODES.c.node.type)),
     select(CUTS.c.position)
     .where(
         CUTS.c.session == bindparam("key"),
@@ -83,7 +83,7 @@ _GLANCE: Final = select(
     .limit(1)
     .scalar_subquery(),
 ).where(SESSIONS.c.session == bindparam("key"))
-"""A session; how deep two nodes stand in it; the position of any cut of a policy and an agent."""
+"""A session; two nodes, as far as it has them; the position of any cut of a policy and an agent."""
 
 
 def recall(

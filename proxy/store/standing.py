@@ -44,7 +44,7 @@ _BASE: Final = NODES.alias("base")
 _FIRST: Final = NODES.alias("first")
 _BASE_COLUMNS: Final = tuple(_BASE.c[name] for name in ("depth", "round", "tokens_total", "recorded"))
 _ALL: Final = (
-    select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.depth)
+    select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
     .outerjoin_from(
         SESSIONS,
         EXCHANGES,
