@@ -32,6 +32,7 @@
     jobs        units that wait for it, and who is told what came of them
     sqlite_file the file, made and connected to
     statements  SQLAlchemy's statements on a connection of `sqlite3`
+    holding     the same, where the rows of several units are written together
     postgres    a pool of connections
     address     what a URL says
     failures    which errors mean that the database cannot be used

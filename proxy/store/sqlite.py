@@ -39,6 +39,7 @@ from typing import ClassVar, Final
 from proxy.errors import StoreUnavailable
 from proxy.store.database import Result, Unit
 from proxy.store.failures import translated
+from proxy.store.holding import HoldingConnection
 from proxy.store.jobs import Failed, Job, Outcome, raised, run, soon, tell
 from proxy.store.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, connect, is_locked, roll_back, transaction
 from proxy.store.statements import SqliteConnection
@@ -103,7 +104,7 @@ class SqliteDatabase:
             self._writing = connect(path)
             self._writing.executescript(_IMPATIENT)
             self._writing.execute(f"PRAGMA cache_size=-{_WRITING_CACHE}")
-            self._on_writing = SqliteConnection(self._writing)
+            self._on_writing = HoldingConnection(self._writing)
         # Daemons: a process that ends without close() must not hang; nobody was told of what is lost.
         # No executor: its futures cost more than the shorter reads do.
         self._threads = [
@@ -288,14 +289,16 @@ class SqliteDatabase:
                 self._note(now - began)
                 if now - started > _SLICE_SECONDS:
                     break
+            self._on_writing.write()
+            self._note(time.monotonic() - now)
             if not lasting:
                 raw.execute("COMMIT")
         except Exception:  # noqa: BLE001 - the thread runs them again, and finds out whose it is
-            roll_back(raw)
+            self._take_back()
             self._hand_over(batch)
             return
         except BaseException:
-            roll_back(raw)
+            self._take_back()
             self._let_go([])
             raise
         late = batch[len(outcomes) :]
@@ -306,6 +309,11 @@ class SqliteDatabase:
         else:
             self._let_go(late)
             tell(outcomes, asyncio.get_running_loop())
+
+    def _take_back(self) -> None:
+        """Take back what units have written on this event loop."""
+        self._on_writing.forget()
+        roll_back(self._writing)
 
     def _let_go(self, late: list[Job]) -> None:
         """Let go of the writing connection, on an event loop; for `late` ones it had no time."""

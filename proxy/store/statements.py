@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias, cast
 from weakref import ref
 
-from sqlalchemy import Boolean, Executable, Float, UpdateBase
+from sqlalchemy import Boolean, Executable, Float, Insert, Update, UpdateBase
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import MultipleResultsFound
@@ -28,7 +28,7 @@ from sqlalchemy.sql.selectable import ReturnsRows, SelectBase
 
 from proxy.store.connection import Parameters
 
-_Values: TypeAlias = Mapping[str, Any]
+Values: TypeAlias = Mapping[str, Any]
 _Make: TypeAlias = Callable[[Sequence[Any]], Any]
 
 _DIALECT: Final[Dialect] = SQLiteDialect(paramstyle="qmark")
@@ -89,28 +89,31 @@ class SqliteConnection:
             if len(parameters) != 1:
                 return self._execute_many(statement, parameters)
             parameters = parameters[0]
-        asked = cast("_Values", parameters or {})
-        compiled = _compiled(statement, asked)
+        asked = cast("Values", parameters or {})
+        return self.run(compiled_for(statement, asked), asked)
+
+    def run(self, compiled: Compiled, asked: Values) -> Rows:
+        """Execute a statement that is compiled, once."""
         if compiled.is_plain:
             cursor = self._raw.execute(compiled.text, compiled.pick(asked))
         else:
             cursor = self._raw.execute(*compiled.bound(asked))
         if cursor.description is None:
-            return _NOTHING
+            return NOTHING
         return Rows(cursor.fetchall(), compiled.make or compiled.maker(cursor.description))
 
-    def _execute_many(self, statement: Executable, several: Sequence[_Values]) -> Rows:
+    def _execute_many(self, statement: Executable, several: Sequence[Values]) -> Rows:
         if several:
-            compiled = _compiled(statement, several[0])
+            compiled = compiled_for(statement, several[0])
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
             values = compiled.pick if compiled.is_plain else compiled.values
             self._raw.executemany(compiled.text, map(values, several))
-        return _NOTHING
+        return NOTHING
 
 
 @dataclass(slots=True)
-class _Compiled:
+class Compiled:
     """A statement as SQLite takes it."""
 
     text: str
@@ -124,11 +127,15 @@ class _Compiled:
     """For columns whose values SQLite gives in another type: their places, and what makes the right one."""
     columns: int | None
     """How many columns it returns; None where only SQLite knows."""
+    inserts: bool
+    """Whether it inserts rows, and returns none."""
+    changes: str
+    """The table of which it changes rows, and returns none; empty where it does not."""
     make: _Make | None = None
     """Makes a row; None before the first execution, which tells the names of the columns."""
     texts: dict[tuple[int, ...], str] = field(default_factory=dict[tuple[int, ...], str])
     """Texts with room for so many values in each list."""
-    pick: Callable[[_Values], tuple[Any, ...]] = field(default=lambda _: (), init=False)
+    pick: Callable[[Values], tuple[Any, ...]] = field(default=lambda _: (), init=False)
     """Takes the values out, in the order of their places."""
     is_plain: bool = field(default=True, init=False)
     """Whether text and values are all that there is: no list, and nothing that the statement itself holds."""
@@ -142,11 +149,11 @@ class _Compiled:
         elif order:
             self.pick = lambda asked: (asked[order[0]],)
 
-    def values(self, asked: _Values) -> tuple[Any, ...]:
+    def values(self, asked: Values) -> tuple[Any, ...]:
         """Return the values in the order of their places."""
         return self.pick({**self.fixed, **asked} if self.fixed else asked)
 
-    def bound(self, asked: _Values) -> tuple[str, tuple[Any, ...]]:
+    def bound(self, asked: Values) -> tuple[str, tuple[Any, ...]]:
         """Return text and values."""
         values = self.values(asked)
         return self._expanded(values) if self.lists else (self.text, values)
@@ -193,14 +200,15 @@ class _Forms:
         self.statement = ref(statement, lambda _: _CACHE.pop(name, None))
         self.sets = isinstance(statement, UpdateBase)
         """Whether it sets the columns that are named: for each set of names it has a text of its own."""
-        self.by_names: dict[tuple[str, ...], _Compiled] = {}
+        self.by_names: dict[tuple[str, ...], Compiled] = {}
 
 
 _CACHE: Final[dict[int, _Forms]] = {}
 """A memo of what the statements alone determine, by their `id`: a table of weak keys takes far longer."""
 
 
-def _compiled(statement: Executable, asked: _Values) -> _Compiled:
+def compiled_for(statement: Executable, asked: Values) -> Compiled:
+    """Return what a statement is for SQLite, compiled at its first use with parameters of these names."""
     forms = _CACHE.get(id(statement))
     if forms is None or forms.statement() is not statement:
         forms = _CACHE[id(statement)] = _Forms(statement)
@@ -208,7 +216,7 @@ def _compiled(statement: Executable, asked: _Values) -> _Compiled:
     return forms.by_names.get(names) or forms.by_names.setdefault(names, _compile(statement, list(names)))
 
 
-def _compile(statement: Executable, columns: list[str]) -> _Compiled:
+def _compile(statement: Executable, columns: list[str]) -> Compiled:
     if not isinstance(statement, SelectBase | UpdateBase | TextClause):
         raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
     compiler = statement.compile(dialect=_DIALECT, column_keys=columns or None)
@@ -228,7 +236,16 @@ def _compile(statement: Executable, columns: list[str]) -> _Compiled:
         for place, column in enumerate(exported)
         if (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
     )
-    return _Compiled(compiler.string, order, fixed, lists, converters, len(exported) or None)
+    return Compiled(
+        compiler.string,
+        order,
+        fixed,
+        lists,
+        converters,
+        len(exported) or None,
+        inserts=isinstance(statement, Insert) and not exported,
+        changes=statement.table.description if isinstance(statement, Update) and not exported else "",
+    )
 
 
 def _converting(named: _Make, converters: tuple[tuple[int, Callable[[Any], Any]], ...]) -> _Make:
@@ -241,4 +258,5 @@ def _converting(named: _Make, converters: tuple[tuple[int, Callable[[Any], Any]]
     return make
 
 
-_NOTHING: Final = Rows([], tuple)
+NOTHING: Final = Rows([], tuple)
+"""What a statement returns that returns no rows."""
