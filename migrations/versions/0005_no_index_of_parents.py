@@ -2,7 +2,8 @@
 
 Only the list of a session's branches asked it, which looks at all nodes of the session anyway; each new
 message had to be entered into it, which was a tenth of what a small request writes. Half a million messages
-take less than a second, up or down.
+take less than a second, up or down. A process of an older version that still runs lists branches without
+it, which is slow and not wrong.
 """
 
 from __future__ import annotations

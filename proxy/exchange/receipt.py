@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
 
 from proxy.store.records import StandingCut, SummaryRow
 from proxy.trimming.plan import Change, Gap, Plan, Summary, Wanted
@@ -38,11 +37,7 @@ class Ticket(Struct, frozen=True):
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here."""
     edits: tuple[str, ...] = ()
-    """The types of the edits that changed something: the plan's, whatever is given."""
-
-    def __post_init__(self) -> None:
-        """Ask the plan once for what is said three times."""
-        force_setattr(self, "edits", self.plan.edits)
+    """The types of the edits that changed something: the plan's, which it is asked for once."""
 
     @property
     def messages_before(self) -> int:

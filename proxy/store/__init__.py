@@ -11,6 +11,7 @@
     recollection
                 what is asked and told there, as plain data
     branches    what is remembered of branches that are resent
+    decoded     what is remembered of cuts that were read
     sessions, tree, texts, cuts, exchanges, secret
                 units of work on the tables of that name
     lineage     names and sizes along the branches that receipts speak of

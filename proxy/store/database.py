@@ -29,6 +29,9 @@ class Database(Protocol):
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread.
 
+        It sees all that the event loop had heard of when it came to it: short ones of one turn may see one
+        state, that of the first of them.
+
         Raises:
             StoreUnavailable: the database cannot be used.
         """

@@ -162,7 +162,10 @@ class StandingCut(Struct, frozen=True):
 
 
 class Opening(Struct, frozen=True):
-    """A request, to be stored before or while the upstream is asked."""
+    """A request, to be stored before or while the upstream is asked.
+
+    Made by place (`exchange/turn.py`): a new field comes at the end.
+    """
 
     tenant: str
     session: str
@@ -214,7 +217,10 @@ class Kept(Struct, frozen=True):
 
 
 class Settlement(Struct, frozen=True):
-    """How an exchange ended. One transaction makes all of it true, or none."""
+    """How an exchange ended. One transaction makes all of it true, or none.
+
+    Made by place (`exchange/turn.py`): a new field comes at the end.
+    """
 
     tenant: str
     session: str

@@ -184,6 +184,8 @@ class SqliteDatabase:
         for thread in self._threads:
             thread.join()
         self._writing.close()
+        if self._looking is not None and not self._looking.is_running():
+            self._look_away()  # it ended in the turn in which it read
         with self._reading:
             if self._near is not None:
                 self._near[0].close()
@@ -193,9 +195,11 @@ class SqliteDatabase:
 
     def _looks(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Tell whether this event loop may read on the connection near it; from now on it alone does."""
+        if self._is_slow():
+            return False
         if self._looking is loop:
             return True
-        if self._is_slow() or not self._reading.acquire(blocking=False):
+        if not self._reading.acquire(blocking=False):
             return False
         self._looking = loop
         loop.call_soon(self._look_away)

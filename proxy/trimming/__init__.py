@@ -13,6 +13,8 @@
     remains       the log without its gaps, as the moves so far have left it
     arrival       what happens to a message the first time it is sent, and every time after
     move          the edits run, and what they change
+    coverage, demand, release
+                  what a summary covers, when one by a model is wanted, which hidden rounds are let go
     worth         whether a move pays: what it rewrites in the provider's cache against what it frees
     view          what is sent of it, a summary before it
     protocol      the provider's rules about tool calls, and the repair of what breaks them
@@ -24,7 +26,8 @@ What edits are made of:
     digest        what is left of a long text when it goes
     statistics    what a part of a conversation comes to, in numbers and in its own words
     broadcasts    messages in which another agent says that it called a tool
-    atoms         the small pieces of a text that a later step needs verbatim
+    atoms         the small pieces of a text that a later step needs verbatim: by `shape`, as `values`, as
+                  `leaves` of a JSON document
     plain         the text of a message that is nothing but text
 
 An edit looks at a draft and returns changes; the engine makes the next draft of them. Nothing here

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from proxy.exchange.receipt import (
@@ -63,6 +65,10 @@ def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tu
     )
 
 
+def ticket(plan: Plan, instructions: int, messages: int, **told: Any) -> Ticket:
+    return Ticket("s", "e", plan, instructions, messages, edits=plan.edits, **told)
+
+
 def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
     changes = (_drop(0), _drop(1, 20), _drop(3), _drop(4, reason="too much"), _shorten(5), _shorten(6))
     runs = runs_of(changes)
@@ -84,7 +90,7 @@ def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
 
 
 def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), None)
+    receipt = receipt_of(ticket(_plan(), 1, 4), None)
     assert receipt["cut"] == {
         "position": 5,
         "node": None,  # not there yet
@@ -99,14 +105,14 @@ def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
 
 
 def test_a_later_one_tells_where_the_cut_is_and_what_it_changed_itself() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(moved=False, arrivals=(_shorten(5),)), 1, 4), FOUND)
+    receipt = receipt_of(ticket(_plan(moved=False, arrivals=(_shorten(5),)), 1, 4), FOUND)
     assert receipt["cut"]["node"] == "n3"
     assert [run["start"] for run in receipt["plan"]] == [5]
     assert [(gap["start"], gap["stop"]) for gap in receipt["gaps"]] == [(0, 1), (2, 4)]
 
 
 def test_a_move_tells_what_earlier_ones_did_to_what_it_drops() -> None:
-    receipt = receipt_of(Ticket("s", "e", _plan(), 1, 4), FOUND)
+    receipt = receipt_of(ticket(_plan(), 1, 4), FOUND)
     told = [
         (run["edit"], run["action"], run["start"], run["before"], run["after"]) for run in receipt["plan"]
     ]
@@ -119,13 +125,13 @@ def test_a_move_tells_what_earlier_ones_did_to_what_it_drops() -> None:
 def test_a_move_of_another_version_began_anew() -> None:
     old = replace(FOUND, cut=replace(FOUND.cut, version="v0"))
     anew = replace(_plan(), earlier=())
-    receipt = receipt_of(Ticket("s", "e", anew, 1, 4), old)
+    receipt = receipt_of(ticket(anew, 1, 4), old)
     assert [run["edit"] for run in receipt["plan"]] == ["drop_oldest"]
 
 
 def test_a_summary_is_told_with_what_it_stands_for() -> None:
     summary = Summary("So far.", "system", 4, 12, "statistics", 4, 130, 2, {"of": "its own"})
-    receipt = receipt_of(Ticket("s", "e", replace(_plan(), summary=summary), 1, 4), None)
+    receipt = receipt_of(ticket(replace(_plan(), summary=summary), 1, 4), None)
     assert receipt["summary"] == {
         "kind": "statistics",
         "role": "system",
@@ -136,16 +142,16 @@ def test_a_summary_is_told_with_what_it_stands_for() -> None:
         "generation": 2,
         "model": None,
     }
-    assert receipt_of(Ticket("s", "e", _plan(), 1, 4), None)["summary"] is None
+    assert receipt_of(ticket(_plan(), 1, 4), None)["summary"] is None
 
 
 def test_counts_are_told_as_upstream_has_them() -> None:
-    ticket = Ticket("s", "e", _plan(), 1, 4, window=1_000, fixed_tokens=20, scale=1.3)
-    assert (ticket.tokens_before, ticket.tokens_sent) == (260, 65)
-    headers = dict(ticket.headers())
+    scaled = ticket(_plan(), 1, 4, window=1_000, fixed_tokens=20, scale=1.3)
+    assert (scaled.tokens_before, scaled.tokens_sent) == (260, 65)
+    headers = dict(scaled.headers())
     assert (headers[b"x-context-tokens-before"], headers[b"x-context-tokens-sent"]) == (b"260", b"65")
-    assert receipt_of(ticket, None)["calibration"] == 1.3
-    line = log_line(ticket, "resend", "complete", 1.0)
+    assert receipt_of(scaled, None)["calibration"] == 1.3
+    line = log_line(scaled, "resend", "complete", 1.0)
     told = ("instructions_tokens", "tokens_before", "tokens_sent", "window", "ratio")
     assert [line[name] for name in told] == [26, 260, 65, 1_000, 0.26]
 
@@ -153,11 +159,11 @@ def test_counts_are_told_as_upstream_has_them() -> None:
 def test_a_merged_summary_without_instructions_is_a_message_more() -> None:
     summary = Summary("So far.", "merge", 4, 12, "statistics", 4, 130)
     plan = replace(_plan(), summary=summary)
-    assert [Ticket("s", "e", plan, lead, 4).messages_sent for lead in (0, 1)] == [2, 2]
+    assert [ticket(plan, lead, 4).messages_sent for lead in (0, 1)] == [2, 2]
 
 
 def test_the_log_line_of_a_window_that_is_not_known() -> None:
-    line = log_line(Ticket("s", "e", _plan(), 1, 4), "resend", "complete", 1.0)
+    line = log_line(ticket(_plan(), 1, 4), "resend", "complete", 1.0)
     assert (line["window"], line["ratio"], line["budget"]) == (None, None, None)
 
 
@@ -187,7 +193,8 @@ def test_gaps_are_shown_message_by_message() -> None:
 
 
 def test_headers_tell_what_was_done() -> None:
-    headers = dict(Ticket("会话", "e1", _plan(warnings=("a", "b\nc")), 1, 4, ("d",)).headers())
+    plan = _plan(warnings=("a", "b\nc"))
+    headers = dict(Ticket("会话", "e1", plan, 1, 4, ("d",), edits=plan.edits).headers())
     assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
     assert headers[b"x-context-tokens-before"] == b"200"
     assert headers[b"x-context-messages-sent"] == b"2"
@@ -213,5 +220,5 @@ def test_a_stateless_request_has_no_session_to_name() -> None:
 
 
 def test_the_log_line_says_how_much_was_saved() -> None:
-    line = log_line(Ticket("s", "e", _plan(), 1, 4), "resend", "complete", 12.4)
+    line = log_line(ticket(_plan(), 1, 4), "resend", "complete", 12.4)
     assert (line["saved_percent"], line["ms"], line["kind"]) == (75.0, 12, "resend")

@@ -409,6 +409,33 @@ async def test_short_reads_that_come_together_see_one_state_and_later_ones_what_
     await database.close()
 
 
+async def test_after_a_slow_one_those_that_came_with_it_are_read_in_threads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_SLOW_SECONDS", -1.0)
+    database = SqliteDatabase(path)
+    ran = [database.read(lambda _: threading.current_thread().name, short=True) for _ in range(3)]
+    first, *others = await asyncio.gather(*ran)
+    assert first == threading.current_thread().name
+    assert all(name.startswith("palimpsest-read-") for name in others)
+    await database.close()
+
+
+def test_an_event_loop_that_ends_in_the_turn_in_which_it_read_holds_nothing_up(path: Path) -> None:
+    database = SqliteDatabase(path)
+
+    async def read() -> None:
+        assert await database.read(names, short=True) == []
+        asyncio.get_running_loop().stop()
+
+    loop = asyncio.new_event_loop()
+    reading = loop.create_task(read())
+    loop.run_forever()
+    assert reading.done()
+    loop.close()
+    asyncio.run(database.close())
+
+
 async def test_a_short_read_that_fails_leaves_the_others_their_state(path: Path) -> None:
     database = SqliteDatabase(path)
 
