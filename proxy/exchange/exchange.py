@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from proxy.errors import PalimpsestError
 from proxy.exchange.asking import Asking, asking_of
-from proxy.exchange.background import COUNTING, compute
+from proxy.exchange.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.exchange.finished import FINISH_REASON, FINISHED, finished_answer, finishing_reply
 from proxy.exchange.identity import header_of, session_of
 from proxy.exchange.inquiry import Inquiry
@@ -53,6 +53,8 @@ from proxy.wire.request import ChatRequest, parse_chat_request
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _EVENTS: Final = b"text/event-stream"
+_NO_CONTENT: Final = 204
+"""An answer that has no body, and can be given none."""
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 
@@ -372,16 +374,17 @@ class ChatCompletions:
         if not turn.stored:
             return
         waits = self._store.waits_for_beginnings and turn.began is not None and not turn.began.done()
-        if outcome.status is Status.COMPLETE and not waits:
+        work = COUNTING * size_of(message for message, _ in outcome.replies)
+        if outcome.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
             # Nearly always. What the store was asked for is done, whatever becomes of who asked: it needs no
             # task of its own. Who is being cancelled already could not even ask.
-            await self._store_outcome(turn, outcome)
+            await self._store_outcome(turn, outcome, work)
         else:
-            await self._background.finish(self._store_outcome(turn, outcome))
+            await self._background.finish(self._store_outcome(turn, outcome, work))
 
-    async def _store_outcome(self, turn: Turn, outcome: Outcome) -> None:
-        spent = cost(outcome.usage, turn.facts.dollars)
-        settlement = settlement_of(turn, outcome, self._now(), self._knowledge.counter, spent)
+    async def _store_outcome(self, turn: Turn, outcome: Outcome, work: int) -> None:
+        spent, counter = cost(outcome.usage, turn.facts.dollars), self._knowledge.counter
+        settlement = await compute(work, settlement_of, turn, outcome, self._now(), counter, spent)
         settled = await self._store.settle(settlement, turn.began)
         if turn.compaction is not None or turn.ticket.plan.wanted is not None:
             self._sum_up_after(turn, settled)
@@ -402,6 +405,8 @@ def _holds_calls(messages: Iterable[Message]) -> bool:
 
 def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
+    if answer.status == _NO_CONTENT:
+        return False
     kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     return kind == _EVENTS or (asked and kind in _UNNAMED)
 

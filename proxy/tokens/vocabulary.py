@@ -39,6 +39,10 @@ _PATTERNS: Final[dict[EncodingName, str]] = {
 
 _LONGEST_GAP: Final = 1000
 _GAP: Final = re.compile(rf"(?<!\s)\s{{{_LONGEST_GAP},}}")
+_LONGEST_RUN: Final = 20_000
+"""Characters without white space: of a longer run of letters each takes tiktoken longer."""
+_RUN: Final = re.compile(rf"(?<!\S)\S{{{_LONGEST_RUN},}}")
+_SPACE: Final = re.compile(r"\s")
 """White space on which tiktoken's regular expressions give up. The look-behind keeps the search linear."""
 
 
@@ -98,18 +102,26 @@ class Vocabulary:
 
 
 def _pieces(text: str) -> list[str]:
-    """Return `text` in pieces in which no white space is `_LONGEST_GAP` characters long or longer."""
-    # A gap is so long that it fills one of these blocks; the look at them is all that most texts cost.
+    """Return `text` in pieces, none with a gap or a run that is too long."""
+    pieces = [text]
+    # What is too long fills one of these blocks; the look at them is all that most texts cost.
     block = _LONGEST_GAP // 2
-    if not any(text[at : at + block].isspace() for at in range(0, len(text), block)):
-        return [text]
+    if any(text[at : at + block].isspace() for at in range(0, len(text), block)):
+        pieces = _split(text, _GAP, _LONGEST_GAP - 1)
+    block = _LONGEST_RUN // 2
+    if any(not _SPACE.search(text, at, at + block) for at in range(0, len(text) - block, block)):
+        pieces = [part for piece in pieces for part in _split(piece, _RUN, _LONGEST_RUN)]
+    return pieces
+
+
+def _split(text: str, long: re.Pattern[str], step: int) -> list[str]:
+    """Return a text in pieces: what is too long by itself, in steps."""
     pieces: list[str] = []
     start = 0
-    for gap in _GAP.finditer(text):
-        pieces.append(text[start : gap.start()])
-        step = _LONGEST_GAP - 1
-        pieces += [text[at : min(at + step, gap.end())] for at in range(gap.start(), gap.end(), step)]
-        start = gap.end()
+    for found in long.finditer(text):
+        pieces.append(text[start : found.start()])
+        pieces += [text[at : min(at + step, found.end())] for at in range(found.start(), found.end(), step)]
+        start = found.end()
     pieces.append(text[start:])
     return pieces
 

@@ -50,6 +50,18 @@ def test_its_errors_come_untouched(
     assert row["error"]
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["plain", "own tools"])
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_an_answer_without_content(serve: Serve, session: str, stream: bool, own: bool) -> None:
+    proxy = serve(virtual_tools={"recall_context": own, "only_with_tools": False})
+    for _ in range(2):  # on one connection
+        body = {"model": "fault:no-content", "messages": [{"role": "user", "content": "a"}], "stream": stream}
+        answer = proxy.client.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
+        assert (answer.status_code, answer.content) == (204, b"")
+    assert {row["status"] for row in proxy.exchanges(session)} == {"failed"}
+    assert proxy.chat(session, "a").status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 def test_a_provider_that_is_not_there(serve: Serve, closed_port: int, session: str, stream: bool) -> None:
     proxy = serve(upstream={"base_url": f"http://127.0.0.1:{closed_port}/v1"})

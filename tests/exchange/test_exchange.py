@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ import orjson
 import pytest
 
 from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamBusy, UpstreamError
+from proxy.exchange import exchange
 from proxy.exchange.exchange import _is_stream
-from proxy.exchange.turn import Call
+from proxy.exchange.turn import Call, settlement_of
 from proxy.store.records import Status
 from proxy.trimming.policy import Policy
 from proxy.upstream.client import Answer
@@ -291,6 +293,28 @@ async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path:
         assert await house.store.sessions(None, limit=9) == ([], None)
 
 
+async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noting(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return settlement_of(*given)
+
+    monkeypatch.setattr(exchange, "settlement_of", noting)
+    async with opened(provider, tmp_path) as house:
+        for content in ("short", "long " * 5_000):
+            asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": content}]})
+            client = Heard()
+            await house.chat.answer(Call("t", [(b"x-session-id", content[:5].encode())], b"", asked), client)
+            assert client.status == 200
+        assert threads[0] == threading.current_thread().name
+        assert threads[1] != threads[0]
+        (long, short) = (await house.store.sessions(None, limit=9))[0]
+        assert (long.messages, short.messages) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "stream"),
     [
@@ -306,8 +330,10 @@ async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path:
 def test_a_stream_is_known_by_its_type_or_by_what_was_asked(
     kind: bytes | None, asked: bool, stream: bool
 ) -> None:
-    answer: Any = SimpleNamespace(header=lambda _: kind)
+    answer: Any = SimpleNamespace(status=200, header=lambda _: kind)
     assert _is_stream(answer, asked=asked) is stream
+    answer.status = 204
+    assert not _is_stream(answer, asked=asked)
 
 
 async def test_branches_of_a_long_history_share_the_move_of_the_first(

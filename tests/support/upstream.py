@@ -25,7 +25,8 @@ that a test can make a model's name its own:
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
     times:X            counts X times as many tokens
     gzip               compresses whatever it answers
-    fault:KIND         429 | 429-once | 500 | hang | html | bad-json | drop-before (no answer at all)
+    fault:KIND         429 | 429-once | 500 | hang | html | bad-json | no-content
+                       drop-before (no answer at all)
                        drop | stall | error-event (in the middle of a stream) | no-done | crlf |
                        split-utf8 (byte by byte) | empty-choices | dup-usage | bad-event
 
@@ -190,6 +191,9 @@ class Upstream:
             await out.whole(502, [(b"content-type", b"text/html")], b"<html><h1>502 Bad Gateway</h1></html>")
         elif kind == "bad-json":
             await out.whole(200, JSON, b'{"id": "chatcmpl-1", "choices": [')
+        elif kind == "no-content":
+            await out.begin(204, [])
+            await out.finish()
         elif kind == "hang":
             await anyio.sleep_forever()
         elif kind == "drop-before":

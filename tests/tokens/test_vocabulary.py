@@ -141,6 +141,24 @@ def test_a_text_is_divided_only_within_long_white_space(parts: list[str]) -> Non
         assert BUILT["o200k_base"].count(text) == len(BUILT["o200k_base"].build().encode_ordinary(text))  # type: ignore[union-attr]  # it is built
 
 
+@given(st.lists(st.sampled_from([" ", "\n", "a", "b" * 9_999, "中" * 10_000, "c" * 20_001, "d" * 45_000])))
+@settings(max_examples=60, deadline=None)
+def test_a_text_is_divided_within_long_runs_without_white_space(parts: list[str]) -> None:
+    text = "".join(parts)
+    pieces = vocabulary._pieces(text)
+    assert "".join(pieces) == text
+    assert all(len(run) <= 20_000 for piece in pieces for run in piece.split())
+    assert len(pieces) == 1 or any(len(run) >= 20_000 for run in text.split())
+
+
+def test_a_run_has_as_many_tokens_in_pieces_but_for_one_at_each_end() -> None:
+    run = "deadbeef" * 12_500
+    encoding = BUILT["o200k_base"].build()
+    assert encoding is not None
+    whole = len(encoding.encode_ordinary(run))
+    assert abs(BUILT["o200k_base"].count(run) - whole) <= 5
+
+
 class PanicException(BaseException):
     """What a panic in tiktoken's Rust code looks like from here."""
 
