@@ -1,6 +1,7 @@
 """One chat completion, from the client's bytes to the stored reply.
 
     exchange     the straight line: read it first
+    reception    a request, from its bytes to a turn that is planned
     turn         one exchange under way, and what the store is told of it
     asking       how a request asks, beside what it says
     identity     which session a request belongs to

@@ -11,52 +11,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from proxy.errors import PalimpsestError
-from proxy.exchange.asking import Asking, asking_of
 from proxy.exchange.background import COUNTING, OFF_LOOP_BYTES, compute
-from proxy.exchange.finished import FINISH_REASON, FINISHED, finished_answer, finishing_reply
-from proxy.exchange.identity import header_of, session_of
+from proxy.exchange.finished import FINISH_REASON, finished_answer
 from proxy.exchange.inquiry import Inquiry
 from proxy.exchange.means import Means
 from proxy.exchange.offering import own_tools
-from proxy.exchange.past import Past, request_form, size_of
-from proxy.exchange.planning import nothing_sent, planned_of, ticket_of
+from proxy.exchange.past import request_form, size_of
+from proxy.exchange.planning import planned_of, ticket_of
 from proxy.exchange.receipt import log_line
+from proxy.exchange.reception import Reception
 from proxy.exchange.relay import Client, Outcome, StreamRelay, relay_json, relay_refusal
 from proxy.exchange.rounds import Rounds
-from proxy.exchange.sharing import Moves, Where
-from proxy.exchange.summing import asked_for, caller_of, missed, prepared_of, work_of
+from proxy.exchange.summing import asked_for, prepared_of, work_of
 from proxy.exchange.turn import Call, Turn, opening_of, settlement_of
 from proxy.exchange.virtual import VirtualRelay
 from proxy.models.dollars import cost
-from proxy.models.facts import ModelFacts
 from proxy.recall.refs import name_in
-from proxy.recall.tools import offered, with_tools
 from proxy.settings.model import Settings
-from proxy.settings.policies import OFF, Policies
+from proxy.settings.policies import Policies
 from proxy.store.records import Settled, Status, SummaryRow, session_key
 from proxy.telemetry.log import note
-from proxy.trimming.plan import Entry, Known, Plan
-from proxy.trimming.policy import Policy
+from proxy.trimming.plan import Entry
 from proxy.upstream.client import Answer
 from proxy.wire import headers
 from proxy.wire.messages import Message
-from proxy.wire.request import ChatRequest, parse_chat_request
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _EVENTS: Final = b"text/event-stream"
 _NO_CONTENT: Final = 204
 """An answer that has no body, and can be given none."""
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
-_TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 
 
 class ChatCompletions:
@@ -71,18 +62,18 @@ class ChatCompletions:
         what the names of sessions in the provider's cache are made with.
         """
         self._settings = settings
-        self.policies = Policies(settings.policies)
-        """Those in force; exchanged when the configuration is read again."""
         self._store = means.store
         self._background = means.background
-        self._moves = Moves()
-        self._memory = means.memory
         self._knowledge = means.knowledge
         self._summaries = means.summaries
         self._recall = means.recall
-        self._mark = secrets.token_hex(4) if mark is None else mark
-        self._chance = random.Random()  # noqa: S311 - ids are names and no secrets, and the system's costs more
+        self._reception = Reception(settings, means, secrets.token_hex(4) if mark is None else mark)
         self._inquiry = Inquiry(settings, means.upstream, cache_secret)
+
+    @property
+    def policies(self) -> Policies:
+        """Those in force."""
+        return self._reception.policies
 
     async def answer(self, call: Call, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
@@ -90,7 +81,7 @@ class ChatCompletions:
         Raises:
             PalimpsestError: it could not be read or planned; `client` was told nothing yet.
         """
-        turn = await self._turn(call)
+        turn = await self._reception.turn(call)
         turn.mark("planned")
         self._begin(turn)
         try:
@@ -113,118 +104,6 @@ class ChatCompletions:
                 else Outcome(Status.FAILED, error=f"internal error: {type(why).__name__}"),
             )
             raise
-
-    async def _turn(self, call: Call) -> Turn:
-        """Read a request, find its place, and plan what is sent."""
-        started = time.monotonic()
-        request = await compute(len(call.body), parse_chat_request, call.body)
-        sent = headers.first_values(call.headers)
-        name, policy = self._policy(call, sent, request)
-        asking = asking_of(call.tenant, sent, request, name, policy)
-        past = await self._past(sent, request, asking)
-        own = offered(request, self._settings.virtual_tools, stateless=past.id is None, off=policy is None)
-        tools = with_tools(request, own) if own else request.tools
-        finishing = finishing_reply(past.entries, self._settings.finish.tools)
-        facts = self._knowledge.facts(request.model)
-        known = await self._known(request, past, tools, asking.agent, facts)
-        if finishing is not None:
-            planned = nothing_sent(past.entries, known)
-        else:
-            past, planned = await self._planned(past, asking, request.model, name, policy, known)
-            if planned.needs_whole:  # the policy was changed: it decides over what was not read, too
-                past = await self._past(sent, request, replace(asking, whole=True))
-                known = await self._known(request, past, tools, asking.agent, facts)
-                past, planned = await self._planned(past, asking, request.model, name, policy, known)
-        ticket = ticket_of(past, planned, known, self._new_id())
-        turn = Turn(
-            call,
-            request,
-            past,
-            ticket,
-            asking,
-            known,
-            facts,
-            started,
-            past.id is not None,
-            policy,
-            own,
-            tools,
-            finishing,
-        )
-        return self._warned(turn)
-
-    def _warned(self, turn: Turn) -> Turn:
-        """Say with its ticket what is to be known of how a request was planned."""
-        planned = turn.ticket.plan
-        if turn.finishing is not None:
-            warnings: tuple[str, ...] = (FINISHED,)
-        else:
-            waits = planned.wanted is not None and not self._settings.summarizer.background
-            if planned.wanted is not None and not waits:
-                turn.hindered = self._summaries.none_begins(turn.request.model, caller_of(turn.call))
-            warnings = ()
-            if turn.waited is not None or not waits:
-                reason, hindered = turn.waited or "", turn.hindered
-                attempt = turn.past.attempt
-                warnings = missed(planned.wanted, attempt, planned.cut, reason=reason, hindered=hindered)
-            if turn.tools is None and _holds_calls(planned.view):
-                warnings += (_TOOLS_ABSENT,)
-        if warnings != turn.ticket.warnings:
-            turn.ticket = replace(turn.ticket, warnings=warnings)
-        return turn
-
-    def _policy(
-        self, call: Call, sent: Mapping[bytes, bytes], request: ChatRequest
-    ) -> tuple[str, Policy | None]:
-        """Return name and policy that decide what is sent; None where trimming is switched off.
-
-        Raises:
-            InvalidRequest: there is no policy of the name that the client asks for.
-        """
-        asked = header_of(sent, headers.CONTEXT_POLICY)
-        if asked == OFF:
-            return OFF, None
-        return self.policies.select(call.tenant, request.model, asked)
-
-    async def _past(self, sent: Mapping[bytes, bytes], request: ChatRequest, asking: Asking) -> Past:
-        """Find the request's session, and its place in the log of that."""
-        sessions = self._settings.sessions
-        session = session_of(sent, request, sessions)
-        if session is None and sessions.missing == "stateless":
-            return await self._memory.without_log(request)
-        incoming = await self._memory.incoming(request, asking)
-        if session is not None:
-            return await self._memory.past_of(request, incoming, session, asking)
-        return await self._memory.past_of_unnamed(request, incoming, asking)
-
-    async def _known(
-        self, request: ChatRequest, past: Past, tools: bytes | None, agent: str | None, facts: ModelFacts
-    ) -> Known:
-        """Return what planning must be told."""
-        model, fixed = request.model, 0
-        if past.instructions or tools is not None:
-            size = COUNTING * (len(tools or b"") + size_of(past.instructions))
-            fixed = await compute(size, self._knowledge.fixed_tokens, past.instructions, tools, model)
-        known = self._knowledge.known(
-            model, facts, fixed=fixed, agent=agent, updated_at=past.updated_at, scale=past.scale
-        )
-        if past.id is None:  # nothing is stored of it, no cut either
-            return replace(known, keeps=False)
-        return known if past.prepared is None else replace(known, prepared=prepared_of(past.prepared))
-
-    async def _planned(
-        self, past: Past, asking: Asking, model: str, name: str, policy: Policy | None, known: Known
-    ) -> tuple[Past, Plan]:
-        """Decide what is sent; return the past too, with a cut that others have just made at its place."""
-        if policy is None:
-            return past, await planned_of(past, name, policy, known)
-
-        def decide(past: Past, fork: int | None) -> Awaitable[Plan]:
-            return planned_of(past, name, policy, known if fork is None else replace(known, fork=fork))
-
-        base = past.arrival.base
-        where = Where(asking.tenant, past.id or "", base, name, policy.version, asking.agent, model)
-        return await self._moves.shared(past, where, decide)
 
     def _begin(self, turn: Turn) -> None:
         """Store what is new, while upstream is being asked."""
@@ -284,7 +163,7 @@ class ChatCompletions:
                 name = turn.ticket.plan.policy
                 planned = await planned_of(turn.past, name, policy, turn.known)
                 turn.ticket = ticket_of(turn.past, planned, turn.known, turn.ticket.exchange)
-            self._warned(turn)
+            self._reception.warned(turn)
             turn.mark("summed")
 
     def _sum_up_after(self, turn: Turn, settled: Settled) -> None:
@@ -389,18 +268,8 @@ class ChatCompletions:
         if turn.compaction is not None or turn.ticket.plan.wanted is not None:
             self._sum_up_after(turn, settled)
 
-    def _new_id(self) -> str:
-        """Return an exchange's id: ids that this process makes later sort later, to the microsecond."""
-        microseconds = int(self._knowledge.clock() * 1_000_000)
-        return f"exc_{microseconds:014x}{self._chance.getrandbits(40):010x}{self._mark}"
-
     def _now(self) -> int:
         return self._knowledge.now
-
-
-def _holds_calls(messages: Iterable[Message]) -> bool:
-    """Tell whether one of the messages has tool calls; where that is known of its text, nothing is read."""
-    return any((message.facts is None or message.facts.has_calls) and message.calls for message in messages)
 
 
 def _is_stream(answer: Answer, *, asked: bool) -> bool:

@@ -17,12 +17,11 @@ import anyio
 import orjson
 import pytest
 
-from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamBusy, UpstreamError
+from proxy.errors import StoreUnavailable, UpstreamBusy, UpstreamError
 from proxy.exchange import exchange
 from proxy.exchange.exchange import _is_stream
 from proxy.exchange.turn import Call, settlement_of
 from proxy.store.records import Status
-from proxy.trimming.policy import Policy
 from proxy.upstream.client import Answer
 from tests.support.house import KEY, LONG, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
@@ -151,22 +150,6 @@ async def test_one_line_is_logged_of_an_exchange(
     assert told["fired"].startswith("tokens")
 
 
-async def test_a_policy_that_changed_is_applied_to_the_whole_log(house: House, provider: Provider) -> None:
-    """What an older version dropped is read again when the next one moves the cut."""
-    lean = {"trigger": {"messages": 6}, "target": {"tokens": 60}, "keep": {"rounds": 1, "spans": 1}}
-    edits = [{"type": "drop_oldest"}]
-    house.chat.policies.current = {"lean": Policy.model_validate(lean | {"edits": edits})}
-    for number in range(8):
-        await house.ask(messages=[{"role": "user", "content": f"number {number}"}])
-    assert len(provider.last.json["messages"]) < 8
-    kept = lean | {"target": {"tokens": 60}, "trigger": {"messages": 2}, "pin": [{"regex": "number 0"}]}
-    house.chat.policies.current = {"lean": Policy.model_validate(kept | {"edits": edits})}
-    await house.ask(messages=[{"role": "user", "content": "number 8"}])
-    assert provider.last.json["messages"][0] == {"role": "user", "content": "number 0"}
-    row = await house.last()
-    assert (row.kind, row.receipt["cut"]["moved"]) == ("append", True)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_store_that_cannot_begin_lets_nothing_through(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
@@ -246,36 +229,6 @@ async def test_an_error_says_which_exchange_it_was(house: House, monkeypatch: py
     assert (row.status, row.receipt["error"]) == (Status.FAILED, "All are in use.")
 
 
-@pytest.mark.parametrize(
-    ("header", "param"),
-    [
-        ((b"x-session-mode", b"sometimes"), "X-Session-Mode"),
-        ((b"x-context-policy", b"none"), "X-Context-Policy"),
-        ((b"x-agent-name", b"%00"), "x-agent-name"),
-    ],
-)
-async def test_what_cannot_be_meant_is_not_stored(
-    house: House, provider: Provider, header: tuple[bytes, bytes], param: str
-) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        await house.ask("echo", header)
-    assert refused.value.param == param
-    assert await house.store.exchanges(KEY, limit=1) == ([], None)
-    assert provider.log == []
-
-
-async def test_calls_without_tools_are_warned_of(house: House) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    said = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "r"},
-    ]
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    assert "tool" in (await house.ask(messages=said)).headers["x-context-warning"]
-    assert "x-context-warning" not in (await house.ask(messages=said, tools=tools)).headers
-
-
 async def test_what_is_compressed_is_told_plain(house: House, provider: Provider) -> None:
     client = await house.ask("gzip")
     assert provider.last.header("accept-encoding") == "identity"
@@ -334,26 +287,3 @@ def test_a_stream_is_known_by_its_type_or_by_what_was_asked(
     assert _is_stream(answer, asked=asked) is stream
     answer.status = 204
     assert not _is_stream(answer, asked=asked)
-
-
-async def test_branches_of_a_long_history_share_the_move_of_the_first(
-    house: House, provider: Provider
-) -> None:
-    lean = {"trigger": {"tokens": 2_000}, "target": {"tokens": 1_000}, "edits": [{"type": "drop_oldest"}]}
-    house.chat.policies.current = {"lean": Policy.model_validate(lean)}
-    rows = []
-    for text in ("and now?", "or so?", "or thus?"):
-        await house.ask(messages=[*LONG[:-1], {"role": "user", "content": text}])
-        rows.append(await house.last())
-    assert [(row.kind, row.receipt["cut"]["moved"]) for row in rows] == [
-        ("first", True),
-        ("rewind", True),
-        ("rewind", False),
-    ]
-    second, third = rows[1:]
-    assert second.cut_node == third.receipt["cut"]["node"] == second.base == third.base
-    assert second.receipt["cut"]["position"] == len(LONG) - 1
-    sent = [request.json["messages"] for request in provider.log[-2:]]
-    assert sent[0][:-1] == sent[1][:-1]
-    assert len(sent[0]) < len(LONG) // 2
-    assert [messages[-1]["content"] for messages in sent] == ["or so?", "or thus?"]
