@@ -27,6 +27,23 @@ PIECES = st.sampled_from(
     ]
 )
 STREAMS = st.lists(PIECES, max_size=25).map(b"".join)
+EVENTS = st.sampled_from(
+    [
+        b"data: a\n\n",
+        b"data: [DONE]\n\n",
+        b"data:a\n\n",
+        b"data: a\ndata: b\n\n",
+        b": c\n\n",
+        b"event: e\ndata: x\n\n",
+        b"data: a\r\n\r\n",
+        b"data: a\r\r",
+        b"data: a\n\r",
+        b"\xef\xbb\xbfdata: a\n\n",
+        b"\n",
+    ]
+)
+"""What is read the fast way (lines of data alone, their ends LF), and what is not."""
+MIXED = st.lists(EVENTS, min_size=1, max_size=6).map(b"".join)
 
 
 def decode(pieces: Iterable[bytes]) -> list[Event]:
@@ -57,6 +74,15 @@ def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(
     assert decode(bytes([byte]) for byte in data) == whole
     assert b"".join(event.raw for event in whole) == data
     assert all(event.raw for event in whole)
+
+
+@given(MIXED, st.lists(st.integers(0, 1000), max_size=5))
+@example(b"data:a\n\ndata: dbbbbb\n\n: c\n\n", [15, 22])
+@settings(deadline=None, max_examples=200)
+def test_any_cut_gives_the_same_events_where_some_are_read_fast_and_some_are_not(
+    data: bytes, places: list[int]
+) -> None:
+    assert decode(cut(data, places)) == decode([data])
 
 
 @given(
@@ -151,6 +177,21 @@ def test_a_byte_order_mark_counts_at_the_start_alone() -> None:
         b"a",
         None,
     ]
+
+
+def test_a_byte_order_mark_after_events_that_were_read_fast_does_not_count() -> None:
+    decoder = EventDecoder()
+
+    assert decoder.feed(b"data: a\n\n") == [Event(b"data: a\n\n", b"a")]
+    (event,) = decoder.feed(b"\xef\xbb\xbfdata: b\n\n")
+    assert event.data is None
+
+
+def test_where_the_search_went_on_in_a_slow_event_does_not_bind_what_comes_after_a_fast_one() -> None:
+    pieces = [b"data:a\n\ndata: d", b"bbbbb\n\n", b": c\n\n"]
+
+    assert [event.raw for event in decode(pieces)] == [b"data:a\n\n", b"data: dbbbbb\n\n", b": c\n\n"]
+    assert [event.complete for event in decode(pieces)] == [True, True, True]
 
 
 def test_what_breaks_off_is_handed_over_incomplete() -> None:
