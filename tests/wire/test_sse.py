@@ -85,9 +85,9 @@ def test_any_cut_gives_the_same_events_where_some_are_read_fast_and_some_are_not
 @settings(deadline=None)
 def test_data_reads_back_whatever_ends_the_lines(lines: list[bytes], end: bytes, space: bytes) -> None:
     text = b"".join(b"data:" + space + line + end for line in lines) + end
-    stripped = lines if space else [line.removeprefix(b" ") for line in lines]
+    data = b"\n".join(lines if space else [line.removeprefix(b" ") for line in lines])
 
-    assert decode([text * 2]) == [Event(text, b"\n".join(stripped))] * 2
+    assert decode([text * 2]) == [Event(text, data, is_done=data.strip() == b"[DONE]")] * 2
 
 
 @pytest.mark.parametrize(
