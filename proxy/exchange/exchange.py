@@ -43,7 +43,7 @@ from proxy.recall.tools import offered, with_tools
 from proxy.settings.model import Settings
 from proxy.settings.policies import OFF, Policies
 from proxy.store.records import Settled, Status, SummaryRow, session_key
-from proxy.telemetry.log import note
+from proxy.telemetry.log import log_exchange
 from proxy.trimming.plan import Entry, Known, Plan
 from proxy.trimming.policy import Policy
 from proxy.upstream.client import Answer
@@ -368,7 +368,7 @@ class ChatCompletions:
             reported = usage.get("prompt_tokens")
             turn.scale = self._knowledge.learn(model, scale, planned.tokens_sent, reported)
         took = turn.timings["settled"]
-        note(_LOG, "exchange", log_line(turn.ticket, turn.past.arrival.kind, outcome.status, took))
+        log_exchange(_LOG, log_line(turn.ticket, turn.past.arrival.kind, outcome.status, took))
         if not turn.stored:
             return
         waits = self._store.waits_for_beginnings and turn.began is not None and not turn.began.done()
