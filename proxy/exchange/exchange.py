@@ -37,7 +37,7 @@ from proxy.recall.refs import name_in
 from proxy.settings.model import Settings
 from proxy.settings.policies import Policies
 from proxy.store.records import Settled, Status, SummaryRow, session_key
-from proxy.telemetry.log import note
+from proxy.telemetry.log import log_exchange
 from proxy.trimming.plan import Entry
 from proxy.upstream.client import Answer
 from proxy.wire import headers
@@ -249,7 +249,7 @@ class ChatCompletions:
             reported = usage.get("prompt_tokens")
             turn.scale = self._knowledge.learn(model, scale, planned.tokens_sent, reported)
         took = turn.timings["settled"]
-        note(_LOG, "exchange", log_line(turn.ticket, turn.past.arrival.kind, outcome.status, took))
+        log_exchange(_LOG, log_line(turn.ticket, turn.past.arrival.kind, outcome.status, took))
         if not turn.stored:
             return
         waits = self._store.waits_for_beginnings and turn.began is not None and not turn.began.done()

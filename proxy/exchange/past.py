@@ -62,7 +62,7 @@ class Past(Struct, frozen=True):
     instructions: tuple[Message, ...]
     """The instructions to send: the request's own, or the newest stored ones where an append has none."""
     size: int
-    """Bytes of all entries, hardly more: what planning is in proportion to."""
+    """Bytes of all entries at least: what planning is in proportion to. See `_size_of`."""
     forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) where the client sent a stored message in another form."""
     standing: StandingCut | None = None
@@ -236,7 +236,11 @@ class Memory:
 
 
 def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
-    """Return the bytes of the messages of a request, hardly more, and of the stored ones in `rows`."""
+    """Return the bytes of the messages of a request, at least, and of the stored ones in `rows`.
+
+    With the messages it counts what else the request has beside instructions and tools. As a rule that is
+    little; where it is much (`response_format`, `functions`), work goes to a thread sooner, and that is all.
+    """
     beside = size_of(request.instructions) + len(request.tools or b"")
     return len(request.raw) - beside + size_of([row.message for row in rows])
 

@@ -6,11 +6,11 @@ in its edits, and in the engine that runs them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import orjson
 from pydantic import AfterValidator, Field, model_validator
@@ -157,13 +157,6 @@ class Policy(Section, frozen=True):
             orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES
         ).hexdigest()
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other settings; what follows from the settings is worked out for them anew."""
-        copied = super().model_copy(update=update, deep=deep)
-        for name in _WORKED_OUT:
-            vars(copied).pop(name, None)
-        return copied
-
     @cached_property
     def reckons(self) -> bool:
         """Whether anything in it depends on what a move of the cut costs."""
@@ -196,12 +189,6 @@ class Policy(Section, frozen=True):
     def pins(self, message: Message) -> bool:
         """Tell whether a pin fits `message`."""
         return any(pin.fits(message) for pin in self.pin)
-
-
-_WORKED_OUT: Final = tuple(
-    [name for name, value in vars(Policy).items() if isinstance(value, cached_property)]
-)
-"""What is worked out once for a policy, and kept beside its settings."""
 
 
 def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:

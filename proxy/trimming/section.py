@@ -6,7 +6,8 @@ value where a number belongs. It does not know any setting.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -17,6 +18,14 @@ class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
 
     The classes say `frozen=True` once more: type checkers look for it in each of them.
     """
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other settings; what follows from the settings is worked out for them anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        kept = vars(copied)  # with the settings there lies what was worked out once, and it was copied too
+        for name in kept.keys() - type(self).model_fields.keys():
+            del kept[name]
+        return copied
 
 
 def contradiction(message: str, *at: str | int) -> PydanticCustomError:

@@ -107,6 +107,7 @@ class DirectTransport:
         self._idle: dict[Origin, list[_Resting]] = {}
         """Those that wait for a request, the longest first."""
         self._sweeping: asyncio.TimerHandle | None = None
+        """Set for the first moment at which one of them is given up, or sooner."""
 
     async def ask(
         self,
@@ -175,8 +176,11 @@ class DirectTransport:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._idle.setdefault(origin, []).append(_Resting(channel, now, now + seconds))
+        if self._sweeping is not None and self._sweeping.when() > now + seconds:
+            self._sweeping.cancel()
+            self._sweeping = None
         if self._sweeping is None:
-            self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
+            self._sweeping = loop.call_at(now + seconds, self._sweep)
 
     def _take(self, origin: Origin) -> Channel | None:
         """Return the connection that was used last, if it still stands and is not too old."""
@@ -212,7 +216,7 @@ class DirectTransport:
                 del self._idle[origin]
         ends = [resting.until for idle in self._idle.values() for resting in idle]
         if ends:
-            self._sweeping = loop.call_later(min(ends) - now, self._sweep)
+            self._sweeping = loop.call_at(min(ends), self._sweep)
 
     async def _connect(self, origin: Origin, seconds: float) -> Channel:
         loop = asyncio.get_running_loop()

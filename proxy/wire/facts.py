@@ -9,8 +9,10 @@ It finds nothing out itself: `request` does, and `history.nodes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
+
+from proxy.wire.generations import Generations
 
 FACTS_BYTES: Final = 64 * 1024 * 1024
 """What all that is remembered may take in one process, about."""
@@ -73,53 +75,19 @@ class Facts:
         self.ties = None
 
 
-class FactsByText:
-    """Facts by their texts, bounded in size: what was not asked for the longest goes first.
-
-    There are two generations. What is used moves to the younger one; when that has half of the room, the
-    older one is forgotten and the younger one takes its place. So no order must be kept, and threads need no
-    lock: each step is one step of a dictionary, and where some of them meet, something is forgotten too
-    early, or a text for each of them is held too much for a while.
-    """
+class FactsByText(Generations[bytes, Facts]):
+    """Facts by their texts, bounded in size; any thread may use it."""
 
     def __init__(self, max_bytes: int = FACTS_BYTES) -> None:
         """Begin empty, to hold at most `max_bytes`, about."""
-        self._half: Final = max_bytes // 2
-        self._young: dict[bytes, Facts] = {}
-        self._old: dict[bytes, Facts] = {}
-        self._size = 0
-
-    @property
-    def size(self) -> int:
-        """How many bytes it takes, about. Adds them up: it is for looking, not for working."""
-        held = self._old | self._young
-        return sum(map(_size_of, held))
-
-    def recall(self, texts: Sequence[bytes]) -> list[Facts | None]:
-        """Return what is known of each text; None for a new one."""
-        found = list(map(self._young.get, texts))
-        if None in found:
-            old = self._old
-            for place, facts in enumerate(found):
-                if facts is None and (older := old.get(texts[place])) is not None:
-                    found[place] = older
-                    self._add(older)
-        return found
+        super().__init__(max_bytes, _size_of)
 
     def keep(self, new: Iterable[Facts]) -> None:
-        """Remember what was found out about new texts. One that takes half of the room is not held."""
+        """Remember what was found out about new texts. The first facts of a text stay: others share them."""
         for facts in new:
-            self._add(facts)
-
-    def _add(self, facts: Facts) -> None:
-        size = _size_of(facts.raw)
-        if size > self._half or facts.raw in self._young:
-            return
-        if self._size + size > self._half:
-            self._old, self._young, self._size = self._young, {}, 0
-        self._young[facts.raw] = facts
-        self._size += size
+            if facts.raw not in self._young:
+                self.put(facts.raw, facts)
 
 
-def _size_of(raw: bytes) -> int:
-    return len(raw) + _ENTRY_BYTES
+def _size_of(facts: Facts) -> int:
+    return len(facts.raw) + _ENTRY_BYTES

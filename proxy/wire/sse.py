@@ -73,7 +73,7 @@ class EventDecoder:
                 self._buffer += rest
                 self._at_start = self._at_start and not texts
                 return [
-                    Event(text + b"\n\n", data := text[6:], None, True, data.strip() == _DONE)
+                    Event(text + b"\n\n", said := text[6:], None, True, said.strip() == _DONE)
                     for text in texts
                 ]
         self._buffer += data

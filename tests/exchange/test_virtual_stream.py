@@ -190,14 +190,32 @@ async def test_a_stream_begins_though_nothing_is_said_for_long() -> None:
 @pytest.mark.parametrize("tells", [False, True])
 async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(tells: bool) -> None:
     rounds = streams([">recall_context a", "Hi."])
+    waited: list[bytes] = []
     for answer in rounds:
         answer.tells = tells
+        answer.at_end = lambda: waited.append(world.got)
     world = World(*rounds)
     outcome = await world.run()
+    # Nobody waits for an end that is known; else the client has all of it by then, of the last round.
+    assert waited == ([] if tells else [b"", world.got])
     assert outcome.status is Status.COMPLETE
     assert world.got.endswith(DONE)
     assert world.got.count(DONE) == 1
     assert DONE not in world.seen_at_settling
+
+
+async def test_a_stream_whose_end_is_known_ends_in_one_piece() -> None:
+    class Counting(World):
+        written: tuple[bytes, ...] = ()
+
+        async def write(self, data: bytes) -> None:
+            self.written += (data,)
+            await super().write(data)
+
+    world = Counting(*streams(["Hi."]))
+    await world.run()
+    assert world.written[-1] == DONE
+    assert len(world.written) == 2
 
 
 async def test_a_silence_of_upstream_s_own_is_not_broken() -> None:

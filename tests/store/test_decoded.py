@@ -6,13 +6,17 @@ import pytest
 
 from proxy.store.decoded import DecodedCuts
 from proxy.store.encoding import decode_cut, encode_cut
-from proxy.trimming.plan import Change
+from proxy.trimming.plan import Change, Gap
 from tests.support.talk import message
 
 
 def text_of(number: int) -> str:
     shorter = message("tool", f"so short: {number:04}")
     return encode_cut([Change(number, "clear_tool_results", "old", shorter, 900, 5)], (), ["a", "b"])
+
+
+ROOM = 8 * (len(text_of(1)) + 30 + 500)
+"""A generation has room for four."""
 
 
 def test_a_text_is_read_once_and_says_what_it_says() -> None:
@@ -30,8 +34,36 @@ def test_another_text_at_the_same_place_is_another_cut() -> None:
     assert decoded.read("here", text_of(1)) == first
 
 
+def test_another_text_is_another_cut_where_the_first_is_nearly_forgotten_too() -> None:
+    decoded = DecodedCuts(most=ROOM)
+    decoded.read("here", text_of(1))
+    for number in range(10, 14):  # fill the younger generation
+        decoded.read(number, text_of(number))
+    assert "here" not in decoded._held._young
+    assert "here" in decoded._held._old
+    assert decoded.read("here", text_of(2)) == decode_cut(text_of(2))
+
+
+def test_a_cut_that_changes_again_and_again_leaves_others_where_they_are() -> None:
+    decoded = DecodedCuts(most=ROOM)
+    other = decoded.read("other", text_of(0))
+    for number in range(1, 40):
+        decoded.read("here", text_of(number))
+    assert decoded.read("other", text_of(0)) is other
+
+
+def test_what_its_items_take_counts_beside_the_text() -> None:
+    dropped = [Change(number, "drop_oldest", "old", None, 9, 0) for number in range(1000)]
+    gaps = [Gap(2 * number, 2 * number + 1, "drop_oldest", "old", 9, 0) for number in range(1000)]
+    for text in (encode_cut(dropped, (), None), encode_cut((), gaps, None)):
+        # The text alone would have room.
+        for most, stays in ((2 * len(text) + 50_000, False), (2 * len(text) + 70_000, True)):
+            decoded = DecodedCuts(most)
+            assert (decoded.read("here", text) is decoded.read("here", text)) is stays
+
+
 def test_what_is_asked_for_stays_and_what_is_not_goes() -> None:
-    decoded = DecodedCuts(most=8 * (len(text_of(1)) + 500))  # a generation has room for four
+    decoded = DecodedCuts(most=ROOM)
     used, left = decoded.read("used", text_of(1)), decoded.read("left", text_of(2))
     for number in range(10, 40):
         decoded.read(number, text_of(number))

@@ -42,6 +42,8 @@ class Answer:
         """What it waits for before its last piece."""
         self.tells = True
         """Whether its end is known with its last piece; else it must be waited for."""
+        self.at_end: Callable[[], None] = lambda: None
+        """What is done when its end is waited for, all of it being taken."""
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         assert plain is self.readable
@@ -53,6 +55,7 @@ class Answer:
                 await self.gate.wait()
             self.ended = place == len(self.pieces) - 1 and self.fault is None and self.tells
             yield piece
+        self.at_end()
         if self.fault is not None:
             raise self.fault
 

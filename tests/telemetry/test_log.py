@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from proxy.telemetry.log import FieldFormatter, LineHandler, note, set_up_logging
+from proxy.telemetry.log import FieldFormatter, LineHandler, log_exchange, set_up_logging
 
 
 def _line(style: Literal["text", "json"], *, broken: bool = False, **fields: Any) -> str:
@@ -73,17 +73,19 @@ def _record(text: str, level: int = logging.INFO) -> logging.LogRecord:
     return logging.LogRecord("palimpsest.x", level, "f", 1, text, (), None)
 
 
-def test_a_noted_line_is_one_that_was_logged_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_line_of_an_exchange_is_one_that_was_logged_with_its_fields(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logger = logging.getLogger("palimpsest.x")
     with caplog.at_level(logging.INFO, logger.name):
-        logger.info("done", extra={"fields": {"tokens": 3}})
-        note(logger, "done", {"tokens": 3})
-    logged, noted = caplog.records
-    assert FieldFormatter("text").format(noted)[24:] == FieldFormatter("text").format(logged)[24:]
-    assert (noted.name, noted.levelno, noted.getMessage()) == (logger.name, logging.INFO, "done")
+        logger.info("exchange", extra={"fields": {"tokens": 3}})
+        log_exchange(logger, {"tokens": 3})
+    logged, shorter = caplog.records
+    assert FieldFormatter("text").format(shorter)[24:] == FieldFormatter("text").format(logged)[24:]
+    assert (shorter.name, shorter.levelno, shorter.getMessage()) == (logger.name, logging.INFO, "exchange")
     with caplog.at_level(logging.WARNING, logger.name):
-        note(logger, "done", {})
-    assert caplog.records == [logged, noted]
+        log_exchange(logger, {})
+    assert caplog.records == [logged, shorter]
 
 
 @pytest.mark.anyio

@@ -837,6 +837,45 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     assert (after.moved, after.summary) == (False, made.summary)
 
 
+def test_a_log_that_would_go_out_as_it_came_wants_its_summary_before_the_trigger_fires() -> None:
+    large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
+    known = replace(KNOWN, context_window=100_000)
+    made = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", known)
+    assert (made.moved, made.fired, made.wanted) == (False, "", Wanted(6, 1199, urgent=False))
+
+
+def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked_for() -> None:
+    # The policy has none of its own: `POST …/compact` made it.
+    calm = policy(trigger={"tokens": 20_000}, target={"tokens": 10_000}, edits=[DROP])
+    entries = tenfold(log(*turns(1, 5), "user 1"))
+    known = replace(KNOWN, context_window=100_000, prepared=ready(6, asked=True))
+    assert calm.summarizer is None
+    made = plan(entries, calm, "p", known)
+    assert (made.moved, made.fired) == (True, ASKED)
+    assert made.summary is not None
+    assert (made.summary.until, made.summary.text) == (6, "s" * 20)
+
+
+def test_what_arrives_is_trimmed_in_a_log_without_a_cut() -> None:
+    known = replace(KNOWN, context_window=100_000)
+    entries = log("user 1", "assistant | a f", f"tool a {300 * 'x'}")
+    made = plan(entries, policy(on_arrival=[SHORT]), "p", known)
+    assert (made.cut, [change.position for change in made.changes]) == (None, [2])
+    assert made.tokens_sent < made.tokens_before
+    # It keeps its bytes under a policy that trims nothing.
+    again = plan(recorded(entries, made), policy(), "p", known)
+    assert (again.view, again.tokens_sent) == (made.view, made.tokens_sent)
+
+
+def test_what_the_client_was_not_shown_is_sent_in_a_log_without_a_cut() -> None:
+    known = replace(KNOWN, context_window=100_000)
+    entries = log("user 1", "assistant 1", "user 2")
+    hidden = Hidden((message("user so"),), None, (), 12)
+    entries[1] = replace(entries[1], hidden=hidden)
+    made = plan(entries, policy(), "p", known)
+    assert lines(made.view) == ["user 1", "user so", "assistant 1", "user 2"]
+
+
 def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
     both = policy(trigger={"tokens": 2000}, target={"tokens": 1500}, edits=[BY_MODEL, DROP])
     entries = tenfold(log(*turns(1, 5), "user 1"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,6 +13,14 @@ from proxy.trimming.section import Natural, Positive, Section, Share
 class Example(Section, frozen=True):
     last: Positive = 3
     """How many."""
+
+    @cached_property
+    def words(self) -> str:
+        return f"the last {self.last}"
+
+
+class Narrower(Example, frozen=True):
+    """What another section has, too."""
 
 
 def test_what_a_field_says_of_itself_is_in_the_schema() -> None:
@@ -25,6 +35,18 @@ def test_unknown_keys_are_refused() -> None:
 def test_it_is_frozen() -> None:
     with pytest.raises(ValidationError, match="Instance is frozen"):
         Example().last = 4  # type: ignore[misc]  # this is the mistake
+
+
+@pytest.mark.parametrize("kind", [Example, Narrower])
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_follows_from_settings_follows_from_those_of_a_copy(kind: type[Example], deep: bool) -> None:
+    three = kind()
+    assert three.words == "the last 3"
+    copy = three.model_copy(update={"last": 4}, deep=deep)
+    assert (copy.last, copy.words) == (4, "the last 4")
+    same = three.model_copy(deep=deep)
+    assert (same, same.words, same.model_fields_set) == (three, "the last 3", three.model_fields_set)
+    assert vars(three) == {"last": 3, "words": "the last 3"}
 
 
 @pytest.mark.parametrize(

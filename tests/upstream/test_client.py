@@ -111,6 +111,20 @@ async def test_whichever_way_a_request_goes_its_path_is_the_same(method: str) ->
     assert provider.requests[0].startswith(b"%b /v1/x?q=%%7e HTTP/1.1\r\nHost: 127.0.0.1:" % method.encode())
 
 
+@pytest.mark.parametrize(("method", "is_known"), [("POST", True), ("GET", False)])
+async def test_of_what_goes_straight_it_is_known_when_all_of_it_is_here(method: str, is_known: bool) -> None:
+    provider = _Provider(OK)
+    async with _upstream(provider) as upstream:
+        answer = await upstream.ask(upstream.base, method, "/x", [], b"")
+        body = b""
+        while len(body) < 2:
+            assert not answer.ended
+            body += await answer.chunk()
+        assert (body, answer.ended) == (b"ok", is_known)
+        assert await answer.chunk() == b""
+        await answer.aclose()
+
+
 async def test_no_cookie_is_kept_for_the_next_tenant() -> None:
     provider = _Provider(OK.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b\r\n\r\n", 1), OK)
     async with _upstream(provider) as upstream:

@@ -210,6 +210,25 @@ async def test_a_server_that_soon_closes_is_given_up_a_second_before() -> None:
     await transport.aclose()
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["soon-first", "late-first"])
+async def test_each_connection_is_closed_when_it_is_given_up(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_SPARE_SECONDS", 0.99)
+    transport = DirectTransport(idle_seconds=60)
+    soon = OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: timeout=1\r\n\r\n")  # a hundredth of a second
+    async with _serving(soon, OK) as server:
+        both = [await transport.ask(server.origin, b"/x", [], b"", **LIMITS) for _ in range(2)]
+        await _read(both.pop(first))
+        await _read(both.pop())
+        await _until(lambda: server.open == 1)
+        [left] = transport._idle[server.origin]
+        assert left.until - left.since == pytest.approx(60)
+        assert transport._sweeping is not None
+        assert transport._sweeping.when() == pytest.approx(left.until, abs=10)
+    await transport.aclose()
+
+
 async def test_an_end_that_the_event_loop_has_not_heard_of_is_seen(
     transport: DirectTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,11 @@ PIECES = st.sampled_from(
     ]
 )
 STREAMS = st.lists(PIECES, max_size=25).map(b"".join)
+FAST = st.sampled_from([b"data: a\n\n", b'data: {"a": "some words"}\n\n', b"data: [DONE]\n\n"])
+"""What is read the fast way: one line of data, its ends LF."""
+SLOW = st.sampled_from([b"data:a\n\n", b": c\n\n", b"\n", b"data: a\r\n\r\n", b"\xef\xbb\xbfdata: a\n\n"])
+MIXED = st.lists(st.tuples(FAST | SLOW, st.booleans(), st.integers(0, 30)), min_size=1, max_size=5)
+"""Events, each with whether it is cut off from the one before, and where it is cut itself."""
 
 
 def decode(pieces: Iterable[bytes]) -> list[Event]:
@@ -59,6 +64,19 @@ def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(
     assert all(event.raw for event in whole)
 
 
+@given(MIXED)
+@settings(deadline=None, max_examples=300)
+def test_any_cut_gives_the_same_events_where_some_are_read_fast_and_some_are_not(
+    events: list[tuple[bytes, bool, int]],
+) -> None:
+    data, places = b"", []
+    for event, apart, place in events:
+        places += [len(data)] * apart + [len(data) + min(place, len(event))]
+        data += event
+
+    assert decode(cut(data, places)) == decode([data])
+
+
 @given(
     st.lists(st.binary(max_size=8).filter(lambda data: not set(data) & {10, 13}), min_size=1),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
@@ -67,9 +85,9 @@ def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(
 @settings(deadline=None)
 def test_data_reads_back_whatever_ends_the_lines(lines: list[bytes], end: bytes, space: bytes) -> None:
     text = b"".join(b"data:" + space + line + end for line in lines) + end
-    stripped = lines if space else [line.removeprefix(b" ") for line in lines]
+    data = b"\n".join(lines if space else [line.removeprefix(b" ") for line in lines])
 
-    assert decode([text * 2]) == [Event(text, b"\n".join(stripped))] * 2
+    assert decode([text * 2]) == [Event(text, data, is_done=data.strip() == b"[DONE]")] * 2
 
 
 @pytest.mark.parametrize(
@@ -151,6 +169,21 @@ def test_a_byte_order_mark_counts_at_the_start_alone() -> None:
         b"a",
         None,
     ]
+
+
+def test_a_byte_order_mark_after_events_that_were_read_fast_does_not_count() -> None:
+    decoder = EventDecoder()
+
+    assert decoder.feed(b"data: a\n\n") == [Event(b"data: a\n\n", b"a")]
+    (event,) = decoder.feed(b"\xef\xbb\xbfdata: b\n\n")
+    assert event.data is None
+
+
+def test_where_the_search_went_on_in_a_slow_event_does_not_bind_what_comes_after_a_fast_one() -> None:
+    pieces = [b"data:a\n\ndata: d", b"bbbbb\n\n", b": c\n\n"]
+
+    assert [event.raw for event in decode(pieces)] == [b"data:a\n\n", b"data: dbbbbb\n\n", b": c\n\n"]
+    assert [event.complete for event in decode(pieces)] == [True, True, True]
 
 
 def test_what_breaks_off_is_handed_over_incomplete() -> None:

@@ -429,6 +429,14 @@ def test_what_somebody_asked_for_is_used_whatever_the_limits_say() -> None:
     assert wishes(by_model(), useless) == []
 
 
+def test_a_copy_with_other_settings_has_another_recipe() -> None:
+    edit = by_model()
+    recipe = edit.recipe
+    assert edit.model_copy(update={"heading": "Until now"}).recipe == by_model(heading="Until now").recipe
+    assert edit.model_copy(update={"when": None}).recipe == recipe
+    assert by_model(heading="Until now").recipe != recipe
+
+
 def test_a_recipe_names_what_the_text_depends_on() -> None:
     recipe = by_model().recipe
     assert len(recipe) == 12
