@@ -2,6 +2,7 @@
 
 messages    one chat message, as the JSON text it arrived as
 facts       what is known of a message's text once it was read
+generations what a bounded memory holds, young and old
 canonical   the form of a message by which it is recognised; never sent
 request     a request beside its bytes, and the body that goes upstream
 refusals    why a request cannot be read
