@@ -52,5 +52,4 @@ def ticket_of(
         window=known.context_window,
         fixed_tokens=known.fixed_tokens,
         scale=known.scale,
-        edits=planned.edits,
     )

@@ -36,8 +36,11 @@ class Ticket(Struct, frozen=True):
     """Tokens of instructions and tools, as they are counted here."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here."""
-    edits: tuple[str, ...] = ()
-    """The types of the edits that changed something: the plan's, which it is asked for once."""
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """The types of the edits that changed something."""
+        return self.plan.edits
 
     @property
     def messages_before(self) -> int:
@@ -75,7 +78,7 @@ class Ticket(Struct, frozen=True):
             (_TOKENS_SENT, b"%d" % self.tokens_sent),
             (_MESSAGES_BEFORE, b"%d" % self.messages_before),
             (_MESSAGES_SENT, b"%d" % self.messages_sent),
-            (_EDITS, headers.encode_value(",".join(self.edits)) if self.edits else b""),
+            (_EDITS, headers.encode_value(",".join(self.edits))),
         ]
         if self.session is not None:
             encoded.insert(0, (_SESSION_ID, headers.encode_value(self.session)))

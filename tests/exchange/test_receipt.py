@@ -66,7 +66,7 @@ def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tu
 
 
 def ticket(plan: Plan, instructions: int, messages: int, **told: Any) -> Ticket:
-    return Ticket("s", "e", plan, instructions, messages, edits=plan.edits, **told)
+    return Ticket("s", "e", plan, instructions, messages, **told)
 
 
 def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
@@ -194,7 +194,7 @@ def test_gaps_are_shown_message_by_message() -> None:
 
 def test_headers_tell_what_was_done() -> None:
     plan = _plan(warnings=("a", "b\nc"))
-    headers = dict(Ticket("会话", "e1", plan, 1, 4, ("d",), edits=plan.edits).headers())
+    headers = dict(Ticket("会话", "e1", plan, 1, 4, ("d",)).headers())
     assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
     assert headers[b"x-context-tokens-before"] == b"200"
     assert headers[b"x-context-messages-sent"] == b"2"
