@@ -379,10 +379,3 @@ class Branch(Struct, frozen=True):
     head: str
     depth: int
     updated_at: int
-
-
-class Page(Struct, frozen=True):
-    """Some rows, and the cursor of the next ones."""
-
-    next: str | None
-    """What `after` must be to get the next ones; None where there are none."""
