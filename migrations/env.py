@@ -11,7 +11,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from proxy.store.schema import METADATA
+from proxy.store import METADATA
 
 connection = context.config.attributes.get("connection")
 if not isinstance(connection, Connection):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.commands.catalogue import Catalogue
+from proxy.cli.catalogue import Catalogue
 from proxy.errors import ConfigurationError, PalimpsestError, RequestError
 
 app = typer.Typer(

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.migrate import upgrade
-from proxy.store.schema import METADATA
-from proxy.store.store import Store
+from proxy.store import METADATA, Store, upgrade
 from tests.support import postgres
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +25,7 @@ LONG = (
     "tests/e2e/test_node_sdk.py",
     "tests/e2e/test_recorded_sdks.py",
     "tests/test_benchmarks.py",
-    "tests/commands/test_workers.py",
+    "tests/cli/test_workers.py",
     "tests/e2e/test_container.py",
     "tests/e2e/test_dirty_histories.py",
 )

@@ -15,16 +15,22 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from proxy.__main__ import app as command_line
-from proxy.app import Application
-from proxy.exchange.receipt import Ticket, log_line
-from proxy.settings.model import AuthKey, ModelCache, ModelPrices, ModelRule, PriceStep, Route, Settings
-from proxy.settings.policies import BUILT_IN
-from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit
-from proxy.trimming.engine import bypass
-from proxy.trimming.plan import Known
-from proxy.trimming.policy import Keep, Match, Pin, Policy
-from proxy.trimming.trigger import Target, Trigger
-from proxy.wire import headers
+from proxy.config import BUILT_IN, AuthKey, ModelCache, ModelPrices, ModelRule, PriceStep, Route, Settings
+from proxy.dialects import headers
+from proxy.pipeline import PlanReport, log_line
+from proxy.server.app import Application
+from proxy.trimming import (
+    TOOL_OUTPUT_TYPES,
+    Edit,
+    Keep,
+    Match,
+    Pin,
+    PlanningContext,
+    Policy,
+    Target,
+    Trigger,
+    bypass,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -123,7 +129,7 @@ def test_every_header_is_documented(name: str) -> None:
 
 
 def test_every_field_of_the_log_line_is_documented() -> None:
-    nothing = Ticket("s", "e", bypass((), Known(count=lambda _: 0)), instructions=0, messages=0)
+    nothing = PlanReport("s", "e", bypass((), PlanningContext(count=lambda _: 0)), instructions=0, messages=0)
     part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
     documented = {
         name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.settings.load import load
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Entry, Known
-from proxy.trimming.trigger import Trigger
-from proxy.wire.messages import Message
+from proxy.config import load
+from proxy.dialects.chat.messages import Message
+from proxy.trimming import Entry, PlanningContext, Trigger, plan
 from tests.support.command import run_command
 from tests.support.examples import FILES, serving
 from tests.support.replay import Recording, difference, unsteady
@@ -96,7 +94,7 @@ def test_what_came_twice_costs_no_more_than_what_came_once(example: Path) -> Non
         said += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Go on."}]
     messages = [Message.of(each) for each in said]
     log = [Entry(each, len(each.raw) // 4, f"ref_{at}", position=at) for at, each in enumerate(messages)]
-    known = Known(count=lambda message: len(message.raw) // 4)
+    known = PlanningContext(count=lambda message: len(message.raw) // 4)
     edits = tuple(edit for edit in policy.edits if edit.type != "deduplicate_results")
     alone = plan(log, policy.model_copy(update={"edits": edits}), "p", known)
     both = plan(log, policy, "p", known)

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from proxy.trimming.edits import Edit
+from proxy.trimming import Edit
 from tests.support.strategies import DATA, LONGEST, PAGE, Effect, Shown, abridged, page, shows
 
 TYPES = [edit.model_fields["type"].default for edit in get_args(get_args(Edit)[0])]

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from alembic import op
 
 # The one thing taken from the program: names of nodes are made of it, so it cannot change any more.
-from proxy.history.nodes import content_hash, content_key
-from proxy.wire.messages import Message
+from proxy.conversation import content_hash, content_key
+from proxy.dialects.chat.messages import Message
 
 revision = "0002"
 down_revision = "0001"

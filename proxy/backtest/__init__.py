@@ -15,3 +15,38 @@
 
 It stands beside `exchange`: it decides with the same engine, and asks no upstream.
 """
+
+from __future__ import annotations
+
+from proxy.backtest.baselines import CLAIRVOYANT, PREFIX, baseline, every_baseline
+from proxy.backtest.comparison import Backtest
+from proxy.backtest.document import as_data
+from proxy.backtest.histories import History, read_file, stored
+from proxy.backtest.page import page
+from proxy.backtest.price import PriceClass, class_of, standard_classes
+from proxy.backtest.replay import PolicyStrategy, Strategy
+from proxy.backtest.sheets import Sheet, session_sheets, sheets, usual
+from proxy.backtest.synthetic import synthetic_agents
+
+__all__ = [
+    "CLAIRVOYANT",
+    "PREFIX",
+    "Backtest",
+    "History",
+    "PolicyStrategy",
+    "PriceClass",
+    "Sheet",
+    "Strategy",
+    "as_data",
+    "baseline",
+    "class_of",
+    "every_baseline",
+    "page",
+    "read_file",
+    "session_sheets",
+    "sheets",
+    "standard_classes",
+    "stored",
+    "synthetic_agents",
+    "usual",
+]

@@ -23,12 +23,10 @@ from typing import ClassVar, Final
 from proxy.backtest.clairvoyant import Clairvoyant
 from proxy.backtest.counted import Counted
 from proxy.backtest.replay import Course, Model, PolicyStrategy, Sent, Strategy
+from proxy.conversation import is_result, span_start, spans
+from proxy.dialects.chat.messages import Message
 from proxy.errors import InvalidRequest
-from proxy.history.spans import is_result, span_start, spans
-from proxy.trimming.edits.drop_oldest import DropOldest
-from proxy.trimming.policy import Policy
-from proxy.trimming.trigger import Target, Trigger
-from proxy.wire.messages import Message
+from proxy.trimming import DropOldest, Policy, Target, Trigger
 
 PREFIX: Final = "baseline:"
 """What the names of baselines begin with."""

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from proxy.backtest.recall import References
-from proxy.history.spans import is_result
-from proxy.wire.messages import Message
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
 
 PLACEHOLDER: Final = "[cleared]"
 """What stands in the place of a cleared result."""

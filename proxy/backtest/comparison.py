@@ -17,7 +17,7 @@ from proxy.backtest.histories import History
 from proxy.backtest.price import PriceClass
 from proxy.backtest.recall import RecallCounts
 from proxy.backtest.replay import Model, Strategy, replayed
-from proxy.tokens.counter import TokenCounter
+from proxy.tokens import TokenCounter
 
 
 class Backtest:

@@ -12,11 +12,11 @@ from typing import Final
 from proxy.backtest.cache import Segment
 from proxy.backtest.histories import History
 from proxy.backtest.recall import References
-from proxy.history.nodes import body_of
-from proxy.tokens.counter import TokenCounter
-from proxy.trimming.plan import Entry
-from proxy.wire.canonical import canonical
-from proxy.wire.messages import Message
+from proxy.conversation import body_of
+from proxy.dialects.chat.canonical import canonical
+from proxy.dialects.chat.messages import Message
+from proxy.tokens import TokenCounter
+from proxy.trimming import Entry
 
 _MARKS: Final = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 """Explicit cache marks, as fields of messages or of their parts."""

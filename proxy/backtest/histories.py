@@ -19,15 +19,14 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.dialects.chat.completion import without_unfinished_calls
+from proxy.dialects.chat.facts import Facts
+from proxy.dialects.chat.messages import INSTRUCTION_ROLES, OWN_FIELDS, JsonObject, Message
+from proxy.dialects.reader import read, sound
+from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.writer import write
 from proxy.errors import InvalidRequest
-from proxy.store.records import NodeRow, SessionRow
-from proxy.store.store import Store
-from proxy.wire.completion import without_unfinished_calls
-from proxy.wire.facts import Facts
-from proxy.wire.messages import INSTRUCTION_ROLES, OWN_FIELDS, JsonObject, Message
-from proxy.wire.reader import read, sound
-from proxy.wire.shapes import is_array, is_object
-from proxy.wire.writer import write
+from proxy.store import NodeRow, SessionRow, Store
 
 _TIMES: Final = ("created_at", "timestamp")
 """Names of fields that hold the time of a message."""

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.backtest.cache import Matching, Rule, Use
-from proxy.models.catalogue import COMMON_OUTPUT
-from proxy.models.dollars import Dollars
-from proxy.models.facts import ModelFacts
-from proxy.trimming.prices import Prices
+from proxy.models import COMMON_OUTPUT, Dollars, ModelFacts
+from proxy.trimming import Prices
 
 _MILLION: Final = 1_000_000
 _LIFETIME: Final = 300.0

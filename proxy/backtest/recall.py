@@ -25,11 +25,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from proxy.history.spans import is_result
-from proxy.trimming.atoms import CHUNKS, atoms_of_arguments, labels_of, stands_alone, words_near
-from proxy.trimming.leaves import leaves_of
-from proxy.wire.messages import Message
-from proxy.wire.shapes import is_object
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.shapes import is_object
+from proxy.trimming import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
 NEAR_MESSAGES: Final = 6
 """Messages before a call that count as near."""

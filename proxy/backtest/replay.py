@@ -15,12 +15,8 @@ from msgspec.structs import replace
 
 from proxy.backtest.cache import PromptCache, Rule, Use
 from proxy.backtest.counted import Counted
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Cut, Entry, Known, Plan
-from proxy.trimming.policy import Policy
-from proxy.trimming.prices import Prices
-from proxy.trimming.view import merged
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, Prices, merged, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +177,9 @@ class _PolicyCourse:
         return Sent(messages, planned.moved, planned.warnings, settled)
 
 
-def _known(counted: Counted, model: Model, agent: str | None, idle: float | None) -> Known:
+def _known(counted: Counted, model: Model, agent: str | None, idle: float | None) -> PlanningContext:
     """Return what trimming is told."""
-    return Known(
+    return PlanningContext(
         count=counted.count,
         fixed_tokens=counted.fixed_tokens,
         context_window=model.context_window,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.backtest.histories import History, of_messages
-from proxy.tokens.counter import TokenCounter
+from proxy.tokens import TokenCounter
 
 PREFIX_TOKENS: Final = 8_000
 """Tokens of instructions and tools together, about: the message's own few beside."""

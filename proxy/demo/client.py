@@ -12,8 +12,8 @@ from typing import Any, Self
 import httpx
 import orjson
 
+from proxy.dialects.chat.messages import JsonObject
 from proxy.errors import PalimpsestError
-from proxy.wire.messages import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

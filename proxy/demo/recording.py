@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.wire.messages import JsonObject
+from proxy.dialects.chat.messages import JsonObject
 
 _FILE: Final = "airline.json"
 

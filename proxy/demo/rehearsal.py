@@ -18,14 +18,14 @@ import orjson
 import uvicorn
 import yaml
 
+from proxy.config import Settings
 from proxy.demo.client import Answered, Client, request_body
 from proxy.demo.configuration import CONFIG, configuration
 from proxy.demo.measures import Outcome, Run, Step
 from proxy.demo.recording import Recording, Request, same_message
 from proxy.demo.server import plain_config, serving
 from proxy.demo.upstream import MODEL, PracticeUpstream, Received
-from proxy.settings.model import Settings
-from proxy.tokens.counter import TokenCounter
+from proxy.tokens import TokenCounter
 
 Serve = Callable[[Settings], uvicorn.Config]
 """How the proxy of these settings is to be served."""

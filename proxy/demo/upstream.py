@@ -15,7 +15,7 @@ import orjson
 from proxy.demo.answers import completion, events
 from proxy.demo.cache import PrefixCache, Segment
 from proxy.demo.refusals import Refused, check
-from proxy.wire.messages import JsonObject, Message
+from proxy.dialects.chat.messages import JsonObject, Message
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

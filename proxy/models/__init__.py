@@ -9,3 +9,11 @@
 Nothing here touches the network, and the price list is read when it is first asked for, not when a
 module is imported. It knows no request and no policy.
 """
+
+from __future__ import annotations
+
+from proxy.models.catalogue import COMMON_OUTPUT, Catalogue
+from proxy.models.dollars import Dollars, DollarStep, cost
+from proxy.models.facts import ModelFacts
+
+__all__ = ["COMMON_OUTPUT", "Catalogue", "DollarStep", "Dollars", "ModelFacts", "cost"]

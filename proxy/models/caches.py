@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.settings.model import Breakpoints, Matching
+from proxy.config import Breakpoints, Matching
 
 
 class CacheRules(Struct, frozen=True):

@@ -15,12 +15,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from proxy.config import ModelPrices, ModelRule, PriceStep
 from proxy.models.caches import COMMON, CacheRules, cache_rules
 from proxy.models.dollars import Dollars, DollarStep
 from proxy.models.facts import ModelFacts
 from proxy.models.published import Published, load, published
-from proxy.settings.model import ModelPrices, ModelRule, PriceStep
-from proxy.trimming.prices import Prices, PriceSource, Step
+from proxy.trimming import Prices, PriceSource, Step
 
 COMMON_READ: Final = 0.1
 """What a cached token costs most often, relative to one that is not, where caches are priced at all."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from proxy.config import Breakpoints, Matching
 from proxy.models.dollars import Dollars
-from proxy.settings.model import Breakpoints, Matching
-from proxy.trimming.prices import Prices
+from proxy.trimming import Prices
 
 
 class ModelFacts(Struct, frozen=True):

@@ -14,8 +14,9 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from proxy.conversation import body_of
+from proxy.dialects.chat.messages import Call, Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from proxy.history.nodes import body_of
 from proxy.recall.asked import Asked, read_asked
 from proxy.recall.branch import Branch
 from proxy.recall.lines import pattern_of, span_of
@@ -23,8 +24,7 @@ from proxy.recall.refs import copied, name_in, ref_of
 from proxy.recall.search import search
 from proxy.recall.telling import NOTHING_MORE, findings, original
 from proxy.recall.tools import COMPRESS, RECALL
-from proxy.store.store import Store
-from proxy.wire.messages import Call, Message
+from proxy.store import Store
 
 UNAVAILABLE: Final = (
     "The earlier conversation cannot be read just now. Go on with what you have, or try once more later."

@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
+from proxy.dialects.shapes import is_array, is_object
 from proxy.errors import InvalidRequest
-from proxy.wire.shapes import is_array, is_object
 
 ALLOWED: Final = (
     'Give recall_context a JSON object with either "ref" (such as "ref_0123456789abcdef", as it stands in '

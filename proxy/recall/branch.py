@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from proxy.trimming.plan import Entry
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.trimming import Entry
 
 
 class Branch(Struct, frozen=True):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from proxy.wire.messages import JsonObject, Message
-from proxy.wire.shapes import is_array, is_object
-from proxy.wire.writer import write
+from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.writer import write
 
 _ADDRESS: Final = 200
 """Characters of an address, a name or a type that are told at most."""

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from proxy.dialects.chat.messages import Message
 from proxy.recall.page import Pages
 from proxy.recall.readable import readable
 from proxy.recall.terms import Term, lowered, places, terms_of
-from proxy.wire.messages import Message
 
 _CLOSER: Final = 64
 """Messages that are looked at line by line."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
+from proxy.dialects.chat.messages import Message
 from proxy.recall.page import Pages
 from proxy.recall.readable import described, readable
 from proxy.recall.search import Findings, Passage
-from proxy.wire.messages import Message
 
 MOST_SHOWN: Final = 24_000
 """Characters of an original that are shown at once."""

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.settings.model import VirtualToolSettings
-from proxy.wire.request import ChatRequest
-from proxy.wire.shapes import is_object
+from proxy.config import VirtualToolSettings
+from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.shapes import is_object
 
 RECALL: Final = "recall_context"
 COMPRESS: Final = "compress_chat_history"

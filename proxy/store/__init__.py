@@ -43,3 +43,67 @@ The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and
 and triggers see to it); a unit of work is one transaction; whoever writes to a session locks its row in
 `sessions` first.
 """
+
+from __future__ import annotations
+
+from proxy.store.address import SqliteFile, address_of
+from proxy.store.branches import Branches
+from proxy.store.encoding import decode_cut, encode_cut
+from proxy.store.lineage import Lineage
+from proxy.store.migrate import downgrade, upgrade
+from proxy.store.plain import sanitize
+from proxy.store.recall import recall
+from proxy.store.recollection import HistoryQuery, HistorySnapshot
+from proxy.store.records import (
+    Body,
+    ExchangeRow,
+    Kept,
+    Mark,
+    NodeRow,
+    Opening,
+    Reply,
+    SessionRow,
+    Settled,
+    Settlement,
+    Source,
+    StandingCut,
+    Status,
+    SummaryRow,
+    SummaryStatus,
+    session_key,
+)
+from proxy.store.schema import METADATA
+from proxy.store.store import Store
+
+__all__ = [
+    "METADATA",
+    "Body",
+    "Branches",
+    "ExchangeRow",
+    "HistoryQuery",
+    "HistorySnapshot",
+    "Kept",
+    "Lineage",
+    "Mark",
+    "NodeRow",
+    "Opening",
+    "Reply",
+    "SessionRow",
+    "Settled",
+    "Settlement",
+    "Source",
+    "SqliteFile",
+    "StandingCut",
+    "Status",
+    "Store",
+    "SummaryRow",
+    "SummaryStatus",
+    "address_of",
+    "decode_cut",
+    "downgrade",
+    "encode_cut",
+    "recall",
+    "sanitize",
+    "session_key",
+    "upgrade",
+]

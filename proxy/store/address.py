@@ -10,8 +10,8 @@ from uuid import uuid4
 from msgspec import Struct
 from sqlalchemy import URL, make_url
 
+from proxy.config import POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
 from proxy.errors import ConfigurationError
-from proxy.settings.values import POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
 
 _CONNECT_SECONDS: Final = 10
 

@@ -7,13 +7,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from proxy.conversation import ROOT, Arrival, ResultsPlace, place_of_results
 from proxy.errors import Conflict
-from proxy.history.nodes import ROOT
-from proxy.history.reconcile import Arrival
-from proxy.history.results import ResultsPlace, place_of_results
 from proxy.store.connection import Connection
 from proxy.store.cuts import cut_places, newest_cut, standing_at
-from proxy.store.recollection import DELETED, Question, Recollection, allow
+from proxy.store.recollection import DELETED, HistoryQuery, HistorySnapshot, allow
 from proxy.store.records import NodeRow, SessionRow, StandingCut
 from proxy.store.texts import instructions_of
 from proxy.store.tree import depths_of, own_of, path_to, rows_of
@@ -23,8 +21,8 @@ _CUTS: Final = 3
 
 
 def of_append(
-    connection: Connection, session: SessionRow, question: Question, arrival: Arrival, most: int | None
-) -> Recollection:
+    connection: Connection, session: SessionRow, question: HistoryQuery, arrival: Arrival, most: int | None
+) -> HistorySnapshot:
     """Read what an append goes on from."""
     key, depth = session.key, session.messages
     if not arrival.at_head:
@@ -44,7 +42,7 @@ def of_append(
             rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
             depth += len(moved)
     found = None if question.instructed else instructions_of(connection, key, None)
-    return Recollection(
+    return HistorySnapshot(
         arrival,
         depth=depth,  # not that of the last row: the cut may have dropped the very base
         rows=rows,
@@ -54,7 +52,7 @@ def of_append(
     )
 
 
-def _place(rows: Sequence[NodeRow], question: Question) -> ResultsPlace | None:
+def _place(rows: Sequence[NodeRow], question: HistoryQuery) -> ResultsPlace | None:
     return place_of_results([row.message for row in rows], question.messages, own_of(rows, question.agent))
 
 
@@ -90,7 +88,7 @@ def _at(row: NodeRow, depth: int) -> NodeRow:
 
 
 def _standing(
-    connection: Connection, key: str, question: Question, base: str, depth: int, most: int | None
+    connection: Connection, key: str, question: HistoryQuery, base: str, depth: int, most: int | None
 ) -> tuple[Sequence[NodeRow], StandingCut | None]:
     """Return the stored messages that a view of the branch is made of, and its newest cut.
 

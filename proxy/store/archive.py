@@ -16,6 +16,7 @@ import orjson
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Table, select, tuple_
 
+from proxy.dialects.chat.messages import JsonObject
 from proxy.errors import NotFound
 from proxy.store.connection import Connection, Row
 from proxy.store.database import Database
@@ -31,7 +32,6 @@ from proxy.store.schema import (
     SESSIONS,
     SUMMARIES,
 )
-from proxy.wire.messages import JsonObject
 
 FORMAT: Final = 1
 """Version of the records, said by the first of them."""

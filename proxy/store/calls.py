@@ -9,11 +9,11 @@ from typing import Final
 
 import orjson
 
+from proxy.dialects.chat.completion import without_unfinished_calls
+from proxy.dialects.chat.messages import Message
 from proxy.store.connection import Connection
-from proxy.store.plain import made_plain
+from proxy.store.plain import sanitize
 from proxy.store.tree import path_to
-from proxy.wire.completion import without_unfinished_calls
-from proxy.wire.messages import Message
 
 _NEAR: Final = 64
 """Messages among which the reply is looked for, from the end upwards."""
@@ -22,7 +22,7 @@ _NEAR: Final = 64
 def calls_of(reply: Message, *, partial: bool) -> tuple[str, ...]:
     """Return the names of the tools that a reply calls, each once; of a `partial` one, whole calls count."""
     whole = Message.of(without_unfinished_calls(reply.data)) if partial else reply
-    return tuple(dict.fromkeys([made_plain(call.name) for call in whole.calls]))
+    return tuple(dict.fromkeys([sanitize(call.name) for call in whole.calls]))
 
 
 def calls_at(connection: Connection, key: str, end: str, depth: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from proxy.store.encoding import decode_cut, encode_cut
 from proxy.store.lineage import lineage_of
 from proxy.store.records import StandingCut
 from proxy.store.schema import CUTS, insert_new
-from proxy.trimming.plan import Cut, Summary
+from proxy.trimming import Cut, Summary
 
 _DECODED: Final = DecodedCuts()
 """A memo of what follows from texts alone."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
+from proxy.dialects.generations import Generations
 from proxy.store.encoding import Decided, decode_cut
-from proxy.wire.generations import Generations
 
 MOST_LETTERS: Final = 8 * 1024 * 1024
 """Letters of all the texts that are remembered in one process at most, with what is counted beside them.

@@ -29,9 +29,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from proxy.trimming.plan import Account, Change, Gap, Summary
-from proxy.wire.messages import Message
-from proxy.wire.shapes import is_array, is_object
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.shapes import is_array, is_object
+from proxy.trimming import Account, Change, Gap, Summary
 
 _Run: TypeAlias = tuple[int, list[int]]
 _Drop: TypeAlias = tuple[int, int, list[_Run]]

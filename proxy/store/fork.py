@@ -25,8 +25,8 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, select, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from proxy.conversation import ROOT
 from proxy.errors import Conflict, NotFound
-from proxy.history.nodes import ROOT
 from proxy.store.calls import calls_at, encode_calls
 from proxy.store.connection import Connection
 from proxy.store.database import Database

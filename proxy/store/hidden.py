@@ -12,13 +12,13 @@ import msgspec
 import orjson
 from sqlalchemy import bindparam, select
 
+from proxy.dialects.chat.messages import Message
 from proxy.store.amounts import Amount, Time
 from proxy.store.connection import Connection, Row
 from proxy.store.schema import HIDDEN, NODES, insert_new
 from proxy.store.texts import is_message
 from proxy.store.tree import in_parts
-from proxy.trimming.plan import Hidden
-from proxy.wire.messages import Message
+from proxy.trimming import Hidden
 
 _OF_SESSION: Final = HIDDEN.c.session == bindparam("key")
 _NODES: Final = select(HIDDEN.c.node).where(_OF_SESSION)

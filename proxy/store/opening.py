@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from proxy.history.nodes import body_of
+from proxy.conversation import body_of
 from proxy.store.connection import Connection
 from proxy.store.plain import require_plain
 from proxy.store.records import Body, Opening, Status, session_key

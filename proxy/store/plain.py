@@ -32,6 +32,6 @@ def require_plain(**texts: str | None) -> None:
             )
 
 
-def made_plain(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return `text` with U+FFFD in place of what cannot be stored."""
     return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import msgspec
 import orjson
 
+from proxy.conversation import ROOT, body_id, node_id
+from proxy.dialects.chat.messages import Message
 from proxy.errors import InvalidRequest
-from proxy.history.nodes import ROOT, body_id, node_id
 from proxy.store.amounts import LIMIT, Amount, Time
 from proxy.store.archive import FORMAT
 from proxy.store.encoding import decode_changes, decode_cut
@@ -25,10 +26,8 @@ from proxy.store.plain import require_plain
 from proxy.store.records import Body, Source, StandingCut, SummaryRow
 from proxy.store.summaries import SummaryRecord
 from proxy.store.texts import is_message, messages_in
-from proxy.store.tree import Sprout
-from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
-from proxy.wire.messages import Message
+from proxy.store.tree import NewNode
+from proxy.trimming import Change, Cut, Gap, Hidden, Summary, standing
 
 
 class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):
@@ -113,7 +112,7 @@ class Archive:
     session: _Session
     instructions: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Rows without their session, by version."""
-    nodes: list[tuple[str, str, Sprout]] = field(default_factory=list[tuple[str, str, Sprout]])
+    nodes: list[tuple[str, str, NewNode]] = field(default_factory=list[tuple[str, str, NewNode]])
     """(parent, node, sprout), parents before children."""
     depths: dict[str, int] = field(default_factory=dict[str, int])
     """Of the nodes, by name: the number of messages from the root to it, itself included."""
@@ -175,7 +174,7 @@ def _add_node(archive: Archive, record: _Node, bodies: Mapping[str, Body]) -> No
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
     _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
-    sprout = Sprout(
+    sprout = NewNode(
         body=Body(body.message, record.tokens),
         source=record.source,
         created_at=record.created_at,

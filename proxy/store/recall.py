@@ -15,15 +15,14 @@ import orjson
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
+from proxy.conversation import Arrival, Incoming, Kind, Last, Log, Manner, Mode, content_key, reconcile
 from proxy.errors import Conflict
-from proxy.history.nodes import content_key
-from proxy.history.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
 from proxy.store.appending import of_append
 from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Row
 from proxy.store.cuts import newest_cut
 from proxy.store.hidden import hidden_at
-from proxy.store.recollection import DELETED, Question, Recollection, allow
+from proxy.store.recollection import DELETED, HistoryQuery, HistorySnapshot, allow
 from proxy.store.records import (
     FORKED,
     Mark,
@@ -87,8 +86,8 @@ _GLANCE: Final = select(
 
 
 def recall(
-    connection: Connection, question: Question, branches: Branches, *, most: int | None = None
-) -> Recollection:
+    connection: Connection, question: HistoryQuery, branches: Branches, *, most: int | None = None
+) -> HistorySnapshot:
     """Read what is known of the conversation that a request belongs to, and where it belongs.
 
     What `branches` knows is not read again; it gets to know what was read.
@@ -101,7 +100,7 @@ def recall(
     seen = _seen(connection, key, question, branches)
     session = seen.session
     if session is None:
-        return Recollection(reconcile(question.incoming, Log(_Nothing())))
+        return HistorySnapshot(reconcile(question.incoming, Log(_Nothing())))
     incoming, last = _repeated(connection, key, question)
     log = Log(
         stored=_Tree(connection, key, len(question.messages), most),
@@ -129,8 +128,8 @@ def _manner_of(session: SessionRow) -> Manner | None:
 
 
 def _with_hidden(
-    connection: Connection, session: SessionRow, found: Recollection, most: int | None
-) -> Recollection:
+    connection: Connection, session: SessionRow, found: HistorySnapshot, most: int | None
+) -> HistorySnapshot:
     """Read what the client was not shown of the replies."""
     nodes = _nodes_of(found) if session.hidden else ()
     if not nodes:
@@ -140,8 +139,8 @@ def _with_hidden(
 
 
 def _with_summaries(
-    connection: Connection, session: SessionRow, question: Question, found: Recollection
-) -> Recollection:
+    connection: Connection, session: SessionRow, question: HistoryQuery, found: HistorySnapshot
+) -> HistorySnapshot:
     """Read the summaries of the branch."""
     nodes = _nodes_of(found) if session.summaries else ()
     if not nodes or question.recipe is None:
@@ -155,7 +154,7 @@ def _with_summaries(
     return replace(found, prepared=ready, attempt=attempt)
 
 
-def _nodes_of(found: Recollection) -> Sequence[str]:
+def _nodes_of(found: HistorySnapshot) -> Sequence[str]:
     return [mark.node for mark in found.marks] or [row.node for row in found.rows]
 
 
@@ -169,7 +168,7 @@ class _Seen(NamedTuple):
     """Whether there may be a cut of the question's policy and agent."""
 
 
-def _seen(connection: Connection, key: str, question: Question, branches: Branches) -> _Seen:
+def _seen(connection: Connection, key: str, question: HistoryQuery, branches: Branches) -> _Seen:
     """Look whether the log has of the request what it lately had, and no more: nearly always it has."""
     names = question.incoming.names
     count, made_at = branches.guess(key, names)
@@ -191,7 +190,7 @@ def _seen(connection: Connection, key: str, question: Question, branches: Branch
     return _Seen(session, count, cut is not None)
 
 
-def _repeated(connection: Connection, key: str, question: Question) -> tuple[Incoming, Last | None]:
+def _repeated(connection: Connection, key: str, question: HistoryQuery) -> tuple[Incoming, Last | None]:
     """Return the request, and the one that it may repeat: an announced retry may come after others."""
     incoming = question.incoming
     if incoming.speaks and incoming.mode is not Mode.APPEND:
@@ -232,13 +231,13 @@ def _last(row: Row) -> Last:
 def _of_resend(
     connection: Connection,
     session: SessionRow,
-    question: Question,
+    question: HistoryQuery,
     arrival: Arrival,
     branches: Branches,
     most: int | None,
     *,
     has_cuts: bool,
-) -> Recollection:
+) -> HistorySnapshot:
     """Read what was noted about the messages that the client sends again."""
     if not arrival.fresh:
         return _recollection(session, arrival)
@@ -272,8 +271,8 @@ def _recollection(
     depth: int = 0,
     marks: Sequence[Mark] = (),
     cut: StandingCut | None = None,
-) -> Recollection:
-    return Recollection(
+) -> HistorySnapshot:
+    return HistorySnapshot(
         arrival,
         start,
         depth,

@@ -7,15 +7,15 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.history.reconcile import Arrival, Incoming
+from proxy.conversation import Arrival, Incoming
+from proxy.dialects.chat.messages import Message
 from proxy.store.records import Mark, NodeRow, StandingCut, SummaryRow
-from proxy.trimming.plan import Hidden
-from proxy.wire.messages import Message
+from proxy.trimming import Hidden
 
 DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 
 
-class Question(Struct, frozen=True):
+class HistoryQuery(Struct, frozen=True):
     """A request, as far as what is read depends on it."""
 
     tenant: str
@@ -36,7 +36,7 @@ class Question(Struct, frozen=True):
     """Recipe of the summaries that are wanted; None where there can be none."""
 
 
-class Recollection(Struct, frozen=True):
+class HistorySnapshot(Struct, frozen=True):
     """What is known of the conversation."""
 
     arrival: Arrival

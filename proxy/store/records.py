@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.trimming.plan import Change, Cut, Hidden
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.trimming import Change, Cut, Hidden
 
 
 @lru_cache(maxsize=4096)  # it is asked for several times in each request

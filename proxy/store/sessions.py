@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from sqlalchemy import Executable, bindparam, delete, select, tuple_
 from sqlalchemy.dialects import postgresql
 
-from proxy.history.nodes import ROOT
+from proxy.conversation import ROOT
 from proxy.store.calls import decode_calls
 from proxy.store.connection import Connection, Row
 from proxy.store.cursor import Cursor

@@ -23,7 +23,7 @@ import orjson
 from msgspec.structs import replace
 from sqlalchemy import bindparam, update
 
-from proxy.history.nodes import ROOT, content_hash
+from proxy.conversation import ROOT, content_hash
 from proxy.store.calls import calls_at, calls_of, encode_calls
 from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
@@ -39,11 +39,11 @@ from proxy.store.records import (
     Status,
 )
 from proxy.store.schema import EXCHANGES, SESSIONS
-from proxy.store.spot import spot_of, spot_of_results
+from proxy.store.spot import placement_of, spot_of_results
 from proxy.store.standing import State, standing
 from proxy.store.texts import add_bodies, named_bodies
-from proxy.store.tree import Place, Sprout, UnknownBase, grow, places_of
-from proxy.trimming.plan import Hidden
+from proxy.store.tree import NewNode, Place, UnknownBase, grow, places_of
+from proxy.trimming import Hidden
 
 _GONE: Final = "the session was deleted meanwhile: the messages before this request are not there any more"
 
@@ -111,7 +111,7 @@ def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
 def _with_reply(
     connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
 ) -> _Ended:
-    spot, moves_head = spot_of(connection, session, state, settlement)
+    spot, moves_head = placement_of(connection, session, state, settlement)
     if spot.carried or spot.base != settlement.base:
         under = None  # that was asked of another place, or of other messages
     line, replies = grow(
@@ -231,9 +231,9 @@ def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) 
     return [*stored, *(line[number].node for number in kept.messages)]
 
 
-def _again(row: NodeRow) -> Sprout:
+def _again(row: NodeRow) -> NewNode:
     """Return what makes a node that says what another one says, by whom and when, at another place."""
-    return Sprout(
+    return NewNode(
         body=Body(row.message, row.tokens),
         source=row.source,
         created_at=row.created_at,
@@ -245,11 +245,11 @@ def _again(row: NodeRow) -> Sprout:
     )
 
 
-def _asked(settlement: Settlement) -> list[Sprout]:
+def _asked(settlement: Settlement) -> list[NewNode]:
     """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
     arrivals = settlement.arrivals[: len(settlement.messages)]
     return [
-        Sprout(
+        NewNode(
             body=body,
             source=Source.CLIENT,
             created_at=settlement.settled_at,
@@ -263,9 +263,9 @@ def _asked(settlement: Settlement) -> list[Sprout]:
     ]
 
 
-def _answered(settlement: Settlement) -> list[Sprout]:
+def _answered(settlement: Settlement) -> list[NewNode]:
     return [
-        Sprout(
+        NewNode(
             body=reply.body,
             source=Source.UPSTREAM,
             created_at=settlement.settled_at,

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 import orjson
 from sqlalchemy import bindparam, or_, select
 
-from proxy.history.nodes import ROOT, content_hash, node_id
-from proxy.history.results import place_of_results
+from proxy.conversation import ROOT, content_hash, node_id, place_of_results
 from proxy.store.connection import Connection, Row
 from proxy.store.records import NodeRow, SessionRow, Settlement, Status
 from proxy.store.schema import EXCHANGES
@@ -52,7 +51,7 @@ _TWINS: Final = (
 )
 
 
-class Spot(NamedTuple):
+class Placement(NamedTuple):
     """Where the messages of a request go."""
 
     base: str
@@ -63,15 +62,15 @@ class Spot(NamedTuple):
     """Whether the head stays where it is."""
 
 
-def spot_of(
+def placement_of(
     connection: Connection, session: SessionRow, state: State, settlement: Settlement
-) -> tuple[Spot, bool]:
+) -> tuple[Placement, bool]:
     """Return where the messages of an answered request go, and whether the head goes to its reply."""
-    spot, moves_head = Spot(settlement.base), settlement.moves_head
+    spot, moves_head = Placement(settlement.base), settlement.moves_head
     # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
     twins = _twins(connection, session, state, settlement) if session.head != spot.base else []
     if twins:
-        spot = Spot(twins[0].base)
+        spot = Placement(twins[0].base)
         moves_head = moves_head and _takes_over(session.head, twins, state, settlement)
     elif settlement.at_head or _is_judged_again(connection, session, settlement):
         spot = _place(connection, session, settlement)
@@ -151,25 +150,25 @@ def _takes_over(head: str, twins: Sequence[Row], state: State, settlement: Settl
     )
 
 
-def _place(connection: Connection, session: SessionRow, settlement: Settlement) -> Spot:
+def _place(connection: Connection, session: SessionRow, settlement: Settlement) -> Placement:
     """Return where an append goes by the head of this moment."""
     messages = [body.message for body in settlement.messages]
     if not messages or not messages[0].answers:
-        return Spot(session.head)
+        return Placement(session.head)
     for near in _nearer_first(connection, session, settlement):
         place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
         if place is None:
             continue
         if place.repeated is not None:
             came_after = len(near) - place.repeated - len(messages) > 1  # more than the reply to them
-            return Spot(near[place.repeated - 1].node, beside=came_after)
+            return Placement(near[place.repeated - 1].node, beside=came_after)
         if place.since == len(near):
-            return Spot(near[place.stop - 1].node)
+            return Placement(near[place.stop - 1].node)
         carried = [*near[place.since :], *near[place.block : place.stop]]
-        return Spot(near[place.block].parent, carried)
+        return Placement(near[place.block].parent, carried)
     if settlement.at_head:
-        return Spot(session.head)
-    return Spot(settlement.base, beside=True)  # the session went back to where the calls are not
+        return Placement(session.head)
+    return Placement(settlement.base, beside=True)  # the session went back to where the calls are not
 
 
 def _nearer_first(

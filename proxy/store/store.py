@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from proxy.dialects.chat.messages import JsonObject, Message
 from proxy.errors import StoreUnavailable
 from proxy.store import cuts, exchanges, leases, sessions, summaries, texts, tree
 from proxy.store.address import SqliteFile, address_of
@@ -29,7 +30,7 @@ from proxy.store.plain import is_plain
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.reading import read_records
 from proxy.store.recall import recall
-from proxy.store.recollection import Question, Recollection, TooLong
+from proxy.store.recollection import HistoryQuery, HistorySnapshot, TooLong
 from proxy.store.records import (
     Branch,
     ExchangeRow,
@@ -47,8 +48,7 @@ from proxy.store.secret import make_secret, secret_of
 from proxy.store.settling import settle
 from proxy.store.sqlite import SqliteDatabase
 from proxy.store.sqlite_file import create_file
-from proxy.trimming.plan import Cut, Hidden, Summary
-from proxy.wire.messages import JsonObject, Message
+from proxy.trimming import Cut, Hidden, Summary
 
 _FEW: Final = 64
 """Messages that are read or written within a millisecond."""
@@ -185,7 +185,7 @@ class Store:
 
     # -------------------------------------------------------------------------------------- logs
 
-    async def recall(self, question: Question) -> Recollection:
+    async def recall(self, question: HistoryQuery) -> HistorySnapshot:
         """Return what is known of the conversation that a request belongs to; see `recall`."""
         unit = partial(recall, question=question, branches=self._branches)
         if self._database.blocks:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, select, tuple_, update
 from proxy.store.amounts import Amount, Time
 from proxy.store.connection import Connection, Row
 from proxy.store.encoding import encode_data
-from proxy.store.plain import made_plain, require_plain
+from proxy.store.plain import require_plain, sanitize
 from proxy.store.records import SummaryRow, SummaryStatus
 from proxy.store.schema import SESSIONS, SUMMARIES, insert_new
 from proxy.store.sessions import locked_session
@@ -221,9 +221,9 @@ def _values(key: str, row: SummaryRow) -> _Values:
         "session": key,
         "status": row.status.value,
         # A model may write anything, and a provider may say anything.
-        "reason": made_plain(row.reason),
-        "model": made_plain(row.model),
-        "text": made_plain(row.text),
+        "reason": sanitize(row.reason),
+        "model": sanitize(row.model),
+        "text": sanitize(row.text),
         "state": encode_data(row.state),
         "usage": None if row.usage is None else encode_data(row.usage),
     }

@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import bindparam, select
 
-from proxy.history.nodes import array_of, body_id, body_of
+from proxy.conversation import array_of, body_id, body_of
+from proxy.dialects.chat.messages import Message
 from proxy.store.connection import Connection
 from proxy.store.records import Body, InstructionsRow
 from proxy.store.schema import BODIES, INSTRUCTIONS, SESSIONS, insert_new
-from proxy.wire.messages import Message
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)

@@ -20,14 +20,14 @@ from sqlalchemy import (
     true,
 )
 
-from proxy.history.nodes import ROOT, body_of, child, content_hash, content_key, names_under
+from proxy.conversation import ROOT, body_of, child, content_hash, content_key, names_under
+from proxy.dialects.chat.messages import Message
 from proxy.store.connection import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes
-from proxy.store.plain import made_plain
+from proxy.store.plain import sanitize
 from proxy.store.records import Body, Branch, Mark, NodeRow, Source
 from proxy.store.schema import BODIES, NODES, SESSIONS, insert_new
-from proxy.trimming.plan import Change
-from proxy.wire.messages import Message
+from proxy.trimming import Change
 
 _AT_ONCE: Final = 500
 """Names in one question: databases limit them."""
@@ -112,10 +112,10 @@ class Place(Struct, frozen=True):
     round: int
     tokens_total: int
     recorded: str | None = None
-    """The tenant, where every assistant message up to here came from upstream (`Sprout.vouched` ones too)."""
+    """The tenant, where every assistant message up to here came from upstream (`NewNode.vouched` ones too)."""
 
 
-class Sprout(Struct, frozen=True):
+class NewNode(Struct, frozen=True):
     """A message that is to be a node, with what its row says beside it."""
 
     body: Body
@@ -196,8 +196,8 @@ def grow(
     connection: Connection,
     key: str,
     base: str,
-    messages: Sequence[Sprout],
-    replies: Sequence[Sprout],
+    messages: Sequence[NewNode],
+    replies: Sequence[NewNode],
     *,
     tenant: str | None = None,
     under: Place | None = None,
@@ -238,7 +238,7 @@ def grow(
 def plant(
     connection: Connection,
     key: str,
-    sprouts: Sequence[tuple[str, str, Sprout]],
+    sprouts: Sequence[tuple[str, str, NewNode]],
     stored: dict[str, Place] | None = None,
     contents: Sequence[bytes] | None = None,
 ) -> list[Place]:
@@ -273,7 +273,7 @@ def places_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[st
     }
 
 
-def _below(under: Place, name: str, sprout: Sprout) -> Place:
+def _below(under: Place, name: str, sprout: NewNode) -> Place:
     role = sprout.body.message.role
     known = role != "assistant" or sprout.source is Source.UPSTREAM or sprout.vouched
     return Place(
@@ -285,7 +285,7 @@ def _below(under: Place, name: str, sprout: Sprout) -> Place:
     )
 
 
-def _row(key: str, under: Place, place: Place, sprout: Sprout, content: bytes) -> dict[str, Any]:
+def _row(key: str, under: Place, place: Place, sprout: NewNode, content: bytes) -> dict[str, Any]:
     arrival = sprout.arrival
     return {
         "session": key,
@@ -313,7 +313,7 @@ def _row(key: str, under: Place, place: Place, sprout: Sprout, content: bytes) -
 
 def _agent_in(message: Message) -> str | None:
     agent = message.data.get("agent")
-    return made_plain(agent) if isinstance(agent, str) and agent else None
+    return sanitize(agent) if isinstance(agent, str) and agent else None
 
 
 def _node(row: Row) -> NodeRow:

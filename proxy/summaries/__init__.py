@@ -12,3 +12,11 @@ All up to `text` are pure.
 
 Nothing here ever fails a request, or holds one up that does not wait for it.
 """
+
+from __future__ import annotations
+
+from proxy.summaries.making import Summaries
+from proxy.summaries.summarizer import Caller, Summarizer
+from proxy.summaries.work import Given, Work
+
+__all__ = ["Caller", "Given", "Summaries", "Summarizer", "Work"]

@@ -21,16 +21,14 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from proxy.history.spans import is_result, spans
+from proxy.conversation import is_result, spans
+from proxy.dialects.chat.messages import INSTRUCTION_ROLES, Message
 from proxy.summaries.failures import Failure, failure_in, newest
 from proxy.summaries.markers import STRONG, commands
 from proxy.summaries.names import Name, merged, names_given, names_in
 from proxy.summaries.rules import Rule, own_words, rules_of, shortest
 from proxy.summaries.values import Value, latest, values_given, values_said
-from proxy.trimming.broadcasts import BUILT_IN, broadcast_of, digest_of
-from proxy.trimming.statistics import Language
-from proxy.trimming.values import beginning_of, end_of
-from proxy.wire.messages import INSTRUCTION_ROLES, Message
+from proxy.trimming import BUILT_IN, Language, beginning_of, broadcast_of, digest_of, end_of
 
 _HEAD: Final = 150_000
 _TAIL: Final = 50_000

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.errors import StoreUnavailable
-from proxy.store.store import Store
+from proxy.store import Store
 
 SECONDS: Final = 15.0
 """How long a lease holds that nobody renews."""

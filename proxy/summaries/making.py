@@ -23,14 +23,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from proxy.errors import PalimpsestError
-from proxy.store.records import SummaryRow, SummaryStatus
-from proxy.store.store import Store
+from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries.lease import Terms, held
 from proxy.summaries.span import Span, found, from_the_beginning
 from proxy.summaries.summarizer import Caller, Summarizer
 from proxy.summaries.work import Attempt, Work
 from proxy.summaries.writing import FactsOf, Writer, Written
-from proxy.tokens.counter import TokenCounter
+from proxy.tokens import TokenCounter
 
 _LOG: Final = logging.getLogger("palimpsest.summaries")
 _AT_ONCE: Final = 16

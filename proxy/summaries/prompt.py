@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from proxy.dialects.chat.messages import Message
 from proxy.summaries.tongue import tongue_of
 from proxy.summaries.transcript import Part, token_of
-from proxy.trimming.statistics import Language
-from proxy.wire.messages import Message
+from proxy.trimming import Language
 
 
 class _Words(NamedTuple):

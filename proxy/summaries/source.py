@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
+from proxy.dialects.chat.messages import Message
 from proxy.summaries.facts import Facts, is_of_user
 from proxy.summaries.tongue import Tongue, tongue_of
-from proxy.trimming.leaves import leaves_of
-from proxy.trimming.shape import kind_of
-from proxy.wire.messages import Message
+from proxy.trimming import kind_of, leaves_of
 
 _SPOKEN: Final = 20_000
 """Characters of a message by which its language is told."""

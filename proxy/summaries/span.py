@@ -10,10 +10,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.store.records import SummaryRow, SummaryStatus
-from proxy.store.store import Store
+from proxy.dialects.chat.messages import Message
+from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries.work import Given, Work
-from proxy.wire.messages import Message
 
 _GUESSES: Final = 3
 """Summaries that are tried, each by reading what lies behind it, before the whole branch is read."""

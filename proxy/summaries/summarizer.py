@@ -17,17 +17,17 @@ from typing import Any, Final
 from msgspec import Struct
 
 from proxy import __version__
+from proxy.config import SummarizerSettings
+from proxy.dialects.chat.completion import read_completion
+from proxy.dialects.chat.messages import Message, text_of
+from proxy.dialects.chat.overflow import Overflow, overflow_of
+from proxy.dialects.reader import read
+from proxy.dialects.shapes import is_object
+from proxy.dialects.writer import write
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
-from proxy.settings.model import SummarizerSettings
 from proxy.summaries.breaker import Breaker
+from proxy.upstream import Destination, Upstream
 from proxy.upstream.client import Answer as Response
-from proxy.upstream.client import Destination, Upstream
-from proxy.wire.completion import read_completion
-from proxy.wire.messages import Message, text_of
-from proxy.wire.overflow import Overflow, overflow_of
-from proxy.wire.reader import read
-from proxy.wire.shapes import is_object
-from proxy.wire.writer import write
 
 _LONGEST_ANSWER: Final = 4 * 1024 * 1024
 """Bytes of an answer that are read; more is no summary."""

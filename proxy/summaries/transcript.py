@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from proxy.history.spans import is_result
-from proxy.wire.messages import JsonObject, Message
-from proxy.wire.shapes import is_array, is_object
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects.shapes import is_array, is_object
 
 _TOKEN: Final = 8
 """Hexadecimal digits of a token."""

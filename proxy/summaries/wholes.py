@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
-from proxy.trimming.leaves import leaves_of
-from proxy.trimming.shape import CJK
+from proxy.trimming import CJK, leaves_of
 
 _LONGEST: Final = 200
 _PARTS: Final = 4

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.store.records import SummaryRow
+from proxy.dialects.chat.messages import Message
+from proxy.store import SummaryRow
 from proxy.summaries.summarizer import Caller
-from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.plan import Wanted
-from proxy.wire.messages import Message
+from proxy.trimming import Summarize, SummaryRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Work(Struct, frozen=True):
     """The session's id, for the log."""
     tip: str
     """The end of the branch: a node at or after the last message to be covered, stored unless `given` is."""
-    wanted: Wanted
+    wanted: SummaryRequest
     edit: Summarize
     model: str
     """The model that the session's requests ask for: it will read the summary."""

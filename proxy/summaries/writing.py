@@ -16,10 +16,11 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from proxy.models.dollars import cost
-from proxy.models.facts import ModelFacts
-from proxy.store.plain import made_plain
-from proxy.store.records import SummaryStatus
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.overflow import Overflow
+from proxy.dialects.shapes import is_object
+from proxy.models import ModelFacts, cost
+from proxy.store import SummaryStatus, sanitize
 from proxy.summaries.facts import Facts, facts_of
 from proxy.summaries.gates import Verdict, judge, missing
 from proxy.summaries.prompt import prompt_of
@@ -30,11 +31,8 @@ from proxy.summaries.summarizer import Answer, NoAnswer, Summarizer, Target
 from proxy.summaries.text import compose
 from proxy.summaries.transcript import parts
 from proxy.summaries.work import Work
-from proxy.tokens.counter import MESSAGE_TOKENS, TokenCounter
-from proxy.trimming.statistics import Language
-from proxy.wire.messages import Message
-from proxy.wire.overflow import Overflow
-from proxy.wire.shapes import is_object
+from proxy.tokens import MESSAGE_TOKENS, TokenCounter
+from proxy.trimming import Language
 
 TRIES: Final = 2
 """How often a part is asked for: once more where the first answer is refused."""
@@ -210,7 +208,7 @@ class Writer:
         if answer.finish == "content_filter":
             return Verdict(ok=False, reason="the summarizer's provider filtered it", text="")
         return judge(
-            made_plain(answer.text),
+            sanitize(answer.text),
             ground.source,
             room=work.wanted.room,
             replaced=ground.tokens,
@@ -232,7 +230,7 @@ class Writer:
         text = composed(told, ground.facts)
         if text == composed("", Facts(messages=ground.facts.messages)):
             raise _Refused(f"nothing but its heading fits within {work.wanted.room} tokens")
-        text = made_plain(text)  # as it is stored, so that every worker sends the same bytes
+        text = sanitize(text)  # as it is stored, so that every worker sends the same bytes
         tokens = self._counter.message(Message.of({"role": "system", "content": text}), work.model)
         if tokens >= ground.tokens:
             raise _Refused(f"it would have {tokens} tokens, and what it replaces {ground.tokens}")

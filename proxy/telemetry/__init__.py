@@ -1,1 +1,7 @@
 """What the process says of itself: so far, its log lines (`log`)."""
+
+from __future__ import annotations
+
+from proxy.telemetry.log import log_exchange, set_level, set_up_logging
+
+__all__ = ["log_exchange", "set_level", "set_up_logging"]

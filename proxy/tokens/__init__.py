@@ -8,3 +8,10 @@
 
 Nothing here touches the network, and nothing is built when a module is imported.
 """
+
+from __future__ import annotations
+
+from proxy.tokens.calibration import Calibration, learnt, rounded
+from proxy.tokens.counter import MESSAGE_TOKENS, TokenCounter
+
+__all__ = ["MESSAGE_TOKENS", "Calibration", "TokenCounter", "learnt", "rounded"]

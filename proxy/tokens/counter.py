@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.history.nodes import body_of
-from proxy.settings.model import TokenMethod
+from proxy.config import TokenMethod
+from proxy.conversation import body_of
+from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects.shapes import is_array, is_object
 from proxy.tokens.cache import Cached, CountCache
 from proxy.tokens.calibration import Calibration
 from proxy.tokens.estimate import estimate
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
-from proxy.wire.messages import JsonObject, Message
-from proxy.wire.shapes import is_array, is_object
 
 MESSAGE_TOKENS: Final = 4
 """Tokens of a message beside its text: its role and what divides it from the next."""

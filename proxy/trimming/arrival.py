@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from proxy.history.spans import is_result
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Entry, Gap, Hidden, Known
+from proxy.trimming.plan import Change, Entry, Gap, Hidden, PlanningContext
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import pinned_so_far
 from proxy.trimming.trigger import Size
-from proxy.wire.messages import Message
 
 
 class Arrived(Struct, frozen=True):
@@ -58,7 +58,7 @@ class Arrived(Struct, frozen=True):
 
 
 def arrive(
-    entries: Sequence[Entry], policy: Policy, known: Known, missing: Sequence[tuple[int, Size]] = ()
+    entries: Sequence[Entry], policy: Policy, known: PlanningContext, missing: Sequence[tuple[int, Size]] = ()
 ) -> Arrived:
     """Do again what is recorded, and decide for what is sent for the first time.
 
@@ -101,7 +101,7 @@ def moved(change: Change, position: int) -> Change:
 
 
 def _decided(
-    entries: Sequence[Entry], policy: Policy, known: Known, missing: Sequence[tuple[int, Size]]
+    entries: Sequence[Entry], policy: Policy, known: PlanningContext, missing: Sequence[tuple[int, Size]]
 ) -> Iterator[tuple[Change, ...]]:
     """Yield for each entry what was or is decided about it."""
     originals = [entry.message for entry in entries]
@@ -133,7 +133,7 @@ _NOTHING = (float("inf"), Size(0, 0, 0))
 """What is missing after the last of it."""
 
 
-def _new(entry: Entry, size: Size, policy: Policy, known: Known) -> Iterator[Change]:
+def _new(entry: Entry, size: Size, policy: Policy, known: PlanningContext) -> Iterator[Change]:
     """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
     message, tokens = entry.message, entry.tokens
     for edit in policy.arrival_edits:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from proxy.history.spans import Round
+from proxy.conversation import Round
 from proxy.trimming.draft import Draft
 from proxy.trimming.gaps import clipped
 

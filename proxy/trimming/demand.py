@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.plan import Known, Wanted
+from proxy.trimming.plan import PlanningContext, SummaryRequest
 from proxy.trimming.policy import Policy
 from proxy.trimming.trigger import Size
 from proxy.trimming.worth import Balance, Costs
@@ -22,7 +22,7 @@ ASKED: Final = "a summary was asked for"
 """What moves the cut where somebody did."""
 
 
-def in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | None) -> Wanted | None:
+def in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | None) -> SummaryRequest | None:
     """Return the summary that should be ready when the cut moves next; None where none would be worth it.
 
     Args:
@@ -38,7 +38,7 @@ def in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | Non
     return wanted if paying else None
 
 
-def pays(edit: Summarize, draft: Draft, wanted: Wanted, costs: Costs, before: Balance) -> bool:
+def pays(edit: Summarize, draft: Draft, wanted: SummaryRequest, costs: Costs, before: Balance) -> bool:
     """Tell whether a summary is worth what it costs to make it and to move the cut for it.
 
     `before` is what everything changes in cost that was done to the draft already.
@@ -50,7 +50,7 @@ def pays(edit: Summarize, draft: Draft, wanted: Wanted, costs: Costs, before: Ba
     return replace(balance, loss=balance.loss + making).pays_within(costs.expected)
 
 
-def until_it_fires(policy: Policy, edit: Summarize, known: Known, size: Size) -> int | None:
+def until_it_fires(policy: Policy, edit: Summarize, known: PlanningContext, size: Size) -> int | None:
     """Return how many tokens come before the trigger fires, about; None where that is far off."""
     trigger = policy.trigger
     tokens = size.tokens * known.scale
@@ -67,7 +67,7 @@ def until_it_fires(policy: Policy, edit: Summarize, known: Known, size: Size) ->
     return max(0, until_upper, int(size.tokens / nearest) - size.tokens)
 
 
-def asked_for(draft: Draft, edit: Summarize) -> Wanted | None:
+def asked_for(draft: Draft, edit: Summarize) -> SummaryRequest | None:
     """Return what is summed up if somebody asks for it; None where nothing is left that would be worth it.
 
     No condition of the edit counts then. At least one round of the history is covered, where there is one;

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.history.spans import Round, Span, is_result
+from proxy.conversation import Round, Span, is_result
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.plan import Change, Count, Entry, Gap, Hidden, Prepared, Summary
 from proxy.trimming.trigger import Size, Target
-from proxy.wire.messages import Message
 
 
 class Draft(Struct, frozen=True):

@@ -24,7 +24,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from proxy.history.spans import is_result
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.arrival import arrive
 from proxy.trimming.coverage import start_of_newest
 from proxy.trimming.demand import ASKED, asked_for, in_time, until_it_fires
@@ -37,13 +38,13 @@ from proxy.trimming.plan import (
     Entry,
     Gap,
     Hidden,
-    Known,
     Plan,
+    PlanningContext,
     Summary,
-    Wanted,
+    SummaryRequest,
 )
 from proxy.trimming.policy import Policy
-from proxy.trimming.remains import Remains, remains_of
+from proxy.trimming.remains import TrimmedHistory, trimmed_history
 from proxy.trimming.trigger import IDLE, UNKNOWN_WINDOW, Size
 from proxy.trimming.view import View, view_of
 from proxy.trimming.worth import (
@@ -56,7 +57,6 @@ from proxy.trimming.worth import (
     prices_of,
     reads_of,
 )
-from proxy.wire.messages import Message
 
 OFF: Final = "off"
 """Name of the policy in a plan that bypasses trimming."""
@@ -69,7 +69,7 @@ def plan(
     entries: Sequence[Entry],
     policy: Policy,
     name: str,
-    known: Known,
+    known: PlanningContext,
     standing: Cut | None = None,
     *,
     composed: bool = False,
@@ -108,7 +108,7 @@ def _planned(
     entries: Sequence[Entry],
     policy: Policy,
     name: str,
-    known: Known,
+    known: PlanningContext,
     standing: Cut | None,
     *,
     composed: bool,
@@ -120,7 +120,7 @@ def _planned(
     if start:  # a summary of what the client left out itself would bring it back
         known = replace(known, prepared=None)
     arrived = arrive(entries, policy, known, absent)
-    remains = remains_of(arrived, cut, start)
+    remains = trimmed_history(arrived, cut, start)
     # Of what earlier moves dropped nothing more is known, whether it is given or not.
     beside = remains.log.hidden.values()
     before = _tokens(entries, known) + sum([size.tokens for _, size in absent])
@@ -143,7 +143,7 @@ def _planned(
         fired = _fired(policy, view, known, cut, aim)
     # What is too much must go now: where the log is not whole, what went stays gone under any version.
     same = cut is None or cut.version == policy.version or (overflow is not None and bool(absent))
-    base = remains if same else remains_of(arrived, None)
+    base = remains if same else trimmed_history(arrived, None)
     moving = policy
     if _is_asked(remains, policy, known, target):
         # Where nothing else moves the cut, nothing else is done; under another version all begins anew.
@@ -217,7 +217,7 @@ def _planned(
     )
 
 
-def _untouched(entries: Sequence[Entry], policy: Policy, name: str, known: Known) -> Plan | None:
+def _untouched(entries: Sequence[Entry], policy: Policy, name: str, known: PlanningContext) -> Plan | None:
     """Return the plan of a log without a cut, which goes out as it came; None where more is to be looked at.
 
     Most requests are small, and so planned: it is the plan that would be made of them otherwise, too.
@@ -251,8 +251,13 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, known: Known
 
 
 def compaction(
-    entries: Sequence[Entry], policy: Policy, known: Known, standing: Cut | None = None, *, start: int = 0
-) -> Wanted | None:
+    entries: Sequence[Entry],
+    policy: Policy,
+    known: PlanningContext,
+    standing: Cut | None = None,
+    *,
+    start: int = 0,
+) -> SummaryRequest | None:
     """Return what a model would sum up if somebody asked for it now; None where it would not be worth it.
 
     No trigger and no condition of the policy counts; how it is done is `policy.summarizing`. The arguments
@@ -261,11 +266,11 @@ def compaction(
     if start:
         return None  # what the client left out itself stays out
     _, cut, absent = _in_force(entries, standing, start)
-    remains = remains_of(arrive(entries, policy, known, absent), cut)
+    remains = trimmed_history(arrive(entries, policy, known, absent), cut)
     return asked_for(draft_of(remains, policy, known, _target(policy, known)[1]), policy.summarizing)
 
 
-def bypass(entries: Sequence[Entry], known: Known, *, composed: bool = False) -> Plan:
+def bypass(entries: Sequence[Entry], known: PlanningContext, *, composed: bool = False) -> Plan:
     """Return the plan that trims nothing (`X-Context-Policy: off`), not even what was trimmed on arrival.
 
     The entries must be the whole log that the request speaks of. What is sent for the first time is
@@ -298,7 +303,7 @@ def _in_force(
     return end, cut, missing(entries, cut.gaps, start) if cut is not None else []
 
 
-def _target(policy: Policy, known: Known) -> tuple[int | None, int | None]:
+def _target(policy: Policy, known: PlanningContext) -> tuple[int | None, int | None]:
     """Return the target as upstream counts, and as it is counted here; None where there is none."""
     aim = policy.target.within(known.context_window) if policy.target is not None else None
     return aim, None if aim is None else int(aim / known.scale)
@@ -306,13 +311,13 @@ def _target(policy: Policy, known: Known) -> tuple[int | None, int | None]:
 
 def _wanted(
     move: Move | None,
-    remains: Remains,
+    remains: TrimmedHistory,
     policy: Policy,
-    known: Known,
+    known: PlanningContext,
     view: View,
     costs: Costs | None,
     target: int | None,
-) -> Wanted | None:
+) -> SummaryRequest | None:
     """Return the summary by a model that should be made now; `view` is what is sent."""
     edit = policy.summarizer
     if edit is None or (move is not None and move.wanted is not None):
@@ -325,7 +330,7 @@ def _wanted(
     return in_time(draft, edit, added, costs)
 
 
-def _is_asked(remains: Remains, policy: Policy, known: Known, target: int | None) -> bool:
+def _is_asked(remains: TrimmedHistory, policy: Policy, known: PlanningContext, target: int | None) -> bool:
     """Tell whether somebody asked for a summary that is there now, and not yet in use."""
     made, standing = known.prepared, remains.summary
     if made is None or not made.asked:
@@ -337,9 +342,9 @@ def _is_asked(remains: Remains, policy: Policy, known: Known, target: int | None
 
 def _moved(
     fired: str,
-    base: Remains,
+    base: TrimmedHistory,
     policy: Policy,
-    known: Known,
+    known: PlanningContext,
     target: int | None,
     costs: Costs | None,
 ) -> tuple[Move | None, str]:
@@ -365,7 +370,7 @@ def _is_shared(move: Move, view: View, standing: Cut | None, fork: int, end: int
     return max(reaches, default=0) <= fork and (move.summary is None or move.summary.until <= fork)
 
 
-def _beyond(base: Remains, move: Move, place: int) -> Size:
+def _beyond(base: TrimmedHistory, move: Move, place: int) -> Size:
     """Return how much of what is sent stands at `place` or beyond."""
     sent = [
         (message, tokens)
@@ -376,12 +381,12 @@ def _beyond(base: Remains, move: Move, place: int) -> Size:
     return Size(sum([tokens for _, tokens in sent]), len(sent), calls)
 
 
-def _budget(policy: Policy, known: Known) -> int | None:
+def _budget(policy: Policy, known: PlanningContext) -> int | None:
     """Return what edits keep to of themselves, where the policy has no target: the first such budget."""
     return policy.budget.within(known.context_window) if policy.budget is not None else None
 
 
-def _fired(policy: Policy, view: View, known: Known, cut: Cut | None, aim: int | None) -> str:
+def _fired(policy: Policy, view: View, known: PlanningContext, cut: Cut | None, aim: int | None) -> str:
     """Return in words what fires, "" where nothing does; `aim` is the target in tokens as upstream counts."""
     trigger = policy.trigger
     if trigger is None:
@@ -391,7 +396,7 @@ def _fired(policy: Policy, view: View, known: Known, cut: Cut | None, aim: int |
     return trigger.fired(size, known, cut, aim)
 
 
-def _settled(remains: Remains, move: Move | None, *, same: bool) -> tuple[int, ...]:
+def _settled(remains: TrimmedHistory, move: Move | None, *, same: bool) -> tuple[int, ...]:
     """Return where in the view parts end that no later move changes: that of before, and that of a move."""
     if move is None and not remains.changes:
         return ()
@@ -416,13 +421,15 @@ def _end(
     return lead + more + sum([message is not None for message in messages[: last + 1]])
 
 
-def _missed(tokens: int, aim: int, known: Known) -> str:
+def _missed(tokens: int, aim: int, known: PlanningContext) -> str:
     """Return in words by how much a target was missed, as upstream counts."""
     above = max(1, round(tokens * known.scale) - aim)
     return f"target missed: {aim + above} tokens are {above} above {aim}"
 
 
-def _all_kept(policy: Policy, known: Known, move: Move, base: Remains, view: View) -> tuple[str, ...]:
+def _all_kept(
+    policy: Policy, known: PlanningContext, move: Move, base: TrimmedHistory, view: View
+) -> tuple[str, ...]:
     """Return the warning that a move left too much since `keep_rounds` leaves nothing to sum up, if so."""
     if move.wanted is not None or move.summary != base.summary:
         return ()
@@ -440,11 +447,11 @@ def _all_kept(policy: Policy, known: Known, move: Move, base: Remains, view: Vie
 
 def _costs(
     policy: Policy,
-    base: Remains,
-    remains: Remains,
+    base: TrimmedHistory,
+    remains: TrimmedHistory,
     entries: Sequence[Entry],
     cut: Cut | None,
-    known: Known,
+    known: PlanningContext,
     *,
     before: int,
     always: bool,
@@ -472,7 +479,7 @@ def _costs(
 
 
 def _is_due(
-    policy: Policy, entries: Sequence[Entry], tokens: Sequence[int], known: Known, beside: int
+    policy: Policy, entries: Sequence[Entry], tokens: Sequence[int], known: PlanningContext, beside: int
 ) -> bool:
     """Tell whether a move is to be judged by its cost now, with these tokens by place and those `beside`."""
     if policy.trigger is None or policy.trigger.cost is None or not known.keeps:
@@ -518,12 +525,12 @@ def _below(cut: Cut | None, start: int) -> tuple[Change, ...]:
     return tuple(change for change in cut.changes if change.position < start) if cut is not None else ()
 
 
-def _tokens(entries: Iterable[Entry], known: Known) -> int:
+def _tokens(entries: Iterable[Entry], known: PlanningContext) -> int:
     """Return the tokens of the request if nothing were trimmed."""
     return known.fixed_tokens + sum([entry.tokens for entry in entries])
 
 
-def _unknown_window(policy: Policy, known: Known) -> tuple[str, ...]:
+def _unknown_window(policy: Policy, known: PlanningContext) -> tuple[str, ...]:
     """Return the warning that a `ratio` cannot be judged, where the operator relies on it and it cannot."""
     if known.context_window is not None:
         return ()

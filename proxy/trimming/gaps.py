@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, TypeVar
 
-from proxy.history.spans import Span, is_result
+from proxy.conversation import Span, is_result
 from proxy.trimming.plan import Change, Entry, Gap
 from proxy.trimming.trigger import Size
 

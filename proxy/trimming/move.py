@@ -11,7 +11,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.arrival import moved
 from proxy.trimming.demand import pays
 from proxy.trimming.draft import Draft
@@ -20,14 +21,13 @@ from proxy.trimming.edits.drop_oldest import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.gaps import gaps_of
-from proxy.trimming.plan import Change, Gap, Hidden, Known, Summary, Wanted
+from proxy.trimming.plan import Change, Gap, Hidden, PlanningContext, Summary, SummaryRequest
 from proxy.trimming.policy import Keep, Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.release import Release, exempt
-from proxy.trimming.remains import Remains
+from proxy.trimming.remains import TrimmedHistory
 from proxy.trimming.trigger import Size
 from proxy.trimming.worth import NO_MOVE, Balance, Costs
-from proxy.wire.messages import Message
 
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
 """What is said where an overflow left no other way."""
@@ -65,7 +65,7 @@ class Move(Struct, frozen=True):
     """The last place of that log that was changed and is no gap now; None where there is none."""
     draft: Draft
     """All of that as the edits left it."""
-    wanted: Wanted | None
+    wanted: SummaryRequest | None
     """A summary by a model that would have been used, and was not there."""
 
     @property
@@ -75,9 +75,9 @@ class Move(Struct, frozen=True):
 
 
 def draft_of(
-    base: Remains,
+    base: TrimmedHistory,
     policy: Policy,
-    known: Known,
+    known: PlanningContext,
     target: int | None,
     *,
     exempting: bool = True,
@@ -109,9 +109,9 @@ def draft_of(
 
 
 def decide(
-    base: Remains,
+    base: TrimmedHistory,
     policy: Policy,
-    known: Known,
+    known: PlanningContext,
     target: int | None,
     costs: Costs | None,
     *,
@@ -160,7 +160,7 @@ def decide(
 
 
 def rescue(
-    base: Remains, policy: Policy, known: Known, target: int, costs: Costs | None
+    base: TrimmedHistory, policy: Policy, known: PlanningContext, target: int, costs: Costs | None
 ) -> tuple[Move, tuple[str, ...]]:
     """Trim down to what upstream will take, with `drop_oldest` at the end; return warnings too.
 
@@ -181,27 +181,27 @@ def rescue(
     return (harder, (BEYOND_KEEP,)) if harder.total < move.total else (move, ())
 
 
-def _is_too_much(draft: Draft, policy: Policy, known: Known, *, strict: bool) -> bool:
+def _is_too_much(draft: Draft, policy: Policy, known: PlanningContext, *, strict: bool) -> bool:
     """Tell whether the view is above the target, if that must be met, or else above the trigger."""
     if strict or draft.within_target:
         return not draft.within_target
     return is_above(policy, known, draft.size)
 
 
-def is_above(policy: Policy, known: Known, size: Size) -> bool:
+def is_above(policy: Policy, known: PlanningContext, size: Size) -> bool:
     """Tell whether a view of this size is above a threshold of the policy's trigger."""
     return policy.trigger is not None and any(share > 1 for share in policy.trigger.shares(size, known))
 
 
 def _done(
-    draft: Draft, edits: Sequence[BaseEdit], known: Known, costs: Costs | None, *, paying: bool
-) -> tuple[Draft, list[Change], Wanted | None]:
+    draft: Draft, edits: Sequence[BaseEdit], known: PlanningContext, costs: Costs | None, *, paying: bool
+) -> tuple[Draft, list[Change], SummaryRequest | None]:
     """Run edits and let follow what must; again where that put something back, which takes room.
 
     Return the draft after all that, what was changed, in order, and the summary that was missing.
     """
     made: list[Change] = []
-    wanted: Wanted | None = None
+    wanted: SummaryRequest | None = None
     for _ in range(_PASSES):
         edited, changes, missing = _edited(draft, edits, known, costs, paying=paying)
         edited, following = _followed(edited, edits)
@@ -216,8 +216,8 @@ def _done(
 
 
 def _edited(
-    draft: Draft, edits: Sequence[BaseEdit], known: Known, costs: Costs | None, *, paying: bool
-) -> tuple[Draft, list[Change], Wanted | None]:
+    draft: Draft, edits: Sequence[BaseEdit], known: PlanningContext, costs: Costs | None, *, paying: bool
+) -> tuple[Draft, list[Change], SummaryRequest | None]:
     """Run edits in order, each until it is done; return the draft after them, and what they changed.
 
     The third is the summary by a model that one of them would have used, and that is not there.
@@ -226,7 +226,7 @@ def _edited(
     Those whose changes can be taken one by one are not refused here: some of them may pay.
     """
     made: list[Change] = []
-    wanted: Wanted | None = None
+    wanted: SummaryRequest | None = None
     balance = costs.balance(draft) if costs is not None else NO_MOVE
     waiting = list(edits)
     while waiting:
@@ -256,7 +256,7 @@ def _edited(
 
 
 def _costs_too_much(
-    edit: BaseEdit, draft: Draft, missing: Wanted, costs: Costs | None, before: Balance
+    edit: BaseEdit, draft: Draft, missing: SummaryRequest, costs: Costs | None, before: Balance
 ) -> bool:
     """Tell whether a summary that is not there would not pay either."""
     return isinstance(edit, Summarize) and costs is not None and not pays(edit, draft, missing, costs, before)
@@ -267,7 +267,7 @@ def _stands_the_same(one: Draft, other: Draft) -> bool:
     return one.messages == other.messages and one.summary == other.summary and one.hidden == other.hidden
 
 
-def _is_sent(base: Remains, costs: Costs) -> bool:
+def _is_sent(base: TrimmedHistory, costs: Costs) -> bool:
     """Tell whether what remains is what would be sent without a move."""
     return costs.messages == base.messages and costs.tokens == base.tokens
 
@@ -302,11 +302,13 @@ def _is_piecemeal(made: Sequence[Change], edits: Sequence[BaseEdit]) -> bool:
     return bool(made) and all(change.edit in types for change in made)
 
 
-def _outcome(edit: BaseEdit, draft: Draft) -> tuple[tuple[Change, ...], Summary | None, Wanted | None]:
+def _outcome(
+    edit: BaseEdit, draft: Draft
+) -> tuple[tuple[Change, ...], Summary | None, SummaryRequest | None]:
     """Return what an edit changes, the summary that it makes, if any, and the one that it would need."""
     outcome = tuple(edit.apply(draft))
     made = next((each for each in outcome if isinstance(each, Summary)), None)
-    missing = next((each for each in outcome if isinstance(each, Wanted)), None)
+    missing = next((each for each in outcome if isinstance(each, SummaryRequest)), None)
     return tuple([each for each in outcome if isinstance(each, Change)]), made, missing
 
 

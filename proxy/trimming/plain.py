@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.wire.messages import Message, text_of
-from proxy.wire.shapes import is_array, is_object
+from proxy.dialects.chat.messages import Message, text_of
+from proxy.dialects.shapes import is_array, is_object
 
 
 def plain_text(message: Message) -> str | None:

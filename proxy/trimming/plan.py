@@ -13,8 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.prices import Prices
-from proxy.wire.messages import Message
 
 SummaryRole: TypeAlias = Literal["merge", "system", "user"]
 """Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
@@ -163,7 +163,7 @@ class Prepared(Struct, frozen=True):
     says."""
 
 
-class Wanted(Struct, frozen=True):
+class SummaryRequest(Struct, frozen=True):
     """A summary that a model should make. Whoever has the plan sees to it, or not."""
 
     stop: int
@@ -214,7 +214,7 @@ class Cut(Struct, frozen=True):
     """What input had cost when it was made; None where nobody reckoned."""
 
 
-class Known(Struct, frozen=True):
+class PlanningContext(Struct, frozen=True):
     """What trimming must be told, since it asks nobody."""
 
     count: Count
@@ -278,7 +278,7 @@ class Plan(Struct, frozen=True):
     the cut will change while the policy stays. The last is the longest; one before it was so earlier."""
     summary: Summary | None = None
     """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
-    wanted: Wanted | None = None
+    wanted: SummaryRequest | None = None
     """A summary that should be made of what was not summed up yet; None where none is due."""
     needs_whole: bool = False
     """Whether the cut must move and could not: decide again, with every entry of the log given."""

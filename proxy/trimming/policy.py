@@ -15,12 +15,12 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 import orjson
 from pydantic import AfterValidator, Field, model_validator
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit, ToolOutputEdit
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.regex import checked, is_found
 from proxy.trimming.section import Natural, Section, contradiction
 from proxy.trimming.trigger import Target, Trigger
-from proxy.wire.messages import Message
 
 _VERSION_BYTES: Final = 6
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from proxy.history.spans import Round, Span, is_result, open_calls, span_start
+from proxy.conversation import Round, Span, is_result, open_calls, span_start
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.policy import Keep, Policy
-from proxy.wire.messages import Message
 
 
 def protected(

@@ -27,9 +27,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.history.spans import calls_function
-from proxy.wire.facts import Ties
-from proxy.wire.messages import Message
+from proxy.conversation import calls_function
+from proxy.dialects.chat.facts import Ties
+from proxy.dialects.chat.messages import Message
 
 NO_RESULT: Final = "[no result was recorded for this call]"
 """What stands in for a result that was never recorded."""

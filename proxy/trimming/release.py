@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, Final, Literal
 
-from proxy.history.spans import Round, Span
+from proxy.conversation import Round, Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change

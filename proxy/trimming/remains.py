@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.arrival import Arrived
 from proxy.trimming.draft import overlay
 from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
-from proxy.wire.messages import Message
 
 
-class Remains(Struct, frozen=True):
+class TrimmedHistory(Struct, frozen=True):
     """The log without its gaps, and what now stands at each place of it."""
 
     log: Arrived
@@ -42,7 +42,7 @@ class Remains(Struct, frozen=True):
             made[change.position] += (change.edit,)
         return tuple(made)
 
-    def standing_as(self, sent: Remains) -> list[tuple[Message | None, int]]:
+    def standing_as(self, sent: TrimmedHistory) -> list[tuple[Message | None, int]]:
         """Return for each place what of it is sent where `sent` is what remains, with its tokens."""
         if sent.log is self.log:
             return list(zip(sent.messages, sent.tokens, strict=True))
@@ -51,7 +51,7 @@ class Remains(Struct, frozen=True):
         return [(None, 0) if at is None else (sent.messages[at], sent.tokens[at]) for at in found]
 
 
-def remains_of(arrived: Arrived, cut: Cut | None, start: int = 0) -> Remains:
+def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> TrimmedHistory:
     """Return what `cut` leaves of a log that is given from position `start` on."""
     gaps = cut.gaps if cut is not None else ()
     log = arrived.without(gaps)
@@ -65,9 +65,9 @@ def remains_of(arrived: Arrived, cut: Cut | None, start: int = 0) -> Remains:
         unchanged = (place for place in hidden if place not in changed and not log.decided[place])
         hidden = {place: hidden[place] for place in unchanged}
     if not changes:
-        return Remains(log, log.messages, log.tokens, (), summary, hidden, gaps)
+        return TrimmedHistory(log, log.messages, log.tokens, (), summary, hidden, gaps)
     messages, tokens = overlay(log.messages, log.tokens, changes)
-    return Remains(log, messages, tokens, changes, summary, hidden, gaps)
+    return TrimmedHistory(log, messages, tokens, changes, summary, hidden, gaps)
 
 
 def _types(changes: Iterable[Change]) -> tuple[str, ...]:

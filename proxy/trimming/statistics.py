@@ -16,10 +16,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel
 
-from proxy.history.spans import Span, calls_function, is_result
+from proxy.conversation import Span, calls_function, is_result
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.shape import Kind
 from proxy.trimming.values import beginning_of, values_of
-from proxy.wire.messages import Message
 
 Language: TypeAlias = Literal["en", "zh"]
 

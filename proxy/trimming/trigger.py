@@ -12,7 +12,7 @@ from typing import Final, Literal, Self
 from msgspec import Struct
 from pydantic import model_validator
 
-from proxy.trimming.plan import Cut, Known
+from proxy.trimming.plan import Cut, PlanningContext
 from proxy.trimming.prices import ASSUMED
 from proxy.trimming.section import Positive, Section, Share
 
@@ -105,7 +105,7 @@ class Trigger(Section, frozen=True):
         """Whether nothing but a ratio can make it fire."""
         return self.ratio is not None and set(self.model_dump(exclude_defaults=True)) == {"ratio"}
 
-    def fired(self, size: Size, known: Known, standing: Cut | None, target: int | None) -> str:
+    def fired(self, size: Size, known: PlanningContext, standing: Cut | None, target: int | None) -> str:
         """Return in words what fires for a view of `size`, "" where nothing does; `cost` is not judged here.
 
         Where the last move left the view above a threshold, because nothing more may be trimmed,
@@ -120,7 +120,7 @@ class Trigger(Section, frozen=True):
             words.append(f"{IDLE} for {known.idle or 0:.0f} s")
         return "; ".join(words)
 
-    def holds(self, size: Size, known: Known) -> bool:
+    def holds(self, size: Size, known: PlanningContext) -> bool:
         """Tell whether all keys are passed by `size`; a `ratio` of an unknown window is not.
 
         `cost` is not judged here: it depends on what the edit would change.
@@ -131,18 +131,18 @@ class Trigger(Section, frozen=True):
             return False
         return all(each.passed for each in self._thresholds(size, known, None, None))
 
-    def shares(self, size: Size, known: Known) -> Iterator[float]:
+    def shares(self, size: Size, known: PlanningContext) -> Iterator[float]:
         """Yield what part of each threshold `size` has reached, of those that can be judged."""
         yield from (each.value / each.limit for each in self._thresholds(size, known, None, None))
 
-    def _idle(self, known: Known) -> bool:
+    def _idle(self, known: PlanningContext) -> bool:
         """Tell whether the session was idle for long enough."""
         given = self.idle_seconds
         limit = given if isinstance(given, int) else (known.prices or ASSUMED).lifetime
         return known.idle is not None and known.idle > limit
 
     def _thresholds(
-        self, size: Size, known: Known, standing: Cut | None, target: int | None
+        self, size: Size, known: PlanningContext, standing: Cut | None, target: int | None
     ) -> Iterator[_Threshold]:
         """Yield the keys that are set and can be judged; tokens as upstream counts them."""
         tokens, window = round(size.tokens * known.scale), known.context_window

@@ -8,11 +8,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.history.spans import is_result
-from proxy.trimming.plan import Hidden, Known, Summary
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.shapes import is_array
+from proxy.trimming.plan import Hidden, PlanningContext, Summary
 from proxy.trimming.protocol import Repaired, repair
-from proxy.wire.messages import Message
-from proxy.wire.shapes import is_array
 
 _NOTHING: Final[Mapping[int, Hidden]] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ class View(Struct, frozen=True):
 def view_of(
     messages: Sequence[Message | None],
     tokens: Sequence[int],
-    known: Known,
+    known: PlanningContext,
     *,
     repairing: bool,
     summary: Summary | None = None,

@@ -31,10 +31,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Account, Cut, Entry, Known, Summary
+from proxy.trimming.plan import Account, Cut, Entry, PlanningContext, Summary
 from proxy.trimming.prices import ASSUMED, Prices
-from proxy.wire.messages import Message
 
 RISK: Final = 0.035
 """What trimming may cost at most beyond what it has saved, as a part of the input's cost without trimming."""
@@ -231,12 +231,12 @@ def due(view: int, last: int) -> bool:
     return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
 
 
-def is_cold(known: Known) -> bool:
+def is_cold(known: PlanningContext) -> bool:
     """Tell whether the provider's cache no longer holds what was sent last."""
     return known.idle is not None and known.idle > (known.prices or ASSUMED).lifetime
 
 
-def prices_of(known: Known) -> Prices:
+def prices_of(known: PlanningContext) -> Prices:
     """Return the prices to reckon with, what they say of sizes in tokens as they are counted here."""
     prices, scale = known.prices or ASSUMED, known.scale
     if scale == 1:
@@ -245,7 +245,7 @@ def prices_of(known: Known) -> Prices:
     return replace(prices, minimum=ceil(prices.minimum / scale), steps=steps)
 
 
-def account_of(entries: Sequence[Entry], cut: Cut | None, known: Known, before: int) -> Account:
+def account_of(entries: Sequence[Entry], cut: Cut | None, known: PlanningContext, before: int) -> Account:
     """Return what the input of a branch has cost before this request.
 
     There was a request before each assistant message. `before` are the tokens of this one if nothing were

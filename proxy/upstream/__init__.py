@@ -7,3 +7,9 @@
 
 Errors of the HTTP client become this project's own here.
 """
+
+from __future__ import annotations
+
+from proxy.upstream.client import Answer, Destination, Upstream
+
+__all__ = ["Answer", "Destination", "Upstream"]

@@ -17,8 +17,8 @@ import aiohttp
 import httpx
 from msgspec import Struct
 
+from proxy.config import Route, UpstreamSettings
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.settings.model import Route, UpstreamSettings
 from proxy.upstream.channel import Broken
 from proxy.upstream.direct import DirectTransport, Unreachable, origin_of
 from proxy.upstream.transport import ExactTransport, proxy_of

@@ -7,7 +7,7 @@ from typing import Any
 from proxy.backtest.counted import Counted
 from proxy.backtest.figures import Figures, Outcome
 from proxy.backtest.histories import History, of_messages
-from proxy.tokens.counter import TokenCounter
+from proxy.tokens import TokenCounter
 
 COUNTER = TokenCounter("estimate")
 

@@ -10,7 +10,7 @@ from proxy.backtest.counted import Counted
 from proxy.backtest.histories import read_file
 from proxy.backtest.replay import Model, Request, replayed
 from proxy.errors import InvalidRequest
-from proxy.trimming.protocol import problems
+from proxy.trimming import problems
 from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
 
 TRAJECTORIES = sorted((Path(__file__).parents[1] / "data" / "trajectories").glob("*.json"))

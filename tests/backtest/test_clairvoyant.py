@@ -10,9 +10,9 @@ import pytest
 
 from proxy.backtest.clairvoyant import PLACEHOLDER, Clairvoyant
 from proxy.backtest.recall import References
-from proxy.history.spans import is_result
-from proxy.trimming.protocol import problems
-from proxy.wire.messages import Message
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
+from proxy.trimming import problems
 
 RECORDED = Path(__file__).parents[1] / "data" / "trajectories"
 

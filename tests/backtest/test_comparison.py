@@ -12,9 +12,9 @@ from proxy.backtest.comparison import Backtest
 from proxy.backtest.figures import Outcome
 from proxy.backtest.price import price_class, standard_classes
 from proxy.backtest.replay import PolicyStrategy
-from proxy.tokens.counter import TokenCounter
-from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.tokens import TokenCounter
+from proxy.trimming import Policy
 from tests.backtest.histories import COUNTER, agent, call, figures_of, history, reply, result, user
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.api import jsonl
 from proxy.backtest.histories import History, of_messages, read_file, stored
 from proxy.errors import InvalidRequest
-from proxy.store.store import Store
+from proxy.server import jsonl
+from proxy.store import Store
 from tests.backtest.histories import call, reply, result, user
 from tests.support.talk import Talk, body
 

@@ -4,9 +4,8 @@ import pytest
 
 from proxy.backtest.cache import Rule, Use
 from proxy.backtest.price import PriceClass, class_of, price_class, standard_classes
-from proxy.models.catalogue import Catalogue
-from proxy.models.dollars import Dollars, DollarStep
-from proxy.settings.model import ModelRule
+from proxy.config import ModelRule
+from proxy.models import Catalogue, Dollars, DollarStep
 
 USE = Use(read=600_000, written=300_000, plain=100_000)
 """A request of a million tokens."""

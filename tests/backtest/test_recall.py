@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.backtest.recall import CAVEAT, Counts, RecallCounts, References, arguments_of, readable
-from proxy.history.spans import is_result
-from proxy.wire.messages import Message
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
 
 RECORDED = Path(__file__).parents[1] / "data" / "trajectories"
 SYSTEM = Message.of({"role": "system", "content": "You book flights. Support: help@example.org"})

@@ -12,16 +12,15 @@ from proxy.backtest.cache import NOTHING, Rule
 from proxy.backtest.counted import Counted
 from proxy.backtest.histories import of_messages
 from proxy.backtest.replay import Model, PolicyStrategy, Request, replayed, sent_messages
-from proxy.commands.serving import server_config
+from proxy.cli.serving import server_config
+from proxy.config import Settings
 from proxy.demo.configuration import policies
 from proxy.demo.measures import Outcome
 from proxy.demo.rehearsal import rehearse
 from proxy.demo.upstream import MODEL
-from proxy.settings.model import Settings
-from proxy.tokens.counter import TokenCounter
-from proxy.trimming.plan import Summary
-from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.tokens import TokenCounter
+from proxy.trimming import Policy, Summary
 from tests.backtest.histories import agent, call, counted, reply, result, user
 
 BLOCKS = Rule()

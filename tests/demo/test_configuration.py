@@ -2,8 +2,8 @@ from pathlib import Path
 
 import yaml
 
+from proxy.config import load
 from proxy.demo.configuration import CONFIG, STORE, configuration
-from proxy.settings.load import load
 
 
 def test_the_file_is_a_valid_configuration(tmp_path: Path) -> None:

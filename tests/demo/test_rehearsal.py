@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.commands.serving import server_config
+from proxy.cli.serving import server_config
 from proxy.demo.configuration import CONFIG, STORE
 from proxy.demo.measures import Outcome
 from proxy.demo.rehearsal import rehearse

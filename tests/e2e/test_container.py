@@ -29,8 +29,8 @@ import yaml
 from openai import AuthenticationError, DefaultHttpxClient, OpenAI
 
 import proxy
-from proxy.commands.serving import GRACE_SECONDS
-from proxy.settings.model import Settings
+from proxy.cli.serving import GRACE_SECONDS
+from proxy.config import Settings
 from tests.support import postgres
 from tests.support.upstream import Upstream
 from tests.support.waiting import until

@@ -11,8 +11,8 @@ import httpx
 import orjson
 import pytest
 
-from proxy.exchange.inquiry import RESCUED
-from proxy.trimming.move import BEYOND_KEEP
+from proxy.pipeline import RESCUED
+from proxy.trimming import BEYOND_KEEP
 from tests.e2e.conftest import Serve
 from tests.support.answers import OVERFLOWS, tokens_of
 from tests.support.server import Proxy, settings_for

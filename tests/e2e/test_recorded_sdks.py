@@ -15,8 +15,8 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from proxy.api.gate import DEFAULT_TENANT
-from proxy.store.records import session_key
+from proxy.server.gate import DEFAULT_TENANT
+from proxy.store import session_key
 from tests.e2e.conftest import Serve
 from tests.sdks import conversation, record
 from tests.support import retelling

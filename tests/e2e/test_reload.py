@@ -1,4 +1,4 @@
-"""A configuration that changes while it is served. What is refused: tests/settings/test_reload.py."""
+"""A configuration that changes while it is served. What is refused: tests/config/test_reload.py."""
 
 from __future__ import annotations
 

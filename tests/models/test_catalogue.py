@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from proxy.config import Settings
 from proxy.models import catalogue as module
 from proxy.models.catalogue import Catalogue
 from proxy.models.dollars import Dollars, DollarStep
 from proxy.models.facts import ModelFacts
 from proxy.models.published import Published
-from proxy.settings.model import Settings
-from proxy.trimming.prices import Prices, Step
+from proxy.trimming import Prices, Step
 
 OPENAI = "https://api.openai.com/v1"
 NOVEMBER_2026 = 1_793_534_400.0

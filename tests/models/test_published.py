@@ -187,7 +187,7 @@ def test_nothing_is_remembered_of_names_that_are_not_known() -> None:
 
 def test_the_list_is_not_read_before_it_is_asked_for() -> None:
     program = (
-        "import sys; import proxy.app, proxy.__main__, proxy.models.catalogue; "
+        "import sys; import proxy.server.app, proxy.__main__, proxy.models.catalogue; "
         "proxy.models.catalogue.Catalogue(); print('genai_prices' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603 - our own

@@ -8,15 +8,14 @@ import anyio
 import orjson
 import pytest
 
+from proxy.conversation import ROOT, body_of
+from proxy.dialects.chat.messages import Call, Message
 from proxy.errors import StoreUnavailable
-from proxy.history.nodes import ROOT, body_of
 from proxy.recall.answering import FAILED, NO_COMPRESSION, UNAVAILABLE, OwnTools, Recall
 from proxy.recall.branch import Branch
 from proxy.recall.refs import ref_of
 from proxy.recall.tools import COMPRESS, RECALL
-from proxy.store.records import Body, Opening, Reply, Settlement, Status, session_key
-from proxy.store.store import Store
-from proxy.wire.messages import Call, Message
+from proxy.store import Body, Opening, Reply, Settlement, Status, Store, session_key
 
 KEY = session_key("t", "s")
 LOG = "\n".join(f"entry {number}: fine" for number in range(1, 2_000)) + "\nentry 2000: the valve broke"

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from proxy.dialects.chat.messages import Message
 from proxy.recall.branch import Branch, sent_whole
-from proxy.trimming.plan import Entry
-from proxy.wire.messages import Message
+from proxy.trimming import Entry
 
 
 def message(text: str) -> Message:

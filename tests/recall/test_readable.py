@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.chat.messages import Message
 from proxy.recall.readable import described, readable
-from proxy.wire.messages import Message
 
 CALL = {"id": "c", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
 TEXT = {"type": "text", "text": "look"}

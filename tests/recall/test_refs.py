@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.history.nodes import body_id
+from proxy.conversation import body_id
 from proxy.recall.refs import copied, name_in, ref_of
 
 BODY = body_id(b"{}")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from proxy.dialects.chat.messages import Message
 from proxy.recall.search import search
-from proxy.wire.messages import Message
 
 
 def said(*texts: str) -> list[Message]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.chat.messages import Message
 from proxy.recall.lines import pattern_of
 from proxy.recall.search import Findings, search
 from proxy.recall.telling import MOST_SHOWN, NOTHING_MORE, QUOTED, counted, findings, original
-from proxy.wire.messages import Message
 
 REF = "ref_0123456789abcdef"
 ALL = slice(None)

@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.config import VirtualToolSettings
+from proxy.dialects.chat.request import ChatRequest, compose, parse_chat_request
 from proxy.recall.tools import COMPRESS, MOST_TOOLS, RECALL, offered, with_tools
-from proxy.settings.model import VirtualToolSettings
-from proxy.wire.request import ChatRequest, compose, parse_chat_request
 
 BOTH = VirtualToolSettings(recall_context=True, compress_chat_history=True)
 ALWAYS = VirtualToolSettings(recall_context=True, compress_chat_history=True, only_with_tools=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from proxy.config import StoreUrl
 from proxy.errors import ConfigurationError
-from proxy.settings.values import StoreUrl
 from proxy.store.address import PostgresServer, SqliteFile, address_of
 
 

@@ -3,13 +3,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from proxy.conversation import ROOT, Kind
 from proxy.errors import Conflict
-from proxy.history.nodes import ROOT
-from proxy.history.reconcile import Kind
 from proxy.store.recollection import TooLong
 from proxy.store.records import Body, Kept
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Gap
+from proxy.trimming import Change, Gap
 from tests.support.recalling import (
     ask,
     calling,

@@ -3,12 +3,12 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from proxy.conversation import ROOT
+from proxy.dialects.chat.messages import JsonObject, Message
 from proxy.errors import NotFound
-from proxy.history.nodes import ROOT
 from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
-from proxy.trimming.plan import Cut, Gap
-from proxy.wire.messages import JsonObject, Message
+from proxy.trimming import Cut, Gap
 from tests.support.asides import HIDDEN, failed, reply, say, summary
 from tests.support.talk import Talk, body, message
 

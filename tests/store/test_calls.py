@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.chat.messages import Message
 from proxy.store.calls import calls_of, decode_calls, encode_calls
 from proxy.store.records import Reply, SessionRow
 from proxy.store.store import Store
-from proxy.wire.messages import Message
 from tests.support.asides import settle
 from tests.support.talk import Talk, body, message
 

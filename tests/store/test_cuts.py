@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from proxy.store.records import Kept, StandingCut
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut, Gap, Summary
+from proxy.trimming import Change, Cut, Gap, Summary
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.store.decoded import DecodedCuts
 from proxy.store.encoding import decode_cut, encode_cut
-from proxy.trimming.plan import Change, Gap
+from proxy.trimming import Change, Gap
 from tests.support.talk import message
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.store.encoding import Decided, decode_changes, decode_cut, encode_changes, encode_cut, encode_data
-from proxy.trimming.plan import Account, Change, Gap, Summary
-from proxy.wire.messages import Message
+from proxy.trimming import Account, Change, Gap, Summary
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 messages = st.builds(lambda text: Message.of({"role": "tool", "content": text}), words)

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import delete
 
+from proxy.conversation import ROOT, body_id
 from proxy.errors import Conflict, InvalidRequest, NotFound
-from proxy.history.nodes import ROOT, body_id
 from proxy.store import fork as module
 from proxy.store.database import Result, Unit
 from proxy.store.fork import fork_session
 from proxy.store.records import FORKED, Kept, SessionRow
 from proxy.store.schema import BODIES
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut, Gap
+from proxy.trimming import Change, Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, settle, summary
 from tests.support.talk import Talk, body, message
 

@@ -7,7 +7,7 @@ import pytest
 from proxy.store.hidden import HiddenRecord, hidden_at
 from proxy.store.records import Reply
 from proxy.store.store import Store
-from proxy.trimming.plan import Hidden
+from proxy.trimming import Hidden
 from tests.support.asides import HIDDEN, reply, say, settle
 from tests.support.talk import Talk, body
 

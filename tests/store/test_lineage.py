@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 
-from proxy.history.nodes import ROOT
+from proxy.conversation import ROOT
 from proxy.store import lineage
 from proxy.store.lineage import Lineage
 from proxy.store.records import Settled

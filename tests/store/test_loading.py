@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from proxy.errors import Conflict, InvalidRequest
 from proxy.store.records import SessionRow, Source, StandingCut
 from proxy.store.store import Store
-from proxy.trimming.plan import Change
+from proxy.trimming import Change
 from tests.support.story import CUT, LATER, told
 from tests.support.talk import Talk, body, message
 

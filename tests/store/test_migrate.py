@@ -16,11 +16,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from proxy.conversation import ROOT, body_of, content_hash, content_key, names_under
+from proxy.dialects.chat.messages import Message
 from proxy.errors import ConfigurationError, StoreUnavailable
-from proxy.history.nodes import ROOT, body_of, content_hash, content_key, names_under
 from proxy.store.migrate import config, current, downgrade, expected, upgrade
 from proxy.store.schema import METADATA
-from proxy.wire.messages import Message
 
 Answer = TypeVar("Answer")
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.conversation import ROOT, body_id
 from proxy.errors import InvalidRequest
-from proxy.history.nodes import ROOT, body_id
 from proxy.store.records import Status
 from proxy.store.store import Store
 from tests.support.talk import Talk, body, message, opening

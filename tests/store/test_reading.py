@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.chat.messages import JsonObject
 from proxy.errors import InvalidRequest
 from proxy.store.reading import read_records
 from proxy.store.store import Store
-from proxy.wire.messages import JsonObject
 from tests.support.story import told
 
 pytestmark = pytest.mark.anyio

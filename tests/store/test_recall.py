@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Executable
 
-from proxy.history.nodes import ROOT
-from proxy.history.reconcile import Kind, Manner
+from proxy.conversation import ROOT, Kind, Manner
+from proxy.dialects.chat.messages import Message
 from proxy.store import store as module
 from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Parameters, Rows
 from proxy.store.recall import recall
-from proxy.store.recollection import Question, Recollection, TooLong
+from proxy.store.recollection import HistoryQuery, HistorySnapshot, TooLong
 from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
-from proxy.trimming.plan import Cut, Gap
-from proxy.wire.messages import Message
+from proxy.trimming import Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, say, settle, summary
 from tests.support.recalling import (
     ask,
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
     found = await ask(Talk(store), message("user", "hi"))
-    assert found == Recollection(found.arrival)
+    assert found == HistorySnapshot(found.arrival)
     assert found.arrival.kind is Kind.FIRST
 
 
@@ -261,7 +260,7 @@ async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
     talk = Talk(store)
     await talk.say("one", "1")
     more = message("user", "more")
-    question = Question("tenant", "session", incoming([more]), [more], policy=None, agent=None)
+    question = HistoryQuery("tenant", "session", incoming([more]), [more], policy=None, agent=None)
     with pytest.raises(TooLong):
         await store._database.read(lambda connection: recall(connection, question, Branches(), most=1))
     found = await store._database.read(lambda connection: recall(connection, question, Branches(), most=2))
@@ -278,7 +277,7 @@ async def test_a_resend_reads_what_is_new_since_the_last_one(store: Store) -> No
 
     def asked(most: int, *more: Message) -> Any:
         messages = [*said, *more]
-        question = Question("tenant", "session", incoming(messages), messages, policy=None, agent=None)
+        question = HistoryQuery("tenant", "session", incoming(messages), messages, policy=None, agent=None)
         return store._database.read(lambda connection: recall(connection, question, branches, most=most))
 
     with pytest.raises(TooLong):
@@ -311,7 +310,7 @@ async def test_a_long_window_is_looked_for_elsewhere(store: Store) -> None:
     for number in range(5):
         await talk.say(f"q{number}", f"a{number}", kind="resend")
     seen = [message("assistant", "a2"), message("user", "q3"), message("assistant", "a3")]
-    question = Question("tenant", "session", incoming(seen), seen, policy=None, agent=None)
+    question = HistoryQuery("tenant", "session", incoming(seen), seen, policy=None, agent=None)
     with pytest.raises(TooLong):
         await store._database.read(lambda connection: recall(connection, question, Branches(), most=2))
     found = await store._database.read(lambda connection: recall(connection, question, Branches(), most=3))
@@ -404,7 +403,7 @@ async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(st
 async def test_without_summaries_and_hidden_rounds_nothing_is_asked_for(store: Store) -> None:
     talk = Talk(store)
     await talk.say("one", "1")
-    question = Question(
+    question = HistoryQuery(
         "tenant",
         "session",
         incoming([message("user", "two")]),
@@ -442,7 +441,7 @@ async def test_many_hidden_rounds_are_read_elsewhere(store: Store) -> None:
     said = [
         message(role, f"{sign}{n}") for n in range(3) for role, sign in (("user", "q"), ("assistant", "a"))
     ]
-    question = Question("tenant", "session", incoming(said), said, policy=None, agent=None)
+    question = HistoryQuery("tenant", "session", incoming(said), said, policy=None, agent=None)
     branches = Branches()
     await store._database.read(lambda connection: recall(connection, question, branches))
     with pytest.raises(TooLong):
@@ -474,7 +473,7 @@ async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None
     await talk.say("q", "a", kind="resend")
     said = [message("user", "q"), message("assistant", "a")]
     branches = Branches()
-    question = Question(
+    question = HistoryQuery(
         "tenant", "session", incoming([*said, said[0]]), [*said, said[0]], policy="p", agent=None
     )
 
@@ -489,7 +488,7 @@ async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None
             asked.append(str(statement))
             return self._connection.execute(statement, parameters)
 
-    async def read() -> Recollection:
+    async def read() -> HistorySnapshot:
         asked.clear()
         return await store._database.read(
             lambda connection: recall(_Counting(connection), question, branches)

@@ -11,7 +11,7 @@ from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.sessions import open_session
 from proxy.store.store import Store
-from proxy.trimming.plan import Cut
+from proxy.trimming import Cut
 from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message
 

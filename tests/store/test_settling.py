@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Executable
 
-from proxy.history.nodes import ROOT, body_id, content_hash, names_under, node_id
+from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
 from proxy.store import settling
 from proxy.store.connection import Connection, Dialect, Parameters, Rows
 from proxy.store.records import Body, Reply, SessionRow, Settled, Source, Status
 from proxy.store.settling import settle
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut
+from proxy.trimming import Change, Cut
 from tests.support.asides import HIDDEN, reply
 from tests.support.talk import Talk, body, message, settlement
 

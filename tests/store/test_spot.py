@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as replace_change
 
-from proxy.history.nodes import ROOT, content_hash, names_under
+from proxy.conversation import ROOT, content_hash, names_under
+from proxy.dialects.chat.messages import JsonObject
 from proxy.store.records import Body, Kept, SessionRow, Settled, Status
 from proxy.store.store import Store
-from proxy.trimming.plan import Change, Cut
-from proxy.wire.messages import JsonObject
+from proxy.trimming import Change, Cut
 from tests.support.asides import HIDDEN, reply
 from tests.support.asides import settle as settle_asides
 from tests.support.talk import Talk, body, message, settlement

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from proxy.history.nodes import ROOT
+from proxy.conversation import ROOT
 from proxy.store.records import Body, Status
 from proxy.store.standing import Standing, standing
 from proxy.store.store import Store

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.conversation import ROOT
 from proxy.errors import ConfigurationError, StoreUnavailable
-from proxy.history.nodes import ROOT
 from proxy.store.migrate import downgrade
 from proxy.store.store import Store
 from tests.support.talk import Talk, body

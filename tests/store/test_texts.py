@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.history.nodes import body_id
+from proxy.conversation import body_id
+from proxy.dialects.chat.messages import Message
 from proxy.store.records import Body
 from proxy.store.store import Store
 from proxy.store.texts import is_message, messages_in, named_bodies
-from proxy.wire.messages import Message
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.history.nodes import ROOT, content_hash, names_under
+from proxy.conversation import ROOT, content_hash, names_under
 from proxy.store.store import Store
 from proxy.store.tree import own_of
 from tests.support.talk import Talk, body, message

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import JsonObject, Message
 from proxy.summaries.facts import Facts, Said, facts_of, is_of_user
 from proxy.summaries.failures import Failure
 from proxy.summaries.names import Name
 from proxy.summaries.state import State
 from proxy.summaries.text import compose
 from proxy.summaries.values import Value
-from proxy.wire.messages import JsonObject, Message
 from tests.trimming.histories import TRIED
 from tests.trimming.notation import messages
 

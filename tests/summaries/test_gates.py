@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from proxy.dialects.chat.messages import Message
 from proxy.summaries.facts import Facts, Said, facts_of
 from proxy.summaries.gates import Verdict, judge, missing
 from proxy.summaries.source import Source
-from proxy.trimming.statistics import Language
-from proxy.wire.messages import Message
+from proxy.trimming import Language
 from tests.trimming.notation import messages
 
 RECORDED = Path(__file__).parents[1] / "data" / "trajectories"

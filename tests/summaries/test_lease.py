@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from proxy.errors import StoreUnavailable
-from proxy.store.store import Store
+from proxy.store import Store
 from proxy.summaries.lease import Terms, held
 from tests.support.talk import Talk
 

@@ -15,22 +15,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
+from proxy.dialects.chat.messages import Message
 from proxy.errors import StoreUnavailable
-from proxy.exchange.background import Background
-from proxy.models.catalogue import Catalogue
-from proxy.settings.model import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
-from proxy.store.records import SummaryRow, SummaryStatus
-from proxy.store.store import Store
+from proxy.models import Catalogue
+from proxy.pipeline import Background
+from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries.lease import Terms
 from proxy.summaries.making import NOT_YET, Summaries
 from proxy.summaries.state import State
 from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer, Target
 from proxy.summaries.work import Attempt, Given, Work
-from proxy.tokens.counter import TokenCounter
-from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.plan import Wanted
-from proxy.upstream.client import Upstream
-from proxy.wire.messages import Message
+from proxy.tokens import TokenCounter
+from proxy.trimming import Summarize, SummaryRequest
+from proxy.upstream import Upstream
 from tests.support.talk import Talk, body
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +99,7 @@ class Bench:
     async def work(self, stop: int, **changes: Any) -> Work:
         session = await self.store.session("tenant", "session")
         assert session is not None
-        wanted = Wanted(stop, 400, urgent=False)
+        wanted = SummaryRequest(stop, 400, urgent=False)
         work = Work(self.talk.key, "session", session.head, wanted, EDIT, "gpt", Caller("tenant"))
         return replace(work, **changes)
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from proxy.dialects.chat.messages import Message
 from proxy.summaries.facts import Facts, Said
 from proxy.summaries.failures import Failure
 from proxy.summaries.names import Name
 from proxy.summaries.source import Source, plain, scaled_in
 from proxy.summaries.values import Value
-from proxy.wire.messages import Message
 from tests.trimming.notation import messages
 
 CALL = {

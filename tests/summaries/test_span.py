@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.store.records import SummaryRow, SummaryStatus
-from proxy.store.store import Store
+from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries.span import Found, Span, found, from_the_beginning
 from proxy.summaries.summarizer import Caller
 from proxy.summaries.work import Given, Work
-from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.plan import Wanted
+from proxy.trimming import Summarize, SummaryRequest
 from tests.support.talk import Talk, body
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +36,7 @@ async def nodes_of(talk: Talk) -> list[str]:
 
 
 def work(talk: Talk, tip: str, stop: int, **changes: Any) -> Work:
-    wanted = Wanted(stop=stop, room=1_000, urgent=False)
+    wanted = SummaryRequest(stop=stop, room=1_000, urgent=False)
     return Work(talk.key, talk.session, tip, wanted, EDIT, "gpt", Caller("tenant"), **changes)
 
 

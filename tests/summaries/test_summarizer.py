@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.settings.model import Route, SummarizerSettings, UpstreamSettings
+from proxy.config import Route, SummarizerSettings, UpstreamSettings
+from proxy.dialects.chat.messages import Message
 from proxy.summaries.breaker import FAILURES, Breaker
 from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer
-from proxy.upstream.client import Upstream
-from proxy.wire.messages import Message
+from proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 

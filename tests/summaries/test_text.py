@@ -11,7 +11,7 @@ from proxy.summaries.failures import Failure
 from proxy.summaries.names import Name
 from proxy.summaries.text import compose
 from proxy.summaries.values import Value
-from proxy.trimming.statistics import Language
+from proxy.trimming import Language
 from tests.trimming.histories import TRIED
 
 FACTS = Facts(

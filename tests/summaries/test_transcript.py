@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.summaries.transcript import Part, parts, token_of
-from proxy.wire.messages import Message
 from tests.trimming.histories import TRIED
 from tests.trimming.notation import messages
 

@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.models.catalogue import Catalogue
-from proxy.settings.model import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
-from proxy.store.records import SummaryRow, SummaryStatus
+from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.overflow import Overflow
+from proxy.models import Catalogue
+from proxy.store import SummaryRow, SummaryStatus
 from proxy.summaries.span import Span
 from proxy.summaries.state import State
 from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer, Target
 from proxy.summaries.work import Work
 from proxy.summaries.writing import Writer, Written, state_of
-from proxy.tokens.counter import TokenCounter
-from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.plan import Wanted
-from proxy.upstream.client import Upstream
-from proxy.wire.messages import Message
-from proxy.wire.overflow import Overflow
+from proxy.tokens import TokenCounter
+from proxy.trimming import Summarize, SummaryRequest
+from proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +41,9 @@ TALK = [
     ]
 ]
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
-WORK = Work("key", "s", "tip", Wanted(12, 400, urgent=False), Summarize(mode="model"), "gpt", Caller("t"))
+WORK = Work(
+    "key", "s", "tip", SummaryRequest(12, 400, urgent=False), Summarize(mode="model"), "gpt", Caller("t")
+)
 
 
 class Told(Summarizer):
@@ -87,7 +88,7 @@ async def written(told: Told, span: Span | None = None, work: Work = WORK, *rule
 
 async def test_in_a_room_for_no_more_than_its_heading_there_is_none(upstream: Upstream) -> None:
     told = Told(upstream, "## Goal\nthe depot", "## Goal\nthe depot")
-    work = replace(WORK, wanted=Wanted(12, 52, urgent=True))
+    work = replace(WORK, wanted=SummaryRequest(12, 52, urgent=True))
     made = await written(told, span_of(TALK[1:]), work)
     assert (made.status, made.text) == (SummaryStatus.REFUSED, "")
     assert made.reason == "nothing but its heading fits within 52 tokens"
@@ -148,7 +149,9 @@ async def test_what_it_would_save_is_not_paid_for_with_more(upstream: Upstream) 
         Message.of({"role": "user", "content": RULE}),
         Message.of({"role": "assistant", "content": "Yes."}),
     ]
-    work = Work("k", "s", "t", Wanted(2, 400, urgent=False), Summarize(mode="model"), "gpt", Caller("t"))
+    work = Work(
+        "k", "s", "t", SummaryRequest(2, 400, urgent=False), Summarize(mode="model"), "gpt", Caller("t")
+    )
     made = await written(Told(upstream, *["## Goal\nwrite to the folder"] * 2), span_of(few), work)
     assert made.status is SummaryStatus.REFUSED
 

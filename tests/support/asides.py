@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.store.records import Body, Reply, Settled, Status, SummaryRow, SummaryStatus
-from proxy.trimming.plan import Hidden
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.store import Body, Reply, Settled, Status, SummaryRow, SummaryStatus
+from proxy.trimming import Hidden
 from tests.support.talk import Talk, body, message, settlement
 
 RECIPE = "0123456789ab"

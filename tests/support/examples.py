@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from proxy.settings.load import load
-from proxy.settings.model import Settings
+from proxy.config import Settings, load
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 

@@ -10,22 +10,15 @@ from typing import Any
 
 import orjson
 
+from proxy.config import Settings
 from proxy.errors import PalimpsestError
-from proxy.exchange.background import Background
-from proxy.exchange.exchange import ChatCompletions
-from proxy.exchange.knowledge import Knowledge
-from proxy.exchange.means import Means
-from proxy.exchange.past import Memory
-from proxy.exchange.turn import Call
-from proxy.models.catalogue import Catalogue
-from proxy.recall.answering import Recall
-from proxy.settings.model import Settings
-from proxy.store.records import ExchangeRow, session_key
-from proxy.store.store import Store
-from proxy.summaries.making import Summaries
-from proxy.summaries.summarizer import Summarizer
-from proxy.tokens.counter import TokenCounter
-from proxy.upstream.client import Upstream
+from proxy.models import Catalogue
+from proxy.pipeline import AppServices, Background, Call, ChatCompletions, HistoryLoader, Knowledge
+from proxy.recall import Recall
+from proxy.store import ExchangeRow, Store, session_key
+from proxy.summaries import Summaries, Summarizer
+from proxy.tokens import TokenCounter
+from proxy.upstream import Upstream
 from tests.support.server import settings_for
 from tests.support.upstream import Upstream as Provider
 
@@ -77,7 +70,7 @@ class House:
         self.upstream = Upstream(settings.upstream, shares_key=False)
         self.background = Background()
         counter = TokenCounter(settings.tokens.method)
-        memory = Memory(store, counter, settings.upstream.reasoning)
+        memory = HistoryLoader(store, counter, settings.upstream.reasoning)
         seconds = count(1_000)  # each later than the last, so that there is a newest one
         knowledge = Knowledge(
             counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds))
@@ -85,7 +78,7 @@ class House:
         summarizer = Summarizer(settings.summarizer, self.upstream)
         summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start)
         recall = Recall(store)
-        self.means = Means(
+        self.means = AppServices(
             store, self.upstream, self.background, memory, knowledge, summaries, recall, counter
         )
         self.chat = ChatCompletions(settings, self.means)

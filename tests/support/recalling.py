@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.history.nodes import ROOT, content_hash, names_under
-from proxy.history.reconcile import Incoming
-from proxy.store.branches import Branches
-from proxy.store.recall import recall
-from proxy.store.recollection import Question, Recollection
-from proxy.store.records import Body, Kept, Settled
-from proxy.trimming.plan import Cut, Gap
-from proxy.wire.messages import Message
+from proxy.conversation import ROOT, Incoming, content_hash, names_under
+from proxy.dialects.chat.messages import Message
+from proxy.store import Body, Branches, HistoryQuery, HistorySnapshot, Kept, Settled, recall
+from proxy.trimming import Cut, Gap
 from tests.support.asides import RECIPE
 from tests.support.talk import Talk, body, message
 
@@ -34,8 +30,8 @@ async def ask(
     agent: str | None = None,
     most: int | None = None,
     **changes: Any,
-) -> Recollection:
-    question = Question(
+) -> HistorySnapshot:
+    question = HistoryQuery(
         tenant=talk.tenant,
         session=talk.session,
         incoming=incoming(messages, **changes),
@@ -54,7 +50,7 @@ async def ask(
     return await talk.store.recall(question)
 
 
-def texts(found: Recollection) -> list[str]:
+def texts(found: HistorySnapshot) -> list[str]:
     return [row.message.text for row in found.rows]
 
 

@@ -22,7 +22,7 @@ STREAMED = ("role", "content", "reasoning_content", "tool_calls")
 
 
 @dataclass(frozen=True)
-class Turn:
+class ExchangeContext:
     """One request and the reply that answers it."""
 
     messages: list[Message]
@@ -68,14 +68,14 @@ class Recording:
             if place + 1 < len(self.messages)
         )
 
-    def turns(self, *, append: bool) -> Iterator[Turn]:
+    def turns(self, *, append: bool) -> Iterator[ExchangeContext]:
         """Yield the requests in order; after what follows the last reply, one reply is made up."""
         start = 0
         for place in self.replies:
-            yield Turn(self.messages[start:place], self.messages[place])
+            yield ExchangeContext(self.messages[start:place], self.messages[place])
             start = place + 1 if append else 0
         if self.messages[-1]["role"] != "assistant":
-            yield Turn(self.messages[start:], {"role": "assistant", "content": "(the end)"})
+            yield ExchangeContext(self.messages[start:], {"role": "assistant", "content": "(the end)"})
 
 
 def difference(stored: Sequence[Message], recording: Recording) -> str | None:

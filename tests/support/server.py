@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import httpx
 
-from proxy.commands.serving import server_config
-from proxy.settings.model import Settings
+from proxy.cli.serving import server_config
+from proxy.config import Settings
 from tests.support.listening import Listening
 from tests.support.upstream import Upstream
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.store.records import Body, Kept
-from proxy.store.store import Store
-from proxy.trimming.plan import Account, Change, Cut, Gap, Summary
-from proxy.wire.messages import JsonObject, Message
+from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.store import Body, Kept, Store
+from proxy.trimming import Account, Change, Cut, Gap, Summary
 from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message
 

@@ -18,14 +18,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from proxy.history.nodes import body_of
-from proxy.recall.refs import ref_of
-from proxy.tokens.counter import TokenCounter
-from proxy.trimming.edits import TOOL_OUTPUT_TYPES, BaseEdit, Edit
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Entry, Known, Plan
-from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
+from proxy.conversation import body_of
+from proxy.dialects.chat.messages import Message
+from proxy.recall import ref_of
+from proxy.tokens import TokenCounter
+from proxy.trimming import TOOL_OUTPUT_TYPES, BaseEdit, Edit, Entry, Plan, PlanningContext, Policy, plan
 from tests.support.replay import Recording
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +146,7 @@ class Effect:
     @classmethod
     def of(cls, shown: Shown) -> Effect:
         entries = shown.entries
-        known = Known(count=lambda message: COUNTER.message(message, MODEL))
+        known = PlanningContext(count=lambda message: COUNTER.message(message, MODEL))
         return cls(shown, entries, plan(entries, shown.policy, "shown", known))
 
     @property

@@ -8,10 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.history.nodes import ROOT
-from proxy.store.records import Body, Opening, Reply, Settled, Settlement, Status, session_key
-from proxy.store.store import Store
-from proxy.wire.messages import Message
+from proxy.conversation import ROOT
+from proxy.dialects.chat.messages import Message
+from proxy.store import Body, Opening, Reply, Settled, Settlement, Status, Store, session_key
 
 _IDS = count(1)
 

@@ -11,13 +11,10 @@ import orjson
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
+from proxy.dialects.chat.messages import Call, Message
+from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError
-from proxy.exchange.past import request_form
-from proxy.exchange.relay import Outcome
-from proxy.exchange.rounds import Rounds
-from proxy.exchange.virtual import VirtualRelay
-from proxy.wire.messages import Call, Message
-from proxy.wire.sse import EventDecoder
+from proxy.pipeline import Outcome, Rounds, VirtualRelay, request_form
 from tests.support.api_rules import check
 from tests.support.replies import USAGE, body_of, events_of
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.tokens import vocabulary
 from proxy.tokens.cache import ENTRY_BYTES, Cached
 from proxy.tokens.counter import LOW_DETAIL_TOKENS, MEDIA_TOKENS, MESSAGE_TOKENS, TokenCounter
-from proxy.wire.messages import Message
 
 MODEL = "gpt-4o"
 COUNTER = TokenCounter()

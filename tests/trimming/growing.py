@@ -8,15 +8,15 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.engine import compaction, plan
 from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Entry, Hidden, Known, Plan, Prepared, Wanted
+from proxy.trimming.plan import Change, Entry, Hidden, Plan, PlanningContext, Prepared, SummaryRequest
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.protocol import problems
 from proxy.trimming.view import merged
-from proxy.wire.messages import Message
 from tests.support import api_rules
 
 
@@ -31,7 +31,7 @@ class Request:
     """What was planned for the request before it."""
 
 
-def hidden(entry: Entry, known: Known) -> Hidden:
+def hidden(entry: Entry, known: PlanningContext) -> Hidden:
     """Return rounds with a tool of the proxy's that a client was not shown, of an assistant message.
 
     One stands before it; where it calls tools itself, it called the proxy's in the same breath.
@@ -57,7 +57,7 @@ def hidden(entry: Entry, known: Known) -> Hidden:
     )
 
 
-def prepared(wanted: Wanted, known: Known, *, asked: bool = False) -> Prepared:
+def prepared(wanted: SummaryRequest, known: PlanningContext, *, asked: bool = False) -> Prepared:
     """Return a summary such as a model would have made it."""
     text = "s" * max(1, min(wanted.room - 12, 300))
     tokens = known.count(Message.of({"role": "system", "content": text}))
@@ -68,7 +68,7 @@ def requests(
     log: Sequence[Entry],
     stops: Iterable[int],
     policy: Policy,
-    known: Known,
+    known: PlanningContext,
     *,
     idle: Sequence[float] = (0,),
     asking: Sequence[bool] = (False,),
@@ -105,7 +105,9 @@ def requests(
         last = made
 
 
-def check(request: Request, policy: Policy, known: Known, instructions: Sequence[Message] = ()) -> None:
+def check(
+    request: Request, policy: Policy, known: PlanningContext, instructions: Sequence[Message] = ()
+) -> None:
     """Check that a plan keeps what is promised of every plan."""
     made = request.plan
     sent = tuple(instructions)
@@ -121,7 +123,7 @@ def check(request: Request, policy: Policy, known: Known, instructions: Sequence
     check_prefix(made, request.last, request.entries)
 
 
-def check_counts(made: Plan, known: Known) -> None:
+def check_counts(made: Plan, known: PlanningContext) -> None:
     """Check that the tokens that are told are those of what is sent."""
     summed = made.summary.tokens if made.summary is not None and made.summary.role == "merge" else 0
     assert made.tokens_sent == known.fixed_tokens + summed + sum(map(known.count, made.view))
@@ -131,7 +133,7 @@ def check_counts(made: Plan, known: Known) -> None:
         assert made.cut.summary == made.summary
 
 
-def check_target(made: Plan, policy: Policy, known: Known) -> None:
+def check_target(made: Plan, policy: Policy, known: PlanningContext) -> None:
     """Check that a target is met, or that it is told by how much it is missed."""
     if made.moved and policy.target is not None:
         limit = policy.target.within(known.context_window)

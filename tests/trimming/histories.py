@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from proxy.history.spans import open_calls
-from proxy.wire.messages import Message
+from proxy.conversation import open_calls
+from proxy.dialects.chat.messages import Message
 
 TRIED = settings(deadline=None, max_examples=60)
 """Each history is many messages, so that few of them try a lot. Nothing is timed."""

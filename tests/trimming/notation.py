@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from proxy.trimming.plan import Entry, Known
-from proxy.wire.messages import Message
+from proxy.dialects.chat.messages import Message
+from proxy.trimming.plan import Entry, PlanningContext
 
 MESSAGE_TOKENS = 10
 
@@ -88,4 +88,4 @@ def log(*given: str) -> list[Entry]:
     return entries(messages(given))
 
 
-KNOWN = Known(count=count)
+KNOWN = PlanningContext(count=count)

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.trimming.arrival import arrive, moved
-from proxy.trimming.plan import Change, Entry, Gap, Known
+from proxy.trimming.plan import Change, Entry, Gap, PlanningContext
 from proxy.trimming.policy import Policy
 from proxy.trimming.trigger import Size
 from tests.trimming.notation import KNOWN, count, log, message
@@ -84,7 +84,7 @@ def test_pins_bind_it_and_keep_does_not() -> None:
 
 def test_the_longer_log_is_decided_as_the_shorter_was() -> None:
     entries = with_long_results("user so", "assistant | c f", f"tool c {LONG}")
-    known = Known(count, fixed_tokens=5)
+    known = PlanningContext(count, fixed_tokens=5)
     when = policy(on_arrival=[{**SHORT, "when": {"tokens": 1900}}])
     whole = arrive(entries, when, known).decided
     assert [len(changes) for changes in whole] == [0, 0, 0, 0, 0, 0, 1]
@@ -101,13 +101,13 @@ def test_edits_act_one_after_the_other_each_under_its_own_condition() -> None:
 
 
 def test_what_would_not_cost_less_stays() -> None:
-    dear = Known(count=lambda _: 10**6)
+    dear = PlanningContext(count=lambda _: 10**6)
     assert arrive(with_long_results(), policy(), dear).changes == ()
 
 
 def test_what_is_missing_counts_where_it_stood() -> None:
     entries = with_long_results("user so", "assistant | c f", f"tool c {LONG}")
-    known = Known(count, fixed_tokens=5)
+    known = PlanningContext(count, fixed_tokens=5)
     when = policy(on_arrival=[{**SHORT, "when": {"tokens": 1900, "messages": 6, "tool_calls": 2}}])
     whole = arrive(entries, when, known).decided
     assert [len(changes) for changes in whole] == [0, 0, 0, 0, 0, 0, 1]

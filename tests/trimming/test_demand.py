@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from proxy.trimming.demand import asked_for, in_time, pays, until_it_fires
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
-from proxy.trimming.plan import Account, Prepared, Summary, Wanted
+from proxy.trimming.plan import Account, Prepared, Summary, SummaryRequest
 from proxy.trimming.policy import Policy
 from proxy.trimming.prices import Prices
 from proxy.trimming.trigger import Size
@@ -80,9 +80,9 @@ def test_what_comes_before_the_trigger_fires_counts() -> None:
     draft = replace(talk(9), target=1500)
     assert draft.total == 9 * 220 + 17
     near = in_time(draft, edit(budget_ratio=0.1), 0, None)
-    assert near == Wanted(6, 150, urgent=False)
+    assert near == SummaryRequest(6, 150, urgent=False)
     later = in_time(draft, edit(budget_ratio=0.1), 300, None)
-    assert later == Wanted(10, 150, urgent=False)
+    assert later == SummaryRequest(10, 150, urgent=False)
     assert in_time(draft, edit(min_messages=20), 0, None) is None
 
 
@@ -97,7 +97,7 @@ def test_where_cost_moves_the_cut_it_must_pay_what_it_costs_to_make() -> None:
     sums = edit(max_tokens=100)
     assert in_time(draft, sums, None, costs(draft, 8)) is None
     wanted = in_time(draft, sums, None, costs(draft, 30))
-    assert wanted == Wanted(16, 1759, urgent=False)
+    assert wanted == SummaryRequest(16, 1759, urgent=False)
     assert in_time(draft, sums, None, None) is None
     assert in_time(draft, edit(min_messages=99), None, costs(draft, 30)) is None
     # 1760 tokens are read to write 100; 337 are sent instead of 1997, of which 1980 were cached. Later ones
@@ -112,12 +112,12 @@ def test_where_cost_moves_the_cut_it_must_pay_what_it_costs_to_make() -> None:
 
 def test_who_asks_gets_all_of_it_but_what_must_stay() -> None:
     draft = talk(9)
-    assert asked_for(draft, edit(keep_rounds=2)) == Wanted(14, 1539, urgent=False)
+    assert asked_for(draft, edit(keep_rounds=2)) == SummaryRequest(14, 1539, urgent=False)
     # No more rounds stay than leave one to sum up, and no condition counts.
     strict = edit(keep_rounds=99, min_messages=99, min_new_messages=99, growth_ratio=9)
-    assert asked_for(draft, strict) == Wanted(2, 219, urgent=False)
+    assert asked_for(draft, strict) == SummaryRequest(2, 219, urgent=False)
     # A target that is met already, and upper and lower, are no reason to stop.
-    assert asked_for(replace(draft, target=9999), edit(upper=9999, lower=9000)) == Wanted(
+    assert asked_for(replace(draft, target=9999), edit(upper=9999, lower=9000)) == SummaryRequest(
         16, 1759, urgent=False
     )
 
@@ -125,8 +125,8 @@ def test_who_asks_gets_all_of_it_but_what_must_stay() -> None:
 def test_in_one_long_round_what_lies_behind_is_summed_up() -> None:
     calls = [line for n in range(9) for line in (f"assistant | c{n} f", f"tool c{n} {'=' * 90}")]
     draft = draft_of(messages(["user do it", *calls]), {"rounds": 1, "spans": 4})
-    assert asked_for(draft, COMPACTION) == Wanted(11, 5 * 110 - 1, urgent=False)
-    assert asked_for(draft, edit(keep_rounds=10)) == Wanted(11, 5 * 110 - 1, urgent=False)
+    assert asked_for(draft, COMPACTION) == SummaryRequest(11, 5 * 110 - 1, urgent=False)
+    assert asked_for(draft, edit(keep_rounds=10)) == SummaryRequest(11, 5 * 110 - 1, urgent=False)
 
 
 def test_what_is_summed_up_is_not_again() -> None:
@@ -136,7 +136,7 @@ def test_what_is_summed_up_is_not_again() -> None:
     standing = Summary("so", "merge", 16, 12, "model", 16, 1760)
     assert asked_for(replace(draft, summary=standing), edit()) is None
     # It is made of that one and of a round, and has fewer tokens than these.
-    assert asked_for(replace(draft, prepared=replace(made, until=14)), edit()) == Wanted(
+    assert asked_for(replace(draft, prepared=replace(made, until=14)), edit()) == SummaryRequest(
         16, 12 + 220 - 1, urgent=False
     )
     assert asked_for(draft_of(messages(["user hi"])), COMPACTION) is None

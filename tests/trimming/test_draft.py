@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
 from proxy.trimming.draft import Draft, overlay
 from proxy.trimming.plan import Hidden, Summary
 from proxy.trimming.trigger import Size, Target

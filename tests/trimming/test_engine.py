@@ -8,14 +8,25 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.demand import ASKED
 from proxy.trimming.engine import UNKNOWN_PRICES, bypass, compaction, plan
-from proxy.trimming.plan import Change, Cut, Entry, Gap, Hidden, Known, Plan, Prepared, Summary, Wanted
+from proxy.trimming.plan import (
+    Change,
+    Cut,
+    Entry,
+    Gap,
+    Hidden,
+    Plan,
+    PlanningContext,
+    Prepared,
+    Summary,
+    SummaryRequest,
+)
 from proxy.trimming.policy import Policy
 from proxy.trimming.prices import Prices, Step
 from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.trigger import UNKNOWN_WINDOW
-from proxy.wire.messages import Message
 from tests.trimming.notation import KNOWN, count, lines, log, message
 
 DROP = {"type": "drop_oldest"}
@@ -213,7 +224,7 @@ def test_a_changed_policy_applies_from_the_next_move() -> None:
 
 
 def test_what_is_sent_beside_the_log_counts() -> None:
-    known = Known(count, fixed_tokens=50)
+    known = PlanningContext(count, fixed_tokens=50)
     made = plan(log(*turns(1, 2)), HUNDRED, "mine", known)
     assert made.fired == "tokens 130 > 100"
     assert (made.tokens_before, made.tokens_sent) == (130, 70)
@@ -426,7 +437,7 @@ NEWEST = {"rounds": 1, "spans": 2}
 PRICES = Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=0, source="known")
 
 
-def paid(plans: Sequence[Plan], known: Known) -> list[float]:
+def paid(plans: Sequence[Plan], known: PlanningContext) -> list[float]:
     """Return what each request costs: what it has in common with the one before it is read from the cache."""
     prices = known.prices or PRICES
     before: list[Message] = []
@@ -445,7 +456,7 @@ def paid(plans: Sequence[Plan], known: Known) -> list[float]:
     return found
 
 
-def asked(trimming: Policy, known: Known, requests: int) -> list[Plan]:
+def asked(trimming: Policy, known: PlanningContext, requests: int) -> list[Plan]:
     """Return the plans of a session in which an agent calls a tool again and again."""
     plans: list[Plan] = []
     for last in range(requests):
@@ -818,7 +829,7 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     assert plan(tenfold(log(*turns(1, 4))), large, "p", KNOWN).wanted is None
     early = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", KNOWN)
     # 1710 tokens are more than four fifths of 2000: four rounds of history, of which the newest stays.
-    assert (early.moved, early.wanted) == (False, Wanted(6, 1199, urgent=False))
+    assert (early.moved, early.wanted) == (False, SummaryRequest(6, 1199, urgent=False))
     known = replace(KNOWN, prepared=ready(6))
     longer = log(*turns(1, 5))
     waiting = plan(longer, SUMMING, "p", known)
@@ -841,7 +852,7 @@ def test_a_log_that_would_go_out_as_it_came_wants_its_summary_before_the_trigger
     large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
     known = replace(KNOWN, context_window=100_000)
     made = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", known)
-    assert (made.moved, made.fired, made.wanted) == (False, "", Wanted(6, 1199, urgent=False))
+    assert (made.moved, made.fired, made.wanted) == (False, "", SummaryRequest(6, 1199, urgent=False))
 
 
 def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked_for() -> None:
@@ -882,7 +893,7 @@ def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
     made = plan(entries, both, "p", KNOWN)
     # What drop_oldest did is enough; three rounds would have been enough for a summary of 390 tokens.
     assert made.edits == ("drop_oldest",)
-    assert made.wanted == Wanted(6, 390, urgent=True)
+    assert made.wanted == SummaryRequest(6, 390, urgent=True)
     again = plan(entries, both, "p", replace(KNOWN, prepared=ready(6)))
     assert (again.edits, again.wanted) == (("summarize",), None)
     # What was dropped may be summed up later.
@@ -970,7 +981,7 @@ def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:
     short = plan(longer, SUMMING, "p", known, made.cut)
     # 30 and 171 tokens: the trigger fires, and the rounds 4 to 6 were not summed up yet.
     assert (short.tokens_sent, short.moved) == (201, True)
-    assert short.wanted == Wanted(12, 149, urgent=True)
+    assert short.wanted == SummaryRequest(12, 149, urgent=True)
     strict = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "min_new_messages": 7}])
     cut = replace(made.cut, version=strict.version) if made.cut is not None else None
     assert plan(longer, strict, "p", known, cut).wanted is None
@@ -1045,18 +1056,18 @@ def test_what_the_client_left_out_is_not_brought_back_by_a_summary() -> None:
 
 def test_what_would_be_summed_up_if_somebody_asked() -> None:
     entries = tenfold(log(*turns(1, 4), "user 1"))
-    assert compaction(entries, SUMMING, KNOWN) == Wanted(6, 1199, urgent=False)
+    assert compaction(entries, SUMMING, KNOWN) == SummaryRequest(6, 1199, urgent=False)
     assert compaction(entries, SUMMING, replace(KNOWN, prepared=ready(6))) is None
     # Without a policy that says otherwise no round of the history stays.
-    assert compaction(entries, policy(), KNOWN) == Wanted(8, 1599, urgent=False)
+    assert compaction(entries, policy(), KNOWN) == SummaryRequest(8, 1599, urgent=False)
     cut = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(6, asked=True))).cut
     assert cut is not None
-    assert compaction(entries[6:], SUMMING, KNOWN, cut) == Wanted(8, 400 + 30 - 1, urgent=False)
+    assert compaction(entries[6:], SUMMING, KNOWN, cut) == SummaryRequest(8, 400 + 30 - 1, urgent=False)
     more = [*entries[6:], *tenfold(log(*turns(1, 6), "user 1"))[9:]]
-    assert compaction(more, SUMMING, KNOWN, cut) == Wanted(10, 710 + 30 - 1, urgent=False)
+    assert compaction(more, SUMMING, KNOWN, cut) == SummaryRequest(10, 710 + 30 - 1, urgent=False)
     assert compaction(entries[8:], SUMMING, KNOWN, cut) is None
     limited = policy(trigger={"tokens": 2000}, target={"tokens": 1900}, edits=[BY_MODEL])
-    assert compaction(entries, limited, KNOWN) == Wanted(6, 494, urgent=False)
+    assert compaction(entries, limited, KNOWN) == SummaryRequest(6, 494, urgent=False)
 
 
 CHEAP = Prices(read=0.1, write=1.0, output=2.0, lifetime=300.0, minimum=0, source="known")
@@ -1084,7 +1095,7 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     # And where an edit must pay, one that would not is not waited for.
     strict = policy(trigger={"tokens": 3200}, edits=[{**sums, "when": {"cost": "auto"}}])
     assert plan(log(*lines_of[:11]), strict, "p", known).wanted is None
-    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == Wanted(116, 12759, urgent=True)
+    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == SummaryRequest(116, 12759, urgent=True)
 
 
 def hid(entry: Entry) -> Entry:

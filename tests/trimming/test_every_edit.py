@@ -17,11 +17,11 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from proxy.store.encoding import decode_cut, encode_cut
+from proxy.dialects.chat.messages import Message
+from proxy.store import decode_cut, encode_cut
 from proxy.trimming.edits import Edit
-from proxy.trimming.plan import Cut, Entry, Known
+from proxy.trimming.plan import Cut, Entry, PlanningContext
 from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
 from tests.trimming.growing import check, hidden, requests
 from tests.trimming.random_policies import PRICES, SETTINGS, chances, policy
 
@@ -94,7 +94,7 @@ def _holds(
     instructions: tuple[Message, ...], log: tuple[Entry, ...], trimming: Policy, chance: Random
 ) -> int:
     """Check a policy on a session; return how often the cut moved and something was changed."""
-    known = Known(
+    known = PlanningContext(
         count,
         fixed_tokens=sum(map(count, instructions)),
         context_window=chance.choice([None, _size(log)]),

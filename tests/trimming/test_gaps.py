@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.history.spans import spans
+from proxy.conversation import spans
 from proxy.trimming.gaps import TOLD_APART, clipped, gaps_of, joined, missing, standing
 from proxy.trimming.plan import Change, Gap
 from proxy.trimming.trigger import Size

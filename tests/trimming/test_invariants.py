@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from proxy.history.spans import is_result, rounds, spans
+from proxy.conversation import is_result, rounds, spans
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.engine import plan
 from proxy.trimming.gaps import TOLD_APART, joined, standing
-from proxy.trimming.plan import Cut, Entry, Known, Plan, Prepared
+from proxy.trimming.plan import Cut, Entry, Plan, PlanningContext, Prepared
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.protocol import problems
-from proxy.wire.messages import Message
 from tests.support import api_rules
 from tests.trimming.growing import check_counts, check_prefix, check_target, hidden
 from tests.trimming.histories import SPANS, TRIED, broken, grown, valid
@@ -212,7 +212,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 KNOWNS = st.builds(
-    Known,
+    PlanningContext,
     count=st.just(count),
     fixed_tokens=st.sampled_from([0, 60]),
     context_window=st.sampled_from([None, WINDOW]),
@@ -243,7 +243,7 @@ def _recorded(log: list[Message], last: Plan | None) -> list[Entry]:
     ]
 
 
-def _check_accounts(made: Plan, log: list[Entry], known: Known) -> None:
+def _check_accounts(made: Plan, log: list[Entry], known: PlanningContext) -> None:
     """Check what holds of every plan by itself."""
     # Hidden rounds count as long as their reply was not dropped by an earlier move.
     hidden = [entry.hidden for entry in log if entry.hidden is not None]
@@ -263,7 +263,7 @@ def _check_accounts(made: Plan, log: list[Entry], known: Known) -> None:
 def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
     log: list[Message],
     policy: Policy,
-    known: Known,
+    known: PlanningContext,
     composed: bool,
 ) -> None:
     made = plan(_entries(log), policy, "p", known, composed=composed)
@@ -282,7 +282,7 @@ def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
 @TRIED
 @given(_histories(broken()), policies(), KNOWNS)
 def test_the_same_arguments_give_the_same_plan_and_nothing_given_is_changed(
-    log: list[Message], policy: Policy, known: Known
+    log: list[Message], policy: Policy, known: PlanningContext
 ) -> None:
     given_entries = _entries(log)
     before = [(entry.message.raw, dict(entry.message.data)) for entry in given_entries]
@@ -296,7 +296,7 @@ def test_the_same_arguments_give_the_same_plan_and_nothing_given_is_changed(
 @TRIED
 @given(_histories(broken()), policies(), KNOWNS)
 def test_a_log_that_is_left_as_it_came_is_planned_as_any_other(
-    log: list[Message], policy: Policy, known: Known
+    log: list[Message], policy: Policy, known: PlanningContext
 ) -> None:
     ignored = Cut(len(log) + 1, "p", policy.version, changes=(), tokens=1, messages=1, tool_calls=0)
     roomy = replace(known, context_window=100 * WINDOW)
@@ -308,7 +308,9 @@ def test_a_log_that_is_left_as_it_came_is_planned_as_any_other(
 
 @TRIED
 @given(_histories(valid()), policies(), KNOWNS)
-def test_what_is_protected_is_sent_as_it_is(log: list[Message], policy: Policy, known: Known) -> None:
+def test_what_is_protected_is_sent_as_it_is(
+    log: list[Message], policy: Policy, known: PlanningContext
+) -> None:
     made = plan(_entries(log), policy, "p", known)
     changed = {change.position for change in made.made}
     kept = protected(log, spans(log), rounds(log), policy)
@@ -326,7 +328,7 @@ def test_what_is_protected_is_sent_as_it_is(log: list[Message], policy: Policy, 
 @TRIED
 @given(st.lists(st.lists(_spans(), min_size=1, max_size=3), min_size=2, max_size=6), policies(), KNOWNS)
 def test_between_two_moves_each_view_begins_with_the_last_one(
-    growth: list[list[list[Message]]], policy: Policy, known: Known
+    growth: list[list[list[Message]]], policy: Policy, known: PlanningContext
 ) -> None:
     log: list[Message] = []
     last: Plan | None = None
@@ -374,7 +376,7 @@ def _check_settled(made: Plan, last: Plan | None) -> None:
     KNOWNS,
 )
 def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
-    growth: list[list[list[Message]]], one: Policy, other: Policy, others: set[int], known: Known
+    growth: list[list[list[Message]]], one: Policy, other: Policy, others: set[int], known: PlanningContext
 ) -> None:
     log: list[Message] = []
     last: Plan | None = None
@@ -429,7 +431,7 @@ def _check_cut(made: Plan, log: list[Message]) -> None:
 @TRIED
 @given(_histories(broken()), st.data(), policies(), KNOWNS)
 def test_repairs_do_not_break_that_either(
-    log: list[Message], data: st.DataObject, policy: Policy, known: Known
+    log: list[Message], data: st.DataObject, policy: Policy, known: PlanningContext
 ) -> None:
     first = plan(_entries(log), policy, "p", known, composed=True)
     longer = data.draw(grown(log))
@@ -441,7 +443,7 @@ def test_repairs_do_not_break_that_either(
 @TRIED
 @given(_histories(valid()), EDITS, KEEP_LITTLE, st.none() | st.integers(1, 400), KNOWNS)
 def test_a_second_move_right_after_the_first_changes_nothing(
-    log: list[Message], edit: dict[str, Any], keep: dict[str, Any], target: int | None, known: Known
+    log: list[Message], edit: dict[str, Any], keep: dict[str, Any], target: int | None, known: PlanningContext
 ) -> None:
     keys = {"trigger": {"every_request": True}, "keep": keep, "edits": [{**edit, "when": None}]}
     policy = Policy.model_validate({**keys, "target": {"tokens": target} if target is not None else None})
@@ -457,7 +459,7 @@ def test_a_second_move_right_after_the_first_changes_nothing(
 
 @TRIED
 @given(_histories(valid()), policies(), KNOWNS)
-def test_moves_come_to_rest(log: list[Message], policy: Policy, known: Known) -> None:
+def test_moves_come_to_rest(log: list[Message], policy: Policy, known: PlanningContext) -> None:
     cut: Cut | None = None
     last: Plan | None = None
     for _ in range(8):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.arrival import arrive
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
@@ -15,9 +16,8 @@ from proxy.trimming.move import BEYOND_KEEP, Move, decide, rescue
 from proxy.trimming.plan import Account, Change, Cut, Gap, Summary
 from proxy.trimming.policy import Policy
 from proxy.trimming.prices import Prices
-from proxy.trimming.remains import Remains, remains_of
+from proxy.trimming.remains import TrimmedHistory, trimmed_history
 from proxy.trimming.worth import NO_MOVE, Costs
-from proxy.wire.messages import Message
 from tests.trimming.notation import KNOWN, count, lines, log
 
 TEN = [f"user {place}{'.' * 89}" for place in range(10)]
@@ -96,11 +96,11 @@ def policy(*edits: BaseEdit, **keys: Any) -> Policy:
     return given.model_copy(update={"edits": edits})
 
 
-def base(*given: str, cut: Cut | None = None) -> Remains:
-    return remains_of(arrive(log(*(given or TEN)), Policy(), KNOWN), cut)
+def base(*given: str, cut: Cut | None = None) -> TrimmedHistory:
+    return trimmed_history(arrive(log(*(given or TEN)), Policy(), KNOWN), cut)
 
 
-def costs(standing: Remains, **fields: Any) -> Costs:
+def costs(standing: TrimmedHistory, **fields: Any) -> Costs:
     """Return the costs where the last request had all but two of the messages."""
     known: dict[str, Any] = {
         "prices": PRICES,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.plain import plain_text
-from proxy.wire.messages import Message
 
 TEXT = {"type": "text", "text": "a"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import pinned_so_far, protected
 from tests.trimming.notation import messages

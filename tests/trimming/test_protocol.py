@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.protocol import NO_REPLY, NO_RESULT, problems, repair, says_something
-from proxy.wire.messages import Message
 from tests.support import api_rules
 from tests.trimming.histories import TRIED, broken, grown, valid
 from tests.trimming.notation import lines, messages

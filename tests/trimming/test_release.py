@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
 from proxy.trimming.draft import Draft
 from proxy.trimming.engine import plan
 from proxy.trimming.plan import Change, Entry, Hidden

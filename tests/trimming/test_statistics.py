@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.history.spans import spans
+from proxy.conversation import spans
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.statistics import DETAILS, Detail, Language, Statistics, ToolUse, statistics_of
-from proxy.wire.messages import Message
 from tests.trimming.edits.held import recorded
 from tests.trimming.histories import TRIED, valid
 from tests.trimming.notation import messages

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proxy.trimming.plan import Cut, Known
+from proxy.trimming.plan import Cut, PlanningContext
 from proxy.trimming.prices import ASSUMED
 from proxy.trimming.trigger import Size, Target, Trigger
 
 
-def known(window: int | None = None, idle: float | None = None) -> Known:
-    return Known(len, context_window=window, idle=idle)  # type: ignore[arg-type]  # nothing is counted here
+def known(window: int | None = None, idle: float | None = None) -> PlanningContext:
+    return PlanningContext(len, context_window=window, idle=idle)  # type: ignore[arg-type]  # nothing is counted here
 
 
 def standing(tokens: int = 0, messages: int = 0, tool_calls: int = 0) -> Cut:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from proxy.trimming.plan import Hidden, Known, Summary
+from proxy.dialects.chat.messages import Message
+from proxy.trimming.plan import Hidden, PlanningContext, Summary
 from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.view import View, merged, view_of, with_hidden
-from proxy.wire.messages import Message
 from tests.trimming.notation import count, lines, message, messages
 
-KNOWN = Known(count, fixed_tokens=100)
+KNOWN = PlanningContext(count, fixed_tokens=100)
 SOUND = messages(("user one", "assistant | a f", "tool a 1", "user two"))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import astuple, replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Account, Change, Cut, Entry, Known, Summary
+from proxy.trimming.plan import Account, Change, Cut, Entry, PlanningContext, Summary
 from proxy.trimming.prices import ASSUMED, Prices, Step
 from proxy.trimming.worth import (
     EXPECTED_TURNS,
@@ -278,17 +278,17 @@ def test_a_move_is_tried_out_when_the_view_has_grown_by_a_twentieth() -> None:
 
 def test_the_cache_is_cold_when_the_session_was_idle_for_longer_than_it_lives() -> None:
     idle = [None, 0.0, 300.0, 301.0]
-    assert [is_cold(Known(count, idle=each)) for each in idle] == [False, False, False, True]
-    assert not is_cold(Known(count, idle=301, prices=replace(PRICES, lifetime=3600)))
+    assert [is_cold(PlanningContext(count, idle=each)) for each in idle] == [False, False, False, True]
+    assert not is_cold(PlanningContext(count, idle=301, prices=replace(PRICES, lifetime=3600)))
 
 
 def test_sizes_that_prices_speak_of_are_upstreams() -> None:
     prices = replace(PRICES, minimum=1000, steps=(Step(13_000, 2.0),))
-    assert prices_of(Known(count, prices=prices)) is prices
-    scaled = prices_of(Known(count, prices=prices, scale=1.3))
+    assert prices_of(PlanningContext(count, prices=prices)) is prices
+    scaled = prices_of(PlanningContext(count, prices=prices, scale=1.3))
     assert scaled == replace(prices, minimum=770, steps=(Step(10_000, 2.0),))
-    assert prices_of(Known(count)) == ASSUMED
-    assert prices_of(Known(count, scale=0.5)).source == "assumed"
+    assert prices_of(PlanningContext(count)) == ASSUMED
+    assert prices_of(PlanningContext(count, scale=0.5)).source == "assumed"
 
 
 def talk(*tokens: int) -> list[Entry]:
@@ -315,7 +315,7 @@ def test_a_message_was_read_by_each_request_since_it_came() -> None:
 def reckoned(entries: Sequence[Entry], cut: Cut | None = None, prices: Prices = FREE_WRITING) -> Account:
     """Return the account of a log with 50 tokens beside it."""
     before = 50 + sum(entry.tokens for entry in entries)
-    return account_of(entries, cut, Known(count, fixed_tokens=50, prices=prices), before)
+    return account_of(entries, cut, PlanningContext(count, fixed_tokens=50, prices=prices), before)
 
 
 def cut_at(position: int, tokens: int, account: Account | None = None) -> Cut:
@@ -335,7 +335,7 @@ def test_minimum_steps_and_the_price_of_writing_count_there_too() -> None:
     assert told(reckoned(log, prices=replace(FREE_WRITING, steps=(Step(200, 2.0),)))) == (2, 150 + 2 * 125, 0)
     assert told(reckoned(log, prices=PRICES)) == (2, 1.25 * 150 + 15 + 1.25 * 110, 0)
     # Without prices the most common ones; their cache begins at 1024 tokens.
-    assert told(account_of(log, None, Known(count, fixed_tokens=50), 370)) == (2, 150 + 260, 0)
+    assert told(account_of(log, None, PlanningContext(count, fixed_tokens=50), 370)) == (2, 150 + 260, 0)
 
 
 LATER = talk(100, 10, 100, 10, 100, 10, 100)
@@ -369,7 +369,7 @@ def test_without_an_account_it_begins_at_the_cut() -> None:
 
 def test_what_precedes_the_cut_need_not_be_there() -> None:
     whole = talk(100, 10, 100, 10, 100)
-    known = Known(count, fixed_tokens=50, prices=FREE_WRITING)
+    known = PlanningContext(count, fixed_tokens=50, prices=FREE_WRITING)
     assert account_of(whole[3:], CUT, known, 370) == account_of(whole, CUT, known, 370)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamBusy, UpstreamTimeout, UpstreamUnreachable
-from proxy.settings.model import UpstreamSettings
 from proxy.upstream import transport
 from proxy.upstream.client import Upstream
 

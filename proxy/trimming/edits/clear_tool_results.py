@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec import Struct
 from pydantic import Field
 
-from proxy.history.spans import Span, calls_function, is_result
+from proxy.conversation import Span, calls_function, is_result
+from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects.shapes import is_array, is_object
 from proxy.trimming.digest import digest_in, digest_of, shorter_arguments, shorter_text, stub_of, words_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
 from proxy.trimming.section import Natural
-from proxy.wire.messages import JsonObject, Message
-from proxy.wire.shapes import is_array, is_object
 
 _LONGEST: Final = 6
 """A digest is at most so many times as long as `digest_chars`, whatever others have left over."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
+from proxy.dialects.chat.messages import Message, text_of
+from proxy.dialects.shapes import is_array
 from proxy.trimming.compaction.blob import without_blobs
 from proxy.trimming.compaction.document import Value, write
 from proxy.trimming.compaction.embedded import Embedded, pieces
@@ -26,8 +28,6 @@ from proxy.trimming.compaction.whitespace import tidied
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.plan import Entry
 from proxy.trimming.section import Natural, Positive
-from proxy.wire.messages import Message, text_of
-from proxy.wire.shapes import is_array
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 

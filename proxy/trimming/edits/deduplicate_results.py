@@ -9,12 +9,12 @@ from typing import ClassVar, Final, Literal
 
 from msgspec import Struct
 
-from proxy.history.spans import is_result
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plain import plain_text
 from proxy.trimming.plan import Change, Entry
-from proxy.wire.messages import Message
 
 _POINTER: Final = re.compile(
     r"\[same output as the earlier one of (.{0,200}): (\d{1,12}) characters; ref=(\S{1,200})\]"

@@ -9,14 +9,14 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator
 
-from proxy.history.spans import calls_function
+from proxy.conversation import calls_function
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.broadcasts import Broadcast, Digest, broadcast_of, checked_pattern, digest_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plain import plain_text
 from proxy.trimming.plan import Change
 from proxy.trimming.section import Natural
-from proxy.wire.messages import Message
 
 CallPattern: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(checked_pattern)]
 """A pattern in RE2's syntax with the named group `tool`, or the name of one that is built in."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from proxy.history.spans import Span, calls_function
+from proxy.conversation import Span, calls_function
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
 from proxy.trimming.protocol import says_something
-from proxy.wire.messages import Message
 
 _MARKED: Final = "it is marked as internal"
 _WITH_IT: Final = "its call or result is marked as internal"

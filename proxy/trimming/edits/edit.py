@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from proxy.history.spans import is_result
+from proxy.conversation import is_result
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Change, Entry, Summary, Wanted
+from proxy.trimming.plan import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.section import Section
 from proxy.trimming.trigger import Target, Trigger
-from proxy.wire.messages import Message
 
 
 class BaseEdit(Section, ABC, frozen=True):
@@ -54,7 +54,7 @@ class BaseEdit(Section, ABC, frozen=True):
         return self.when is not None and self.when.cost is not None
 
     @abstractmethod
-    def apply(self, draft: Draft) -> Iterable[Change | Summary | Wanted]:
+    def apply(self, draft: Draft) -> Iterable[Change | Summary | SummaryRequest]:
         """Return what it changes in `draft`: at most one change per position, none where protected.
 
         What it made at an earlier move still stands, and stays as it is, or is made anew where it has to take

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.shapes import is_array, is_object
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
 from proxy.trimming.section import Natural
-from proxy.wire.messages import Message
-from proxy.wire.shapes import is_array, is_object
 
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
 """Types of parts that hold an image."""

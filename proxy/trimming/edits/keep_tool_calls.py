@@ -8,13 +8,13 @@ from typing import Annotated, Final, Literal
 from msgspec import Struct
 from pydantic import Field
 
-from proxy.history.spans import Span, calls_function
+from proxy.conversation import Span, calls_function
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
 from proxy.trimming.protocol import says_something
 from proxy.trimming.section import Natural
-from proxy.wire.messages import Message
 
 _FUNCTION: Final = -1
 """Stands for the place of a call of the older form, which is in no list."""

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from proxy.dialects.shapes import is_object
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
 from proxy.trimming.section import Positive, Share
 from proxy.trimming.trigger import Target
-from proxy.wire.shapes import is_object
 
 
 class RecentWindow(BaseEdit, frozen=True):

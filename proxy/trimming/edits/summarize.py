@@ -11,11 +11,11 @@ import orjson
 from msgspec.structs import replace
 from pydantic import Field, model_validator
 
-from proxy.history.spans import Span
+from proxy.conversation import Span
 from proxy.trimming.coverage import Beginning, beginnings
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change, Summary, SummaryRole, Wanted
+from proxy.trimming.plan import Change, Summary, SummaryRequest, SummaryRole
 from proxy.trimming.section import Natural, Positive, Share, contradiction
 from proxy.trimming.statistics import DETAILS, Language, Statistics, statistics_of
 from proxy.trimming.trigger import Target
@@ -108,7 +108,7 @@ class Summarize(BaseEdit, frozen=True):
     def _aim(self) -> Target | None:
         return Target(tokens=self.lower) if self.lower is not None else None
 
-    def apply(self, draft: Draft) -> Iterator[Change | Summary | Wanted]:
+    def apply(self, draft: Draft) -> Iterator[Change | Summary | SummaryRequest]:
         """Replace older rounds where the conditions are fulfilled; where a model has yet to do it, say so."""
         upper = draft.limit(Target(tokens=self.upper)) if self.upper is not None else None
         limit = draft.limit(self._aim)
@@ -160,7 +160,7 @@ class Summarize(BaseEdit, frozen=True):
 
     def wanted(
         self, draft: Draft, *, added: int = 0, whole: bool = False, urgent: bool = False
-    ) -> Wanted | None:
+    ) -> SummaryRequest | None:
         """Return what a model should sum up; None where it would not be worth it.
 
         Where there is a limit, that is the least that gets within it, whatever room the summary takes.
@@ -177,18 +177,18 @@ class Summarize(BaseEdit, frozen=True):
             left = draft.total - standing - sum(draft.tokens[at] for at in _covered(draft, ready.until))
             if left + ready.tokens + added <= limit:
                 return None
-        found: Wanted | None = None
+        found: SummaryRequest | None = None
         since, of_newest = _newest(draft)
         for each in beginnings(draft, self.keep_rounds, since):
             room = self._room_to_write(each, draft, of_newest, in_view=whole)
             if room < _LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
                 continue
-            found = Wanted(each.until, room, urgent)
+            found = SummaryRequest(each.until, room, urgent)
             if limit is not None and draft.total - standing - each.tokens + room + added <= limit:
                 break
         return found
 
-    def imagined(self, draft: Draft, wanted: Wanted) -> Draft:
+    def imagined(self, draft: Draft, wanted: SummaryRequest) -> Draft:
         """Return the draft as it would be with the summary that is wanted, of the size that it may have."""
         tokens = min(wanted.room, self.max_tokens)
         summary = Summary("", self._role, wanted.stop, tokens, "model", 0, 0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from proxy.dialects.chat.messages import JsonObject, Message, text_of
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.plan import Entry
 from proxy.trimming.section import Positive
-from proxy.wire.messages import JsonObject, Message, text_of
 
 
 class TruncateToolOutput(ToolOutputEdit, frozen=True):

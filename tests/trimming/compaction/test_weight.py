@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.tokens.counter import TokenCounter
+from proxy.tokens import TokenCounter
 from proxy.trimming.compaction.document import read, write
 from proxy.trimming.compaction.table import tabulated
 from proxy.trimming.compaction.weight import weight

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit, Edit
 from proxy.trimming.policy import Policy

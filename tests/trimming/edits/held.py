@@ -9,14 +9,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
 from proxy.trimming.plan import Change, Entry, Summary
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
 from proxy.trimming.protocol import problems
-from proxy.wire.messages import Message
 from tests.trimming.notation import count, entries
 
 RECORDED = Path(__file__).parents[2] / "data" / "trajectories"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.history.spans import rounds, spans
+from proxy.conversation import rounds, spans
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.digest import digest_in
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.clear_tool_results import ClearToolResults
 from proxy.trimming.engine import plan
 from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.notation import KNOWN, entries
 

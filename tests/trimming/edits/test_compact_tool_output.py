@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tokens.counter import TokenCounter
+from proxy.dialects.chat.messages import Message
+from proxy.tokens import TokenCounter
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.plan import Entry
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import rows
 
 REF = "ref"

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.deduplicate_results import DeduplicateResults
 from proxy.trimming.engine import plan
 from proxy.trimming.plan import Change
 from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, texts
 from tests.trimming.histories import TRIED, valid

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.broadcasts import digest_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
 from proxy.trimming.engine import plan
 from proxy.trimming.plan import Cut
 from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, texts
 from tests.trimming.histories import TRIED, valid

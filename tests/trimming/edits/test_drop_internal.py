@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.drop_internal import DropInternal
 from proxy.trimming.plan import Change
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case, rows
 from tests.trimming.edits.held import check, draft_of, recorded, standing
 from tests.trimming.histories import TRIED, valid

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.plan import Entry
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.edits.evict_images import EvictImages
-from proxy.wire.messages import Message
 from tests.trimming.edits.held import check, draft_of, outcome, recorded
 from tests.trimming.histories import TRIED, valid
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.edits.keep_rounds import KeepRounds
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, recorded, standing
 from tests.trimming.histories import TRIED, valid

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.edits.recent_window import RecentWindow
 from proxy.trimming.engine import plan
-from proxy.trimming.plan import Known
+from proxy.trimming.plan import PlanningContext
 from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, recorded
 from tests.trimming.histories import TRIED, valid
@@ -57,7 +57,7 @@ def test_of_a_window_of_128000_tokens_the_recent_conversation_gets_its_part() ->
             "edits": [{"type": "recent_window"}],
         }
     )
-    known = Known(count=count, fixed_tokens=2_000, context_window=128_000)
+    known = PlanningContext(count=count, fixed_tokens=2_000, context_window=128_000)
     budget = int(0.65 * (128_000 * 0.6 - 2_000))
     assert budget == 48_620
     log = entries([Message.of({"role": "user", "content": "x" * 990}) for _ in range(80)])
@@ -76,10 +76,12 @@ def test_its_own_target_takes_the_place_of_the_policys() -> None:
             "edits": [{"type": "recent_window", "ratio": 0.5, "target": {"ratio": 0.25}}],
         }
     )
-    made = plan(log, policy, "p", Known(count=count, fixed_tokens=2_000, context_window=80_000))
+    made = plan(log, policy, "p", PlanningContext(count=count, fixed_tokens=2_000, context_window=80_000))
     assert made.tokens_sent == 2_000 + 9_000
     assert made.target == 20_000
-    assert plan(log, policy, "p", Known(count=count)).tokens_sent == 80_000  # of a window that nobody knows
+    assert (
+        plan(log, policy, "p", PlanningContext(count=count)).tokens_sent == 80_000
+    )  # of a window that nobody knows
 
 
 def test_of_a_recorded_session_the_newest_that_fits_stays() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.engine import plan
-from proxy.trimming.plan import Change, Cut, Gap, Prepared, Summary, Wanted
+from proxy.trimming.plan import Change, Cut, Gap, Prepared, Summary, SummaryRequest
 from proxy.trimming.policy import Policy
-from proxy.wire.messages import Message
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, standing
 from tests.trimming.histories import TRIED, valid
 from tests.trimming.notation import KNOWN, log, messages
@@ -338,24 +338,26 @@ def test_it_must_reach_further_than_what_stands() -> None:
     assert by_model().ready(alone) is not None
 
 
-def wishes(settings: Summarize, draft: Draft) -> list[Wanted]:
+def wishes(settings: Summarize, draft: Draft) -> list[SummaryRequest]:
     """Return what an edit wants where it changes nothing."""
     made = list(settings.apply(draft))
     assert not any(isinstance(each, Change | Summary) for each in made)
-    return [each for each in made if isinstance(each, Wanted)]
+    return [each for each in made if isinstance(each, SummaryRequest)]
 
 
 def test_where_none_is_ready_it_says_which_it_wants() -> None:
     draft = draft_of(messages(talk(9)))
     each = sum(draft.tokens[:4])
-    assert wishes(by_model(), draft) == [Wanted(28, 7 * each - 1, urgent=True)]
+    assert wishes(by_model(), draft) == [SummaryRequest(28, 7 * each - 1, urgent=True)]
     # With a limit no more than it takes, whatever room the summary takes.
     limit = draft.total - 3 * each + 260
     assert wishes(by_model(budget_ratio=0.1, lower=limit), draft) == [
-        Wanted(16, int(0.1 * limit), urgent=True)
+        SummaryRequest(16, int(0.1 * limit), urgent=True)
     ]
     within = replace(draft, target=limit, fixed_tokens=100)
-    assert wishes(by_model(budget_ratio=0.1), within) == [Wanted(16, int(0.1 * (limit - 100)), urgent=True)]
+    assert wishes(by_model(budget_ratio=0.1), within) == [
+        SummaryRequest(16, int(0.1 * (limit - 100)), urgent=True)
+    ]
     # What a model may write is not what the summary may have: code adds to it.
     assert wishes(by_model(max_tokens=10), draft) == wishes(by_model(), draft)
     assert wishes(by_model(upper=draft.total), draft) == []
@@ -370,7 +372,7 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     assert wishes(by_model(min_messages=38), draft) == []
     model = Summary("before", "merge", 8, 100, "model", 8, 999)
     stands = replace(draft, summary=model)
-    assert wishes(by_model(min_messages=38), stands) == [Wanted(28, 5 * each + 99, urgent=True)]
+    assert wishes(by_model(min_messages=38), stands) == [SummaryRequest(28, 5 * each + 99, urgent=True)]
     assert wishes(by_model(min_new_messages=20), stands) != []
     assert wishes(by_model(min_new_messages=21), stands) == []
     assert wishes(by_model(growth_ratio=(5 * each - 1) / 100), stands) != []
@@ -384,7 +386,7 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     dropped = replace(stands, gaps=(Gap(8, 20, "drop_oldest", "", 5000, 0),))
     assert by_model(min_new_messages=32).wanted(dropped) is not None
     counted = replace(draft, summary=replace(model, kind="statistics"))
-    assert by_model(min_new_messages=99).wanted(counted) == Wanted(28, 7 * each - 1, urgent=False)
+    assert by_model(min_new_messages=99).wanted(counted) == SummaryRequest(28, 7 * each - 1, urgent=False)
     assert by_model().wanted(replace(counted, summary=replace(model, kind="statistics", until=28))) is None
 
 
@@ -392,13 +394,13 @@ def test_it_has_room_by_what_the_log_has_however_little_is_still_sent() -> None:
     draft = draft_of(messages(talk(9)))
     short = replace(draft, messages=(None,) * 27 + draft.messages[27:], tokens=(0,) * 27 + draft.tokens[27:])
     sent = draft.tokens[27]
-    assert by_model(lower=2000).wanted(short) == Wanted(28, int(0.26 * 2000), urgent=False)
+    assert by_model(lower=2000).wanted(short) == SummaryRequest(28, int(0.26 * 2000), urgent=False)
     # Without a limit as much as a model may write, and as code's part may take where more is replaced.
-    assert by_model(max_tokens=1234).wanted(short) == Wanted(28, 1234, urgent=False)
-    assert by_model(max_tokens=130).wanted(short) == Wanted(28, max(130, sent - 1), urgent=False)
+    assert by_model(max_tokens=1234).wanted(short) == SummaryRequest(28, 1234, urgent=False)
+    assert by_model(max_tokens=130).wanted(short) == SummaryRequest(28, max(130, sent - 1), urgent=False)
     # Who asks gets one that makes the view smaller.
     asked = by_model().wanted(short, whole=True)
-    assert asked == (Wanted(28, sent - 1, urgent=False) if sent > 120 else None)
+    assert asked == (SummaryRequest(28, sent - 1, urgent=False) if sent > 120 else None)
     # In so little room there would be hardly more than its heading.
     assert by_model(lower=1000, budget_ratio=0.12).wanted(draft) is not None
     assert by_model(lower=1000, budget_ratio=0.119).wanted(draft) is None
@@ -408,7 +410,7 @@ def test_no_other_is_wanted_where_the_one_that_is_ready_is_enough() -> None:
     draft = replace(draft_of(messages(talk(9))), prepared=ready(8))
     left = draft.total - sum(draft.tokens[:8]) + 110
     assert by_model().wanted(replace(draft, target=left)) is None
-    assert by_model().wanted(replace(draft, target=left), added=1) == Wanted(
+    assert by_model().wanted(replace(draft, target=left), added=1) == SummaryRequest(
         12, 110 + sum(draft.tokens[:4]) - 1, urgent=False
     )
     assert by_model().wanted(replace(draft, target=left), whole=True) is not None
@@ -455,9 +457,9 @@ def test_a_recipe_names_what_the_text_depends_on() -> None:
 
 def test_the_size_of_one_that_is_not_there_is_imagined() -> None:
     draft = draft_of(messages(talk(9)))
-    after = by_model(max_tokens=100).imagined(draft, Wanted(28, 500, urgent=False))
+    after = by_model(max_tokens=100).imagined(draft, SummaryRequest(28, 500, urgent=False))
     assert after.total == draft.total - sum(draft.tokens[:28]) + 100
-    least = by_model(max_tokens=100).imagined(draft, Wanted(28, 50, urgent=False))
+    least = by_model(max_tokens=100).imagined(draft, SummaryRequest(28, 50, urgent=False))
     assert least.total == after.total - 50
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.messages import Message
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.plan import Entry
-from proxy.wire.messages import Message
 from tests.trimming.edits.golden import rows
 from tests.trimming.notation import count
 

@@ -1,0 +1,82 @@
+"""`check` and `schema`: the configuration file, without starting anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from proxy.cli.options import AsJson, Config
+from proxy.config import Source, schema_of, with_built_in
+from proxy.errors import ConfigurationError
+from proxy.trimming import Policy
+
+
+def check(config: Config = None, as_json: AsJson = False) -> None:
+    """Check the configuration: exit 0, or 2 with file, line, place and cure of each mistake.
+
+    Shows what each policy is once it has taken over what it extends, in the order in which they are tried.
+    """
+    try:
+        loaded = Source(config).read()
+    except ConfigurationError as why:
+        if as_json:
+            typer.echo(json.dumps({"valid": False, "errors": why.message.splitlines()}, ensure_ascii=False))
+            raise typer.Exit(2) from why
+        raise
+    own = loaded.settings.policies
+    merged = with_built_in(own)
+    if as_json:
+        told = {
+            "valid": True,
+            "policies": list(own),
+            "merged": {name: _content(policy) for name, policy in merged.items()},
+            "warnings": list(loaded.doubts),
+        }
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    typer.echo(f"The configuration is valid. Policies: {', '.join(own) or 'only the built-in one'}.")
+    for name, policy in merged.items():
+        typer.echo(f"\n{name}{'' if name in own else ' (built in)'}  [{policy.version}]")
+        for key, value in _lines(policy):
+            typer.echo(f"  {key + ':':<12}{value}")
+    for doubt in loaded.doubts:
+        typer.echo(f"warning: {doubt}", err=True)
+
+
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors."""
+    typer.echo(json.dumps(schema_of(), indent=2, ensure_ascii=False))
+
+
+def _content(policy: Policy) -> dict[str, Any]:
+    """Return a policy as it could be written without `extends`, and its version."""
+    return {"version": policy.version, **policy.model_dump(mode="json", exclude_none=True)}
+
+
+def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield what decides, key by key."""
+    if policy.extends is not None:
+        yield "extends", policy.extends
+    match = policy.match
+    yield "match", f"models {', '.join(match.models)}; tenants {', '.join(match.tenants)}"
+    if policy.trigger is not None:
+        yield "trigger", _said(policy.trigger.model_dump(exclude_defaults=True))
+    if policy.target is not None:
+        yield "target", _said(policy.target.model_dump(exclude_none=True))
+    if policy.edits or policy.pin:
+        yield "keep", _said(policy.keep.model_dump())
+    if policy.pin:
+        yield "pin", ", ".join(pin.regex for pin in policy.pin)
+    for key, edits in (("on_arrival", policy.on_arrival), ("edits", policy.edits)):
+        if edits:
+            yield key, ", ".join(edit.type for edit in edits)
+    if not policy.edits and not policy.on_arrival:
+        yield "edits", "none: everything is sent"
+
+
+def _said(settings: dict[str, Any]) -> str:
+    """Return settings as they could be written."""
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in settings.items())

@@ -1,0 +1,108 @@
+"""Names of nodes: a hash of the parent's name and the message's canonical form, as in git.
+
+So a name stands for the whole history up to it, nothing can be overwritten, and storing the
+same message at the same place twice is storing it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Final
+
+from proxy.dialects.chat.canonical import canonical
+from proxy.dialects.chat.messages import Message
+
+ROOT: Final = ""
+"""The parent of every first message. It is no node itself."""
+
+_NODE_BYTES: Final = 20
+_BODY_BYTES: Final = 20
+_CONTENT_BYTES: Final = 20
+
+
+def node_id(parent: str, message: Message) -> str:
+    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`).
+
+    The message counts by a hash of its own, so that its canonical form need be made only once,
+    wherever it stands.
+    """
+    return child(parent, content_hash(message))
+
+
+def child(parent: str, content: bytes) -> str:
+    """Return the name of the node that a message with this `content_hash` is under `parent`."""
+    digest = blake2b(bytes.fromhex(parent), digest_size=_NODE_BYTES, person=b"palimpsest-node")
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def names_under(parent: str, contents: Iterable[bytes]) -> list[str]:
+    """Return the names of messages with these content hashes in a row under `parent`, oldest first."""
+    names: list[str] = []
+    for content in contents:
+        parent = child(parent, content)
+        names.append(parent)
+    return names
+
+
+def chain(parent: str, messages: Iterable[Message]) -> list[str]:
+    """Return the names of `messages` in a row under `parent`, oldest first, as `names_under` does.
+
+    A message that stood under the same parent before is not hashed again.
+    """
+    names: list[str] = []
+    for message in messages:
+        facts = message.facts
+        step = None if facts is None else facts.step
+        if step is None or step[0] != parent:
+            step = (parent, node_id(parent, message))
+            if facts is not None:
+                facts.step = step
+        parent = step[1]
+        names.append(parent)
+    return names
+
+
+def content_hash(message: Message) -> bytes:
+    """Return a hash, 20 bytes, of what the message says, whatever its form and its place."""
+    facts = message.facts
+    if facts is None:
+        return _content_hash(message)
+    if facts.content is None:
+        facts.content = _content_hash(message)
+    return facts.content
+
+
+def body_of(message: Message) -> str:
+    """Return the name of a message's text, its `body_id`."""
+    facts = message.facts
+    if facts is None:
+        return body_id(message.raw)
+    if facts.body is None:
+        facts.body = body_id(message.raw)
+    return facts.body
+
+
+def _content_hash(message: Message) -> bytes:
+    return blake2b(canonical(message.data), digest_size=_CONTENT_BYTES, person=b"palimpsest-text").digest()
+
+
+def version_of(instructions: Iterable[Message]) -> str:
+    """Return the name of a version of the instructions: that of their texts as a JSON array."""
+    return body_id(array_of(instructions))
+
+
+def array_of(messages: Iterable[Message]) -> bytes:
+    """Return messages as a JSON array, each with its own bytes."""
+    return b"[%b]" % b",".join([message.raw for message in messages])
+
+
+def content_key(content: bytes) -> str:
+    """Return a short name, 16 hexadecimal digits, for a `content_hash`: enough to look places up by."""
+    return content[:8].hex()
+
+
+def body_id(raw: bytes) -> str:
+    """Return the name of a text, 40 hexadecimal digits: equal texts have equal names, wherever they stand."""
+    return blake2b(raw, digest_size=_BODY_BYTES, person=b"palimpsest-body").hexdigest()

@@ -1,0 +1,281 @@
+"""What did the client send? The one question whose answer decides where a request belongs.
+
+Clients either resend the whole history at every request (all SDKs do) or send only what is new.
+The kinds, in the order in which they are recognised:
+
+    first     the log is empty
+    append    no assistant message in it, the session is used by appending, and it does not stand aside;
+              in any session, results without their calls
+    resend    a prefix of it is stored, and that prefix ends at the head
+    rewind    a prefix of it is stored that ends elsewhere (edit, undo, regenerate): a branch
+    windowed  the client left its oldest messages out: it begins with a run of a branch, and an assistant
+              message is in that run
+    foreign   nothing of it is stored, and it holds assistant messages: a history from elsewhere, a new root
+    side      nothing of it is stored, it holds no assistant message, and the session resends: a question
+              beside the conversation, a new root, and the head stays where it is
+
+A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its
+instructions are other than the conversation's, and so are its tools (the model, where neither has tools). A
+title is asked for in this manner, often with the first question word for word, and while that is answered.
+
+Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry
+of another one if it says the same and either announces itself as a retry, or the other one is the
+last and has no complete reply. It then goes where the other one went; the head follows it only if
+nothing came after that.
+
+This module compares names. It reads no message, and what is stored it asks of `Stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from proxy.conversation.nodes import ROOT, names_under
+
+
+class Kind(StrEnum):
+    """How a request relates to the log of its session."""
+
+    FIRST = "first"
+    APPEND = "append"
+    RESEND = "resend"
+    REWIND = "rewind"
+    WINDOWED = "windowed"
+    FOREIGN = "foreign"
+    SIDE = "side"
+
+
+class Mode(StrEnum):
+    """What the client says of itself in `X-Session-Mode`."""
+
+    AUTO = "auto"
+    APPEND = "append"
+    FULL = "full"
+
+
+APPENDING: Final = frozenset({Kind.FIRST, Kind.APPEND})
+"""A session whose last arrival is one of these is used by appending, until it resends."""
+
+_AT_ONCE: Final = 16
+"""Names in one question while a prefix is searched for: a thousand names then take three questions."""
+
+
+class Manner(Struct, frozen=True):
+    """How a request asks, beside what it says: by this a question beside the conversation is known."""
+
+    instructions: str | None
+    """Version of its instructions; None where it has none."""
+    tools: str | None
+    """Name of the text of its tools; None where it has none."""
+    model: str
+
+
+class Incoming(Struct, frozen=True):
+    """A request, as far as its place in the log depends on it."""
+
+    names: Sequence[str]
+    """The nodes its messages would be in a row under the root, oldest first; instructions not counted."""
+    contents: Sequence[bytes] = ()
+    """Their `content_hash`es."""
+    replies: Sequence[int] = ()
+    """Positions of the assistant messages among them."""
+    retried: bool = False
+    """Whether the client announces that it sends this request again."""
+    mode: Mode = Mode.AUTO
+    answers: bool = False
+    """Whether it begins with the result of a call."""
+    manner: Manner | None = None
+    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names
+    its agent)."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether an assistant message is among its messages."""
+        return bool(self.replies)
+
+    @property
+    def digest(self) -> str:
+        """One name for all that the request says: that of its last message under all the others."""
+        return self.names[-1] if self.names else ROOT
+
+
+class Last(Struct, frozen=True):
+    """The request that this one may repeat: the newest, or the one that a retry announces."""
+
+    digest: str
+    """Its `Incoming.digest`."""
+    kind: str
+    base: str
+    """The node under which its messages were put."""
+    complete: bool
+    """Whether it has a complete reply."""
+    pending: bool = False
+    """Whether it is still being answered."""
+    replies: Collection[str] = ()
+    """The nodes of its replies."""
+    manner: Manner | None = None
+    """How it asked; None where that is not known."""
+
+
+class Stored(Protocol):
+    """What of the session's tree is stored. Every ancestor of a stored node is stored."""
+
+    def depths(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the depth (1 under the root) of each of these few nodes that is stored."""
+        ...
+
+    def parents(self, content: bytes, depth: int) -> Sequence[str]:
+        """Return the parents of stored messages with this content, those at about `depth` first; not all."""
+        ...
+
+
+class Log(Struct, frozen=True):
+    """What is known of the session."""
+
+    stored: Stored
+    head: str = ROOT
+    """Where the session stands; the root while it holds nothing."""
+    depth: int = 0
+    """Number of messages on the branch of the head."""
+    arrival: str | None = None
+    """The kind of the last request that was answered."""
+    last: Last | None = None
+    manner: Manner | None = None
+    """How the conversation was last asked for; None where that is not known."""
+    prefix: int | None = None
+    """How many of the request's names are stored, from the first on, where somebody has asked already."""
+
+    @property
+    def appends(self) -> bool:
+        """Whether the session is used by appending."""
+        return self.arrival in APPENDING
+
+
+class Arrival(Struct, frozen=True):
+    """Where a request belongs."""
+
+    kind: Kind
+    base: str
+    """The node under which its new messages go."""
+    fresh: int
+    """Number of its messages that the branch of `base` holds already: those from here on are new."""
+    at_head: bool = False
+    """Whether the new messages follow the head of the moment at which they are stored."""
+    beside: bool = False
+    """Whether the session has gone on from elsewhere: what comes of this request is kept, the head stays."""
+
+    @property
+    def moves_head(self) -> bool:
+        """Whether the session goes on from the reply."""
+        return self.kind is not Kind.SIDE and not self.beside
+
+    @property
+    def composed(self) -> bool:
+        """Whether the history comes from the store: the client sent only what is new."""
+        return self.kind is Kind.APPEND
+
+
+def reconcile(incoming: Incoming, log: Log) -> Arrival:
+    """Decide how the request relates to the log and where its new messages belong."""
+    if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
+        return Arrival(Kind.SIDE, ROOT, 0)
+    if log.head == ROOT and not (log.prefix or log.stored.depths(incoming.names[:1])):
+        return Arrival(Kind.FIRST, ROOT, 0, at_head=_may_follow(incoming, log.last))
+    appends = (
+        log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
+    )
+    if appends:
+        return _append(incoming, log)
+    stored = log.prefix
+    if stored is None:
+        stored = known_prefix(incoming.names, log.stored.depths, log.head)
+    if stored:
+        base = incoming.names[stored - 1]
+        return Arrival(Kind.RESEND if base == log.head else Kind.REWIND, base, stored)
+    if not incoming.speaks:
+        # Results without their calls go on with something, however the session is used.
+        return _append(incoming, log) if incoming.answers else Arrival(Kind.SIDE, ROOT, 0)
+    return _windowed(incoming, log) or Arrival(Kind.FOREIGN, ROOT, 0)
+
+
+def known_prefix(
+    names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT
+) -> int:
+    """Return how many of `names`, from the first on, are stored.
+
+    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a
+    time; where `head`, which is stored, is among them, it is looked for behind it.
+    """
+    low, high = (names.index(head) + 1 if head in names else 0), len(names)
+    while low < high:
+        asked = _spread(low, high)
+        found = stored([names[position] for position in asked])
+        for position in asked:
+            if names[position] not in found:
+                high = position
+                break
+            low = position + 1
+    return low
+
+
+def _spread(low: int, high: int) -> list[int]:
+    """Return a few positions from `low` to before `high`, the first of them always, the others evenly."""
+    step = -(-(high - low) // _AT_ONCE)
+    return list(range(low, high, step))
+
+
+def _may_follow(incoming: Incoming, last: Last | None) -> bool:
+    """Tell whether a first request may come to stand behind another first one, where two are sent at once."""
+    twice = last is not None and last.pending and last.digest == incoming.digest
+    return not incoming.speaks and incoming.mode is not Mode.FULL and not twice
+
+
+def _stands_aside(incoming: Incoming, log: Log) -> bool:
+    """Tell a question beside the conversation (a title for it, say) from one that goes on with it."""
+    asked, usual = incoming.manner, log.manner
+    if usual is None and log.last is not None and log.last.pending:
+        usual = log.last.manner  # the conversation has just begun: nothing is answered yet
+    if asked is None or usual is None or incoming.speaks:
+        return False
+    if asked.instructions is None or asked.instructions == usual.instructions:
+        return False
+    tools_count = asked.tools is not None or usual.tools is not None
+    return asked.tools != usual.tools if tools_count else asked.model != usual.model
+
+
+def _append(incoming: Incoming, log: Log) -> Arrival:
+    """Place an append: under the head, or where the request went that it repeats."""
+    last = log.last
+    if (
+        last is not None
+        and last.digest == incoming.digest
+        and last.kind in APPENDING
+        and (incoming.retried or not last.complete)
+    ):
+        if last.replies:
+            return Arrival(Kind.APPEND, last.base, 0, beside=log.head not in last.replies)
+        if last.pending:  # the same request twice at once: one place for both
+            return Arrival(Kind.APPEND, last.base, 0)
+    return Arrival(Kind.APPEND, log.head, 0, at_head=True)
+
+
+def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
+    """Place a history whose oldest messages were left out; None where it begins with no run of a branch.
+
+    The longest run counts; one that ends at the head is taken at once.
+    """
+    best: Arrival | None = None
+    # A client that slides a window over the branch of the head sends its newest reply last.
+    depth = log.depth - incoming.replies[-1]
+    for parent in log.stored.parents(incoming.contents[0], depth):
+        names = names_under(parent, incoming.contents)
+        run = known_prefix(names, log.stored.depths, log.head)
+        if run > max(incoming.replies[0], best.fresh if best is not None else 0):
+            best = Arrival(Kind.WINDOWED, names[run - 1], run)
+            if best.base == log.head:
+                break
+    return best

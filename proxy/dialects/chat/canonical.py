@@ -1,0 +1,207 @@
+"""The canonical form of a message: the bytes by which the same message is recognised when it comes back.
+
+It exists for identity alone and is never sent. Clients change messages when they send them back;
+what they change without meaning anything by it is left out here, and nothing else:
+
+    everywhere        key order; null, "", [], {} and a missing field are one (at the level of the
+                      message, of a content part, of a call; never inside arguments); marks for caches
+    role              `developer` is `system`
+    content           one part of text is that text
+    calls             arguments count as JSON, not as text; `index` and thought signatures do not count
+    tool results      `name` does not count
+    replies           reasoning and the like, and what clients add to them (`name`, what SDKs have parsed), do
+                      not count where content or calls remain
+
+It must not know where a message stands or what follows from two being the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from proxy.dialects.chat.messages import OWN_FIELDS
+from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.writer import write
+
+CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
+"""Fields of messages, parts and calls that tell a provider what to cache; clients move them every turn."""
+
+_OF_SDKS: Final = ("parsed", "provider_specific_fields")
+"""What SDKs put beside a reply of their own, and send back: OpenAI's `parse()`, LiteLLM."""
+
+REPLY_FIELDS: Final = frozenset(
+    {
+        "refusal",
+        "annotations",
+        "audio",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "thinking_blocks",
+        "extra_content",
+        *_OF_SDKS,
+        *OWN_FIELDS,
+    }
+)
+"""Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
+
+_DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
+_SUBSTANCE: Final = ("content", "tool_calls", "function_call")
+_MAX_DEPTH: Final = 100
+"""Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
+_EXACT: Final = 2.0**63
+"""A parsed float of this size may have been an integer with more digits than a float holds."""
+
+
+class _TooDeep(Exception):
+    """Arguments with more than `_MAX_DEPTH` levels."""
+
+
+class _Inexact(Exception):
+    """Arguments with a number that was rounded when it was parsed."""
+
+
+def canonical(data: Mapping[str, Any]) -> bytes:
+    """Return the canonical form of a message, given as its parsed JSON object.
+
+    Equal bytes mean the same message. The text is JSON with sorted keys, but nobody's to read.
+    Never raises, whatever JSON values stand in whatever place.
+    """
+    role, content = data.get("role"), data.get("content")
+    if len(data) == 2 and type(content) is str and content and type(role) is str and role:
+        # Most messages: nothing to leave out. The same bytes as below, in a fraction of the time.
+        return write({"content": content, "role": "system" if role == "developer" else role})
+    form: dict[str, Any] = {}
+    reply: dict[str, Any] = {}
+    for key, value in data.items():
+        if value is None or key in CACHE_MARKS or (key == "name" and role == "tool"):
+            continue
+        kept = _field(key, value)
+        if not _is_empty(kept):
+            comes_and_goes = key in REPLY_FIELDS or (key == "name" and role == "assistant")
+            (reply if comes_and_goes else form)[key] = kept
+    if reply and not any(key in form for key in _SUBSTANCE):
+        form |= reply
+    return write(form, sort_keys=True)
+
+
+def _field(key: str, value: Any) -> Any:
+    """Return the form of one field of the message."""
+    if key == "content":
+        return _content(value)
+    if key == "tool_calls":
+        return [_call(item) for item in value] if is_array(value) else value
+    if key == "function_call":
+        return _function(value)
+    return "system" if key == "role" and value == "developer" else value
+
+
+def _is_empty(value: Any) -> bool:
+    """Tell whether the value says as little as a missing field; 0 and false say something."""
+    return not value and (value is None or isinstance(value, (str, list, dict)))
+
+
+def _content(value: Any) -> Any:
+    """Return the form of a content: a lone part of text is its text, several parts stay several."""
+    if is_object(value):
+        return _part(value)
+    if not is_array(value):
+        return value
+    parts = [_part(item) for item in value]
+    if len(parts) == 1 and is_object(parts[0]) and parts[0].get("type") == "text":
+        text = parts[0].get("text", "")
+        if isinstance(text, str) and parts[0].keys() <= {"type", "text"}:
+            return text
+    return parts
+
+
+def _part(item: Any) -> Any:
+    """Return the form of a content part: its fields, and those of the object that its type names."""
+    if not is_object(item):
+        return item
+    form = _object(item)
+    kind = form.get("type")
+    if isinstance(kind, str) and is_object(payload := form.get(kind)):
+        form[kind] = _object(payload)  # as in {"type": "image_url", "image_url": {...}}
+    return form
+
+
+def _object(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in CACHE_MARKS and not _is_empty(value)}
+
+
+def _call(item: Any) -> Any:
+    """Return the form of a tool call. A call of a function need not say that it is one."""
+    if not is_object(item):
+        return item
+    form: dict[str, Any] = {}
+    for key, value in item.items():
+        if key in _DROPPED_OF_CALLS or (key == "type" and value == "function" and "function" in item):
+            continue
+        kept = value
+        if key == "function":
+            kept = _function(value)
+        elif key == "custom" and is_object(value):
+            kept = _object(value)
+        if not _is_empty(kept):
+            form[key] = kept
+    return form
+
+
+def _function(value: Any) -> Any:
+    """Return the form of a called function; no arguments, "" and {} are one."""
+    if not is_object(value):
+        return value
+    form = _object(value)
+    form.pop("parsed_arguments", None)  # OpenAI's `parse()`: the arguments once more
+    if "arguments" in form:
+        form["arguments"] = arguments = _arguments(form["arguments"])
+        if arguments == {}:
+            del form["arguments"]
+    return form
+
+
+def _arguments(value: Any) -> Any:
+    """Return arguments as JSON where they are an object or an array, else as they are.
+
+    So text and JSON cannot be mistaken for each other: text stays a string.
+    """
+    if not isinstance(value, str):
+        try:
+            return _plain(value, _MAX_DEPTH, exact=True)
+        except _TooDeep:
+            return value
+    try:
+        parsed = orjson.loads(value)
+        if not is_object(parsed) and not is_array(parsed):
+            return value
+        try:
+            return _plain(parsed, _MAX_DEPTH, exact=False)
+        except _Inexact:  # the fast parser rounds integers above 64 bits
+            return _plain(json.loads(value), _MAX_DEPTH, exact=True)
+    except (orjson.JSONDecodeError, RecursionError, _TooDeep):
+        return value
+
+
+def _plain(value: Any, levels: int, *, exact: bool) -> Any:
+    """Return a JSON value with integral floats as integers: JavaScript writes 1 where Python writes 1.0.
+
+    Raises:
+        _TooDeep: it has more than `levels` levels below it.
+        _Inexact: not `exact`, and an integer may have been rounded to a float.
+    """
+    if levels < 0:
+        raise _TooDeep
+    if isinstance(value, float) and value.is_integer():
+        if not exact and abs(value) >= _EXACT:
+            raise _Inexact
+        return int(value)
+    if is_object(value):
+        return {key: _plain(item, levels - 1, exact=exact) for key, item in value.items()}
+    if is_array(value):
+        return [_plain(item, levels - 1, exact=exact) for item in value]
+    return value

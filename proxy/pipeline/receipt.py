@@ -1,0 +1,299 @@
+"""What is said of an exchange: the response headers, the stored receipt, the log line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from proxy.dialects import headers
+from proxy.dialects.chat.messages import JsonObject
+from proxy.store import StandingCut, SummaryRow
+from proxy.trimming import Change, Gap, Plan, Summary, SummaryRequest
+
+Headers = list[tuple[bytes, bytes]]
+
+NodeAt = Callable[[int], str | None]
+"""Names the message at a position of the branch; None where it never became a node."""
+
+
+class PlanReport(Struct, frozen=True):
+    """What is known of an exchange once it is planned, for whoever asks about it."""
+
+    session: str | None
+    exchange: str
+    plan: Plan
+    instructions: int
+    """Number of instruction messages that are sent."""
+    messages: int
+    """Number of messages of the log before trimming, the new ones included."""
+    warnings: tuple[str, ...] = ()
+    """Beside the plan's own."""
+    window: int | None = None
+    """Tokens that the model takes, where known."""
+    fixed_tokens: int = 0
+    """Tokens of instructions and tools, as they are counted here."""
+    scale: float = 1.0
+    """How many tokens upstream counts for one that is counted here."""
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """The types of the edits that changed something."""
+        return self.plan.edits
+
+    @property
+    def messages_before(self) -> int:
+        """Messages of the request if nothing were trimmed, instructions included."""
+        return self.instructions + self.messages
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages of the request as it goes upstream, instructions included."""
+        summary = self.plan.summary
+        leads = summary is not None and summary.role == "merge" and not self.instructions
+        return self.instructions + len(self.plan.view) + leads
+
+    @property
+    def tokens_before(self) -> int:
+        """Tokens of the request if nothing were trimmed, as upstream counts them, as far as that is known."""
+        return round(self.plan.tokens_before * self.scale)
+
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens of the request as it goes upstream, counted likewise."""
+        return round(self.plan.tokens_sent * self.scale)
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """Every warning, those of the plan first."""
+        return self.plan.warnings + self.warnings
+
+    def headers(self) -> Headers:
+        """Return the response headers of the contract."""
+        encoded: Headers = [
+            (_EXCHANGE_ID, self.exchange.encode()),
+            (_POLICY, headers.encode_value(self.plan.policy)),
+            (_TOKENS_BEFORE, b"%d" % self.tokens_before),
+            (_TOKENS_SENT, b"%d" % self.tokens_sent),
+            (_MESSAGES_BEFORE, b"%d" % self.messages_before),
+            (_MESSAGES_SENT, b"%d" % self.messages_sent),
+            (_EDITS, headers.encode_value(",".join(self.edits))),
+        ]
+        if self.session is not None:
+            encoded.insert(0, (_SESSION_ID, headers.encode_value(self.session)))
+        if self.all_warnings:
+            text = " ".join("; ".join(self.all_warnings).split()).encode("ascii", "replace")
+            encoded.append((_WARNING, text[:_WARNING_BYTES]))
+        return encoded
+
+
+_WARNING_BYTES: Final = 1000
+_SESSION_ID: Final = headers.SESSION_ID.encode()
+_EXCHANGE_ID: Final = headers.EXCHANGE_ID.encode()
+_POLICY: Final = headers.CONTEXT_POLICY.encode()
+_TOKENS_BEFORE: Final = headers.CONTEXT_TOKENS_BEFORE.encode()
+_TOKENS_SENT: Final = headers.CONTEXT_TOKENS_SENT.encode()
+_MESSAGES_BEFORE: Final = headers.CONTEXT_MESSAGES_BEFORE.encode()
+_MESSAGES_SENT: Final = headers.CONTEXT_MESSAGES_SENT.encode()
+_EDITS: Final = headers.CONTEXT_EDITS.encode()
+_WARNING: Final = headers.CONTEXT_WARNING.encode()
+
+
+def receipt_of(ticket: PlanReport, found: StandingCut | None) -> JsonObject:
+    """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
+
+    What a standing cut does to messages that are sent was said by the exchange that moved it: here is its
+    place. What was not sent any more is summed up in `gaps`.
+    """
+    plan = ticket.plan
+    cut = plan.cut
+    place: JsonObject | None = None
+    if cut is not None:
+        place = {
+            "position": cut.position,
+            # Where it moved to becomes a node when all is settled.
+            "node": None if plan.moved or found is None else found.node,
+            "version": cut.version,
+            "moved": plan.moved,
+            "fired": plan.fired,
+        }
+    return {
+        "cut": place,
+        "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
+        "gaps": gaps_told(plan.earlier),
+        "messages_before": ticket.messages_before,
+        "messages_sent": ticket.messages_sent,
+        "edits": list(ticket.edits),
+        "calibration": ticket.scale,
+        "summary": _summary_told(plan.summary),
+        "warnings": list(ticket.all_warnings),
+    }
+
+
+def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:
+    """Return what earlier moves did to what this one drops: the cut that it leaves does not tell it."""
+    if not plan.moved or plan.cut is None or found is None:
+        return ()
+    if found.cut.version != plan.version and not plan.earlier:
+        return ()  # it was decided about all messages anew
+    left = set(plan.cut.changes)
+    return tuple([change for change in found.cut.changes if change not in left])
+
+
+def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
+    """Return changes without texts, neighbours that one edit dropped for one reason put together.
+
+    Each is `{edit, reason, action, start, before, after}`: from position `start` on, one number of
+    tokens in `before` (and, where something stands there now, in `after`) for each message.
+    """
+    runs: list[JsonObject] = []
+    for change in changes:
+        named: JsonObject = {"edit": change.edit, "reason": change.reason, "action": _action(change)}
+        last = runs[-1] if runs else None
+        if (
+            last is None
+            or any(last[key] != value for key, value in named.items())
+            or last["start"] + len(last["before"]) != change.position
+        ):
+            started: JsonObject = {**named, "start": change.position, "before": [], "after": []}
+            runs.append(started)
+            last = started
+        last["before"].append(change.tokens_before)
+        last["after"].append(change.tokens_after)
+    return runs
+
+
+def expanded(runs: Iterable[Mapping[str, Any]], node_at: NodeAt) -> list[JsonObject]:
+    """Return what `runs_of` put together as `plan_lines` shows it, one message at a time."""
+    return [
+        _line(run, node_at, run["start"] + i, before, after)
+        for run in runs
+        for i, (before, after) in enumerate(zip(run["before"], run["after"], strict=True))
+    ]
+
+
+def plan_lines(changes: Iterable[Change], node_at: NodeAt) -> list[JsonObject]:
+    """Return changes one by one for a reader: `{edit, node, position, action, reason, tokens…}`."""
+    return [
+        _line(
+            {"edit": change.edit, "reason": change.reason, "action": _action(change)},
+            node_at,
+            change.position,
+            change.tokens_before,
+            change.tokens_after,
+        )
+        for change in changes
+    ]
+
+
+def gap_lines(
+    gaps: Iterable[Mapping[str, Any]], node_at: NodeAt, tokens: Callable[[int, int], int]
+) -> list[JsonObject]:
+    """Return gaps of a receipt for a reader, one line each: what `plan_lines` shows, `stop` and `messages`.
+
+    Position and node are those of its first message, `tokens_before` are those of all. Receipts did not
+    always hold them: `tokens` counts those from one position to before another.
+    """
+    lines: list[JsonObject] = []
+    for gap in gaps:
+        start, stop = gap["start"], gap["stop"]
+        before = gap["tokens"] if "tokens" in gap else tokens(start, stop)
+        line = _line({**gap, "action": "drop"}, node_at, start, before, 0)
+        lines.append({**line, "stop": stop, "messages": stop - start})
+    return lines
+
+
+def gap_messages(gaps: Iterable[Gap], node_at: NodeAt, tokens: Sequence[int]) -> list[JsonObject]:
+    """Return gaps as `plan_lines` shows changes, one message at a time; `tokens` are those of the branch."""
+    return [
+        _line(
+            {"edit": gap.edit, "reason": gap.reason, "action": "drop"}, node_at, position, tokens[position], 0
+        )
+        for gap in gaps
+        for position in range(gap.start, gap.stop)
+    ]
+
+
+def gaps_told(gaps: Iterable[Gap]) -> list[JsonObject]:
+    """Return gaps as a receipt keeps them."""
+    return [
+        {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
+        for gap in gaps
+    ]
+
+
+def _action(change: Change) -> str:
+    return "drop" if change.message is None else "replace"
+
+
+def _line(run: Mapping[str, Any], node_at: NodeAt, position: int, before: int, after: int) -> JsonObject:
+    return {
+        "edit": run["edit"],
+        "node": node_at(position),
+        "position": position,
+        "action": run["action"],
+        "reason": run["reason"],
+        "tokens_before": before,
+        "tokens_after": after,
+    }
+
+
+def _summary_told(summary: Summary | None) -> JsonObject | None:
+    """Return what a receipt says of the summary that was sent."""
+    if summary is None:
+        return None
+    return {
+        "kind": summary.kind,
+        "role": summary.role,
+        "summarized_until": summary.until,
+        "summary_tokens": summary.tokens,
+        "message_count": summary.covered_messages,
+        "original_tokens": summary.covered_tokens,
+        "generation": summary.generation,
+        "model": summary.model,
+    }
+
+
+def wanted_told(
+    wanted: SummaryRequest | None, attempt: SummaryRow | None, reason: str = ""
+) -> JsonObject | None:
+    """Return what a receipt says of summaries that are being made; None where none is wanted.
+
+    `reason` is why none is being made for it; empty where one is.
+    """
+    if wanted is None:
+        return None
+    return {
+        "until": wanted.stop,
+        "urgent": wanted.urgent,
+        "reason": reason or None,
+        "attempt": None
+        if attempt is None
+        else {"id": attempt.id, "status": attempt.status.value, "reason": attempt.reason},
+    }
+
+
+def log_line(ticket: PlanReport, kind: str, status: str, milliseconds: float) -> dict[str, Any]:
+    """Return the fields of the one line that is logged of an exchange."""
+    plan, window = ticket.plan, ticket.window
+    before, sent = ticket.tokens_before, ticket.tokens_sent
+    return {
+        "session": ticket.session,
+        "exchange": ticket.exchange,
+        "kind": kind,
+        "status": status,
+        "policy": plan.policy,
+        "window": window,
+        "ratio": round(before / window, 3) if window else None,
+        "instructions_tokens": round(ticket.fixed_tokens * ticket.scale),
+        "messages_before": ticket.messages_before,
+        "tokens_before": before,
+        "budget": plan.target,
+        "messages_sent": ticket.messages_sent,
+        "tokens_sent": sent,
+        "saved_percent": round(100 * (1 - sent / before), 1) if before else 0.0,
+        "edits": ",".join(ticket.edits),
+        "fired": plan.fired,
+        "ms": round(milliseconds),
+    }

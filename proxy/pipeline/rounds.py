@@ -1,0 +1,180 @@
+"""The rounds of a reply that the client is not shown: calls of the proxy's own tools, and their answers.
+
+It has calls answered, asks upstream again with the answers, and says at the end what belongs to the reply. It
+does not know what the tools do, how upstream is asked, nor what the client is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dialects.chat.messages import Call, JsonObject, Message
+from proxy.dialects.chat.overflow import overflow_of
+from proxy.dialects.chat.own_calls import Parted, answerable
+from proxy.pipeline.relay import Answered, as_stored
+from proxy.trimming import Hidden
+from proxy.upstream import Answer
+
+MOST_ASKS: Final = 3
+"""How often upstream is asked again for one reply."""
+MOST_CALLS: Final = 8
+"""Calls of one block that are answered: each may take as long as a search does."""
+TOO_MANY: Final = "These are too many calls at once: this one was not answered. Ask again, for less."
+TOO_LONG: Final = "What this call found is too long to be shown here. Ask again, for fewer lines of it."
+"""What a call is told whose answer made the request too long for the model."""
+
+
+class OwnTools(Protocol):
+    """The tools that the proxy answers in this exchange."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Their names."""
+        ...
+
+    async def answer(self, call: Call) -> str:
+        """Return the text of the result; what goes wrong is said in it, never raised."""
+        ...
+
+
+AskAgain = Callable[[Sequence[Message]], Awaitable[Answer]]
+"""Sends the view with these messages at its end. Raises a `PalimpsestError` where there is no answer."""
+Form = Callable[[Message, bool], Message]
+"""Returns a reply as a request carries it; the flag says that it broke off."""
+
+
+class _Round(Struct, frozen=True):
+    """A reply with calls of the proxy's own and, where it stands between two others, nobody else's."""
+
+    message: Message
+    """As it is sent back."""
+    results: tuple[Message, ...]
+    content: Any
+    """What the client was shown of it."""
+    shortened: bool = False
+    """Whether its results gave way to a text that says that they are too long."""
+
+
+class Rounds:
+    """What happens behind one reply. Used once."""
+
+    def __init__(self, own: OwnTools, ask_again: AskAgain, form: Form) -> None:
+        """Let `own` answer and `ask_again` ask."""
+        self.names = own.names
+        self._own = own
+        self._ask_again = ask_again
+        self._form = form
+        self._rounds: list[_Round] = []
+        self._mixed: _Round | None = None
+        self._asks = 0
+        self._answered: list[Answered] = []
+
+    def __len__(self) -> int:
+        """Return how many rounds the client was not shown."""
+        return len(self._rounds)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether upstream may be asked once more."""
+        return self._asks < MOST_ASKS
+
+    @property
+    def answered(self) -> tuple[Answered, ...]:
+        """Every call that was answered, in order."""
+        return tuple(self._answered)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The rounds, as they are sent: each a reply with its calls, and their results."""
+        return tuple(message for made in self._rounds for message in (made.message, *made.results))
+
+    async def answer(self, message: JsonObject, calls: Parted) -> None:
+        """Answer all calls of a reply that calls only the proxy's tools."""
+        self._rounds.append(await self._answer(message, calls))
+
+    async def answer_mixed(self, message: JsonObject, calls: Parted) -> None:
+        """Answer the proxy's calls of a reply that calls tools of the client's, too: it is the last one."""
+        self._mixed = await self._answer(message, calls)
+
+    async def ask(self) -> Answer | None:
+        """Ask upstream again with the results, and with shorter ones where those are too long for it.
+
+        Returns:
+            The answer, whatever its status, to be closed by the caller. None: it may not be asked again.
+
+        Raises:
+            PalimpsestError: there is no answer.
+        """
+        while self.may_ask:
+            self._asks += 1
+            answer = await self._ask_again(self.messages)
+            try:
+                too_long = (
+                    answer.status >= 400 and overflow_of(answer.status, await answer.read()) is not None
+                )
+            except (
+                BaseException
+            ):  # cancelled too: nobody else holds the answer yet, and it occupies a connection
+                await answer.aclose()
+                raise
+            if not (too_long and self._shorten()):
+                return answer
+            await answer.aclose()
+        return None
+
+    def hidden(self, reply: Message, last: JsonObject, *, partial: bool) -> Hidden | None:
+        """Return what is sent with the reply from now on; None where the client was shown everything.
+
+        Args:
+            reply: the whole reply, as the client has it.
+            last: its last round without calls of the proxy's.
+            partial: whether it broke off.
+        """
+        if self._mixed is not None:
+            return Hidden(self.messages, self._mixed.message, self._mixed.results, 0)
+        kept = list(self._rounds)
+        sent = self._form(as_stored(last), partial)
+        while kept and not _says_or_calls(sent):
+            # It said nothing by itself, which no provider takes: what was said before it is its own.
+            sent = self._form(as_stored({**last, "content": kept.pop().content}), partial)
+        if not kept:
+            return None
+        before = tuple(message for made in kept for message in (made.message, *made.results))
+        is_all = sent.data == self._form(reply, partial).data
+        return Hidden(before, None if is_all else sent, (), 0)
+
+    async def _answer(self, message: JsonObject, calls: Parted) -> _Round:
+        sent, own = answerable(message, calls)
+        results: list[Message] = []
+        for number, call in enumerate(own):
+            began = time.monotonic()
+            text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
+            took = round((time.monotonic() - began) * 1000, 2)
+            self._answered.append(Answered(call.name, took, len(text), len(self._rounds) + 1))
+            results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
+        form = self._form(as_stored({**sent, "role": "assistant"}), False)
+        return _Round(form, tuple(results), message.get("content"))
+
+    def _shorten(self) -> bool:
+        """Put a short text in the place of the newest results that are whole; tell whether there are any."""
+        for place in range(len(self._rounds) - 1, -1, -1):
+            made = self._rounds[place]
+            if not made.shortened:
+                results = tuple(result.replacing("content", TOO_LONG) for result in made.results)
+                self._rounds[place] = replace(made, results=results, shortened=True)
+                self._answered = [
+                    replace(answered, error=TOO_LONG) if answered.round == place + 1 else answered
+                    for answered in self._answered
+                ]
+                return True
+        return False
+
+
+def _says_or_calls(message: Message) -> bool:
+    data = message.data
+    return any(data.get(name) for name in ("content", "tool_calls", "function_call", "refusal", "audio"))

@@ -1,0 +1,222 @@
+"""The application: opens what is needed, wires it, sends each request where it belongs, closes all.
+
+No global holds any of it: an application is made from its settings, and two of them do not meet.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from proxy import __version__
+from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
+from proxy.models import Catalogue
+from proxy.pipeline import ChatCompletions, Knowledge, opened
+from proxy.server import actions, exchanges, health, sessions, tokens
+from proxy.server.chat import ChatEndpoint
+from proxy.server.connection import Connection, Receive, Scope, Send
+from proxy.server.deps import Services
+from proxy.server.gate import Authenticator
+from proxy.server.passthrough import Passthrough
+from proxy.store import Store
+from proxy.telemetry import set_level
+
+_LOG: Final = logging.getLogger("palimpsest.app")
+_CHAT: Final = frozenset({b"/v1/chat/completions", b"/chat/completions"})
+_OPENAI: Final = b"/v1/"
+_FAULT: Final = "a request failed by a fault of the proxy's own"
+_MISTAKE: Final = "The proxy made a mistake. Its log says more; please report it."
+_TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
+_CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process among several that serve together: it gives up nothing that its siblings have under way."""
+
+    mark: str
+    """8 hexadecimal digits that the ids of its exchanges end with."""
+    ended: tuple[str, ...] = ()
+    """The marks of workers that it takes the place of: what they left pending is interrupted."""
+
+
+class Application:
+    """The ASGI application of one process."""
+
+    def __init__(
+        self, settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None
+    ) -> None:
+        """Open nothing yet: that is done at ASGI's `lifespan.startup`.
+
+        Without `worker` it serves alone, and whatever it finds pending was left by a process that ended.
+        `loaded` is what the settings came from, to be followed while it serves; without it they stay.
+        """
+        self._settings = settings
+        self._loaded = loaded
+        self._mark = secrets.token_hex(4) if worker is None else worker.mark
+        self._ended = None if worker is None else worker.ended
+        self._api = _api(self._opened)
+        self._chat: ChatEndpoint | None = None
+        self._passthrough: Passthrough | None = None
+        self._gate: Authenticator | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI call."""
+        if scope["type"] == "http":
+            path: bytes = scope["raw_path"].partition(b"?")[0]
+            connection = Connection(scope, receive, send)
+            try:
+                if path in _CHAT and scope["method"] == "POST" and self._chat is not None:
+                    await self._chat.serve(connection)
+                    return
+                if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
+                    await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
+                    return
+            except Exception:  # noqa: BLE001 - the outermost place: the client must hear of it in words it knows
+                _LOG.exception(_FAULT)
+                await connection.fail(InternalError(_MISTAKE))
+                return
+            if self._gate is not None:
+                try:
+                    self._gate.check_host(connection.header(b"host"))
+                except PalimpsestError as why:
+                    await connection.fail(why)
+                    return
+            # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
+            await _logged(self._api({**scope, "path": path.decode("latin-1")}, receive, send))
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        await self._api(scope, receive, send)
+
+    @asynccontextmanager
+    async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
+        """Open everything, wire it, and close it in the opposite order."""
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            means = await stack.enter_async_context(opened(settings))
+            store = means.store
+            gate = Authenticator(settings.auth, await store.secret(_TENANT_SECRET))
+            if self._ended != ():
+                await give_up_pending(store, self._ended)
+            secret = await store.secret(_CACHE_SECRET)
+            chat = ChatCompletions(settings, means, mark=self._mark, cache_secret=secret)
+            api.state.services = Services(settings, means, gate, chat.policies)
+            self._gate = gate
+            self._chat = ChatEndpoint(settings, gate, chat)
+            self._passthrough = Passthrough(settings, gate, means.upstream)
+            if self._loaded is not None:
+                await stack.enter_async_context(
+                    Reload(self._loaded, _takes(chat.policies, means.knowledge)).running()
+                )
+            yield
+
+
+def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
+    """Return what can change while serving; a request under way is not touched by it."""
+
+    def take_policies(settings: Settings) -> None:
+        policies.current = settings.policies
+
+    def take_models(settings: Settings) -> None:
+        knowledge.catalogue = Catalogue(settings.models)
+
+    def take_level(settings: Settings) -> None:
+        set_level(settings.telemetry.log_level)
+
+    return {"policies": take_policies, "models": take_models, "telemetry.log_level": take_level}
+
+
+async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
+    """Settle as interrupted what processes with these marks left pending; None: whatever is pending."""
+    interrupted = await store.interrupt_pending(int(time.time() * 1000), marks)
+    if interrupted:
+        _LOG.warning("%d exchanges were under way when a process ended: marked as interrupted", interrupted)
+
+
+async def _logged(work: Awaitable[None]) -> None:
+    """Do the work, which has told the client of its mistakes already; here they are kept from the server.
+
+    It would close the connection under the client's next request.
+    """
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - the outermost place: what it is, the log says
+        _LOG.exception(_FAULT)
+
+
+def _refusal(error: PalimpsestError) -> Response:
+    return Response(orjson.dumps(error.body()), error.status, media_type="application/json")
+
+
+async def _refuse(_: Request, why: Exception) -> Response:
+    """Return one of our own errors."""
+    if not isinstance(why, PalimpsestError):  # this handler is registered for no other
+        raise why
+    return _refusal(why)
+
+
+async def _refuse_parameter(_: Request, why: Exception) -> Response:
+    """Return what is wrong with a parameter."""
+    if not isinstance(why, RequestValidationError):  # this handler is registered for no other
+        raise why
+    first = why.errors()[0]
+    name = str(first["loc"][-1])
+    return _refusal(InvalidRequest(f"{name}: {first['msg']}", param=name))
+
+
+async def _refuse_path(request: Request, why: Exception) -> Response:
+    """Return that there is no such path, or not by this method."""
+    if not isinstance(why, HTTPException):  # this handler is registered for no other
+        raise why
+    error = NotFound(
+        f"There is no {request.method} {request.scope['path']} here. "
+        "Chat completions are at /v1/chat/completions, everything else of the provider is below /v1/, "
+        "the stored sessions are at /sessions.",
+        code="unknown_url",
+    )
+    return Response(orjson.dumps(error.body()), why.status_code, why.headers, media_type="application/json")
+
+
+async def _left(_: Request, __: Exception) -> Response:
+    """Return something, since the framework asks for it: the client left before its request was here."""
+    return Response(status_code=400)
+
+
+async def _refuse_mistake(_: Request, __: Exception) -> Response:
+    """Return that the fault is ours; `_logged` hears of it too."""
+    return _refusal(InternalError(_MISTAKE))
+
+
+def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """Return the routes beside the proxy."""
+    api = FastAPI(
+        title="Palimpsest",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever name the client calls us by
+    )
+    for module in (health, sessions, actions, exchanges, tokens):
+        api.include_router(module.router)
+    api.add_exception_handler(PalimpsestError, _refuse)
+    api.add_exception_handler(RequestValidationError, _refuse_parameter)
+    api.add_exception_handler(HTTPException, _refuse_path)
+    api.add_exception_handler(ClientDisconnect, _left)
+    api.add_exception_handler(Exception, _refuse_mistake)
+    return api

@@ -1,0 +1,100 @@
+"""What the routes share: the open services, the caller, and the session that a path names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import orjson
+from fastapi import Depends, Query, Request, Response
+from msgspec import Struct
+
+from proxy.config import Policies, Settings
+from proxy.errors import Forbidden, InvalidRequest, NotFound
+from proxy.pipeline import AppServices
+from proxy.server.gate import Authenticator, Caller
+from proxy.store import SessionRow, Store
+from proxy.tokens import TokenCounter
+
+
+class Services(Struct, frozen=True):
+    """Everything that is open while the process serves."""
+
+    settings: Settings
+    means: AppServices
+    gate: Authenticator
+    policies: Policies
+
+    @property
+    def store(self) -> Store:
+        """Everything that is kept."""
+        return self.means.store
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What counts tokens."""
+        return self.means.counter
+
+
+def services_of(request: Request) -> Services:
+    """Return the open services."""
+    services: Services = request.app.state.services
+    return services
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who asks; raises what `Authenticator.admit` raises."""
+    return services_of(request).gate.admit(request.scope["headers"])
+
+
+OpenServices = Annotated[Services, Depends(services_of)]
+CallerDependency = Annotated[Caller, Depends(caller_of)]
+Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+After = Annotated[str | None, Query(description="The `next` of the page before.")]
+
+
+def tenant_of(caller: Caller, tenant: str | None) -> str | None:
+    """Return whose sessions are meant; None for everybody's, which only the administrator may mean.
+
+    Raises:
+        Forbidden: a tenant asks for another one.
+    """
+    if caller.admin:
+        return tenant
+    if tenant is not None and tenant != caller.tenant:
+        raise Forbidden("Only the admin key may name a tenant.")
+    return caller.tenant
+
+
+async def session_of(
+    session: str, services: OpenServices, caller: CallerDependency, tenant: Tenant = None
+) -> SessionRow:
+    """Return the session that the path names, if the caller may see it.
+
+    Raises:
+        NotFound: there is none, or none of the caller's.
+        InvalidRequest: the administrator must say whose, since several tenants have one of that id.
+    """
+    name = unquote(session)
+    owner = tenant_of(caller, tenant)
+    if owner is not None:
+        rows = [row] if (row := await services.store.session(owner, name)) is not None else []
+    else:
+        rows = await services.store.find(name)
+    if not rows:
+        raise NotFound(f"There is no session {name!r}. GET /sessions lists them.", param="session")
+    if len(rows) > 1:
+        raise InvalidRequest(
+            f"{len(rows)} tenants have a session {name!r}. Name one with ?tenant=.", param="tenant"
+        )
+    return rows[0]
+
+
+FoundSession = Annotated[SessionRow, Depends(session_of)]
+
+
+def json_response(data: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a JSON response; messages in it are `orjson.Fragment`s, so that they keep their bytes."""
+    return Response(orjson.dumps(data), status, media_type="application/json")

@@ -1,0 +1,161 @@
+"""The receipts: what was asked, what was sent instead and why, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Response
+from msgspec import Struct
+
+from proxy.conversation import ROOT
+from proxy.errors import NotFound
+from proxy.pipeline import compute, expanded, gap_lines, plan_lines
+from proxy.server.deps import After, CallerDependency, FoundSession, Limit, OpenServices, json_response
+from proxy.server.sessions import timestamp
+from proxy.store import ExchangeRow, Lineage, Store
+from proxy.trimming import Change
+
+_UNSETTLED: Final[dict[str, Any]] = {
+    "messages_before": None,
+    "messages_sent": None,
+    "edits": [],
+    "warnings": [],
+    "calibration": None,
+    "summary": None,
+    "usage": None,
+    "finish_reasons": [],
+    "upstream_model": None,
+    "upstream_status": None,
+    "error": None,
+    "cost": None,
+    "finished": False,
+    "summarizer": None,
+    "own_calls": [],
+    "timings": {},
+}
+"""What a receipt holds that nobody settled."""
+
+_LINE_BYTES: Final = 256
+"""About what a line of a plan is long."""
+
+router = APIRouter(tags=["exchanges"])
+
+
+@router.get("/sessions/{session}/exchanges")
+async def list_exchanges(
+    found: FoundSession, services: OpenServices, limit: Limit = 50, after: After = None
+) -> Response:
+    """Return the session's exchanges, the newest first."""
+    rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
+    past = await _past_of(rows, services.store)
+    return await compute(
+        past.lines * _LINE_BYTES,
+        lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor}),
+    )
+
+
+@router.get("/exchanges/{exchange}")
+async def show_exchange(exchange: str, services: OpenServices, caller: CallerDependency) -> Response:
+    """Return one exchange."""
+    row = await services.store.exchange(unquote(exchange))
+    if row is None or not (caller.admin or caller.tenant == row.tenant):
+        raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
+    past = await _past_of([row], services.store)
+    return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
+
+
+class _Past(Struct, frozen=True):
+    """What receipts of one session speak of and do not hold themselves."""
+
+    standing: Mapping[str, tuple[Change, ...]]
+    """By exchange, what the cut that it found does to the messages that are sent."""
+    lineage: Lineage
+    """The branches that they went on from, where something is said of messages there."""
+    lines: int
+    """Lines of all their plans."""
+
+
+async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
+    """Read what the receipts of these exchanges speak of, each thing once."""
+    cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
+    standing: dict[str, tuple[Change, ...]] = {}
+    ends: set[str] = set()
+    lines = 0
+    for row in rows:
+        cut = row.receipt.get("cut")
+        node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
+        if cut is not None and node is not None:
+            place = (node, row.policy, row.agent)
+            if place not in cuts:
+                found = await store.cut_at(row.session_key, *place)
+                cuts[place] = found.changes if found is not None else ()
+            standing[row.id] = _of_earlier_moves(cuts[place], row.receipt) if cut["moved"] else cuts[place]
+        told = len(row.receipt.get("gaps", ())) + len(standing.get(row.id, ()))
+        told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
+        if told and row.base != ROOT:
+            ends.add(row.base)
+        lines += told
+    return _Past(standing, await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines)
+
+
+def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Return those changes of a cut that were there before the exchange that moved it."""
+    told = {
+        (place, run["edit"], before, after)
+        for run in receipt.get("plan", ())
+        for place, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"])
+    }
+    return tuple(
+        change
+        for change in changes
+        if (change.position, change.edit, change.tokens_before, change.tokens_after) not in told
+    )
+
+
+def receipt(row: ExchangeRow, past: _Past) -> dict[str, Any]:
+    """Return an exchange for a reader, each line of its plan with the node that it is about.
+
+    What this exchange decided is told message by message, and so is what is sent in another form; what
+    earlier ones dropped is one line for each gap. So a receipt is as long as what is sent, or was until then.
+    """
+    stored = _UNSETTLED | dict(row.receipt)
+    cut = stored.pop("cut", None)
+    if cut is not None and cut["moved"]:
+        cut = cut | {"node": row.cut_node}
+    depth = past.lineage.depth(row.base)
+
+    def node_at(position: int) -> str | None:
+        new = position - depth
+        if new < 0:
+            return past.lineage.node_at(row.base, position)
+        return row.nodes[new] if new < len(row.nodes) else None
+
+    lines = gap_lines(
+        stored.pop("gaps", ()), node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop)
+    )
+    lines += expanded(stored.pop("plan", ()), node_at)
+    lines += plan_lines(past.standing.get(row.id, ()), node_at)
+    return {
+        "id": row.id,
+        "session": row.session,
+        "tenant": row.tenant,
+        "status": row.status,
+        "kind": row.kind,
+        "policy": row.policy,
+        "policy_version": row.policy_version or None,
+        "model": row.model,
+        "agent": row.agent,
+        "stream": row.stream,
+        "created_at": timestamp(row.created_at),
+        "settled_at": timestamp(row.settled_at) if row.settled_at is not None else None,
+        "base": row.base or None,
+        "nodes": list(row.nodes),
+        "replies": list(row.replies),
+        "cut": cut,
+        "plan": lines,
+        "tokens_before": row.tokens_before,
+        "tokens_sent": row.tokens_sent,
+        **stored,
+    }

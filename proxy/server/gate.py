@@ -1,0 +1,101 @@
+"""Who asks. A request gets in as a tenant or as the administrator, or not at all.
+
+Without authentication everybody on this machine is one tenant, and only names of this machine are
+accepted as `Host`: a web page must not read histories by rebinding a name of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+from msgspec import Struct
+
+from proxy.config import AuthSettings
+from proxy.errors import Forbidden, Unauthenticated
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+DEFAULT_TENANT: Final = "default"
+"""The tenant of everybody where there is no authentication."""
+
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class Caller(Struct, frozen=True):
+    """Who asks."""
+
+    tenant: str
+    """The owner of the sessions that it sees; empty for the administrator, who sees all."""
+    admin: bool = False
+
+
+_EVERYBODY: Final = Caller(DEFAULT_TENANT)
+
+
+class Authenticator:
+    """Tells who asks. One for the life of the process."""
+
+    def __init__(self, settings: AuthSettings, secret: bytes) -> None:
+        """Read the keys; `secret` turns a client's own key into the name of its tenant."""
+        self._mode = settings.mode
+        self._secret = secret
+        self._tenants = {_digest(key.key.get_secret_value()): key.tenant for key in settings.keys}
+        admin = settings.admin_key
+        self._admin = None if admin is None else _digest(admin.get_secret_value())
+
+    def admit(self, headers: Headers) -> Caller:
+        """Return who asks.
+
+        Raises:
+            Unauthenticated: no credential, or one that nobody holds.
+            Forbidden: called under a name that is not this machine's, without authentication.
+        """
+        values = {name.lower(): value for name, value in headers}
+        self.check_host(values.get(b"host"))
+        if self._mode == "none" and self._admin is None:
+            return _EVERYBODY
+        token = _token(values.get(b"authorization", b""))
+        if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
+            return Caller("", admin=True)
+        if self._mode == "none":
+            return _EVERYBODY
+        if not token:
+            raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
+        if self._mode == "passthrough":
+            return Caller("t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
+        tenant = self._tenants.get(_digest(token))
+        if tenant is None:
+            raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")
+        return Caller(tenant)
+
+    def check_host(self, host: bytes | None) -> None:
+        """Refuse names that are not this machine's where there is no authentication."""
+        if self._mode == "none" and not _is_local(host or b""):
+            raise Forbidden(
+                "Without authentication this proxy answers only as localhost, 127.0.0.1 or [::1]. "
+                "Call it by one of these names, or set auth.mode.",
+                code="host_not_allowed",
+            )
+
+
+@lru_cache(maxsize=64)
+def _is_local(host: bytes) -> bool:
+    """Tell whether a `Host`, with a port or without, is a name of this machine's."""
+    text = host.decode("latin-1")
+    name, _, port = text.rpartition(":")
+    return (name if name and port.isdigit() else text).lower() in _LOCAL_NAMES
+
+
+def _token(authorization: bytes) -> str:
+    """Return the bearer token; a header without a scheme is the token itself."""
+    scheme, _, token = authorization.decode("latin-1").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else authorization.decode("latin-1").strip()
+
+
+def _digest(key: str) -> bytes:
+    """Return a digest of a key, so that looking it up takes as long for every wrong one."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

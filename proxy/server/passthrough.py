@@ -1,0 +1,104 @@
+"""Every other path under `/v1/`: to the upstream and back, untouched, both ways as it comes.
+
+With a key of the proxy's own only the listed resources are passed on: files and stored completions
+behind that key belong to all tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from proxy.config import Settings
+from proxy.dialects import headers
+from proxy.errors import Forbidden, PalimpsestError
+from proxy.server.connection import ClientLeft, Connection
+from proxy.server.gate import Authenticator
+from proxy.upstream import Answer, Upstream
+
+_AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
+"""What no decoded segment may hold, or upstream could read another path than was checked."""
+_SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
+"""What a shared key may be used for: nobody deletes or replaces what belongs to all."""
+
+
+class Passthrough:
+    """Relays requests that are none of ours. One for the life of the process."""
+
+    def __init__(self, settings: Settings, gate: Authenticator, upstream: Upstream) -> None:
+        """Relay to the base of `upstream` what `gate` lets in."""
+        self._gate = gate
+        self._upstream = upstream
+        self._own_headers = frozenset(name.lower().encode() for name in settings.sessions.headers)
+        self._allowed = frozenset(settings.upstream.passthrough)
+
+    async def serve(self, connection: Connection, path: bytes) -> None:
+        """Relay one request; `path` is what followed `/v1`, as it was quoted."""
+        try:
+            caller = self._gate.admit(connection.headers)
+            if caller.admin:
+                raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
+            if not self._upstream.base.forwards_credentials:
+                self._check(connection.method, path)
+        except PalimpsestError as why:
+            await connection.fail(why)
+            return
+        await connection.serve(self._answer(connection, path))
+
+    def _check(self, method: str, path: bytes) -> None:
+        """Refuse what a shared key must not reach."""
+        segments = [unquote_to_bytes(segment) for segment in path.split(b"/")[1:]]
+        odd = any(s in {b".", b".."} or any(mark in s for mark in _AMBIGUOUS) for s in segments)
+        plain = b"/".join(segments).decode("utf-8", "replace") + "/"
+        if (
+            odd
+            or method not in _SHARED_METHODS
+            or not any(plain.startswith(f"{allowed}/") for allowed in self._allowed)
+        ):
+            listed = ", ".join(sorted(self._allowed)) or "nothing"
+            raise Forbidden(
+                "With the proxy's own upstream key only these resources under /v1/ are passed on: "
+                f"{listed} (upstream.passthrough), and chat completions.",
+                code="passthrough_not_allowed",
+            )
+
+    async def _answer(self, connection: Connection, path: bytes) -> None:
+        try:
+            await self._relay(connection, path)
+        except PalimpsestError as why:
+            await connection.fail(why)
+        except ClientLeft:
+            pass
+
+    async def _relay(self, connection: Connection, path: bytes) -> None:
+        base = self._upstream.base
+        sent = headers.to_upstream(
+            connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
+        )
+        length = connection.header(b"content-length")
+        body: bytes | AsyncIterable[bytes] = connection.pieces()
+        if length is not None and length != b"0":
+            sent.append((b"content-length", length))
+        elif connection.header(b"transfer-encoding") is None:
+            body = b"".join([piece async for piece in connection.pieces()])
+        target = path + (b"?" + connection.query if connection.query else b"")
+        answer = await self._upstream.ask(base, connection.method, target.decode("latin-1"), sent, body)
+        try:
+            await _return(answer, connection)
+        finally:
+            await answer.aclose()
+
+
+async def _return(answer: Answer, connection: Connection) -> None:
+    """Relay the answer as it comes. If it breaks, so does the connection: nothing else can say so."""
+    back = headers.to_client(answer.headers)
+    if (length := answer.header(b"content-length")) is not None:
+        back.append((b"content-length", length))
+    await connection.start(answer.status, back)
+    try:
+        async for chunk in answer.chunks():
+            await connection.write(chunk)
+    except PalimpsestError:
+        return
+    await connection.end()

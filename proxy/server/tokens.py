@@ -1,0 +1,38 @@
+"""What this process remembers of token counts, to look at and to forget."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from msgspec.structs import asdict
+
+from proxy.errors import Forbidden
+from proxy.server.deps import CallerDependency, OpenServices, Services, json_response
+from proxy.server.gate import Caller
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.get("/tokens/cache")
+async def show_cache(services: OpenServices, caller: CallerDependency) -> Response:
+    """Return how many messages this process has counted and remembers, and the sum of their tokens.
+
+    Whoever may see all tenants also gets `calibration`: by model, how many tokens the upstream counts for
+    one of ours. To others it would tell which models their neighbours use.
+    """
+    counts = asdict(services.counter.cached)
+    if _sees_everything(caller, services):
+        counts["calibration"] = services.counter.calibration.snapshot()
+    return json_response(counts)
+
+
+@router.delete("/tokens/cache")
+async def clear_cache(services: OpenServices, caller: CallerDependency) -> Response:
+    """Forget them: they are counted again when they come. For the administrator."""
+    if not _sees_everything(caller, services):
+        raise Forbidden("Only the admin key may clear the cache, which all tenants share.")
+    services.counter.clear()
+    return json_response(asdict(services.counter.cached))
+
+
+def _sees_everything(caller: Caller, services: Services) -> bool:
+    return caller.admin or services.settings.auth.mode == "none"

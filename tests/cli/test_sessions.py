@@ -1,0 +1,187 @@
+"""`sessions …` on a store with several tenants. One session's whole way: tests/e2e/test_command_line.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.store import Store
+from tests.cli.conftest import Run
+from tests.support.talk import Talk, body
+
+CALL = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+
+
+@pytest.fixture(autouse=True)
+def filled(config: Path) -> None:
+    """Two tenants with a session of the same name, and one with an odd one."""
+
+    async def fill() -> None:
+        store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
+        for tenant in ("anne", "bert"):
+            await Talk(store, tenant, "shared").say(f"{tenant} asks", f"{tenant} hears")
+        odd = Talk(store, "anne", "会话/100%")
+        asked = body("user", "[bold]look[/bold]\n  twice " + "x" * 300)
+        exchange = await odd.begin(asked)
+        called = (body("assistant", "", content=None, tool_calls=[CALL]),)
+        await odd.settle(exchange, asked, replies=called, settled_at=3_000)
+        await store.close()
+
+    asyncio.run(fill())
+
+
+def listed(run: Run, *arguments: str) -> list[tuple[str, str]]:
+    code, out, _ = run("sessions", "list", "--json", *arguments)
+    assert code == 0
+    return [(row["tenant"], row["id"]) for row in json.loads(out)]
+
+
+def test_the_list_is_of_all_or_of_one(run: Run) -> None:
+    everything = listed(run)
+    assert everything[0] == ("anne", "会话/100%")
+    assert sorted(everything) == [("anne", "shared"), ("anne", "会话/100%"), ("bert", "shared")]
+    assert listed(run, "--tenant", "bert") == [("bert", "shared")]
+    assert listed(run, "--tenant", "carl") == []
+    assert listed(run, "--limit", "1") == everything[:1]
+    code, out, _ = run("sessions", "list")
+    assert code == 0
+    assert "bert" in out
+    assert "messages" in out
+
+
+def test_a_list_of_nothing(run: Run) -> None:
+    code, _, errors = run("sessions", "list", "--limit", "0")
+    assert code == 2
+    assert "--limit" in errors
+
+
+@pytest.mark.parametrize("command", ["show", "export", "delete"])
+def test_a_name_of_two_needs_its_tenant(run: Run, command: str) -> None:
+    before = listed(run)
+    code, out, errors = run("sessions", command, "shared")
+    assert (code, out) == (2, "")
+    assert "--tenant: anne, bert" in errors
+    for arguments in (["none"], ["shared", "--tenant", "carl"]):
+        code, out, errors = run("sessions", command, *arguments)
+        assert (code, out) == (2, "")
+        assert "no session" in errors
+    assert listed(run) == before
+
+
+def test_show_gives_the_messages(run: Run) -> None:
+    code, out, _ = run("sessions", "show", "shared", "--tenant", "bert", "--json")
+    shown = json.loads(out)
+    assert (code, shown["tenant"]) == (0, "bert")
+    assert [message["content"] for message in shown["data"]] == ["bert asks", "bert hears"]
+    code, out, _ = run("sessions", "show", "shared", "--tenant", "bert")
+    assert code == 0
+    assert "bert hears" in out
+    assert "anne" not in out
+
+
+def test_show_keeps_a_message_on_a_line_and_its_brackets(run: Run) -> None:
+    code, out, _ = run("sessions", "show", "会话/100%")
+    head, asked, called = out.rstrip("\n").split("\n")
+    assert (code, head.startswith("会话/100% (anne): 2 messages")) == (0, True)
+    assert "[bold]look[/bold] twice xxx" in asked
+    assert asked.endswith("x…")
+    assert called.endswith("-> look_up")
+
+
+def test_a_session_moves_to_another_tenant(run: Run, config: Path) -> None:
+    file = config.with_name("out.jsonl")
+    assert run("sessions", "export", "shared", "--tenant", "anne", "--out", file)[0] == 0
+    code, _, errors = run("sessions", "import", file, "--tenant", "bert")
+    assert code == 2
+    assert "already" in errors
+    code, out, _ = run("sessions", "import", file, "--tenant", "bert", "--as", "hers")
+    assert (code, out) == (0, "hers (bert): 2 messages\n")
+    code, out, _ = run("sessions", "import", file)
+    assert (code, out) == (0, "shared (default): 2 messages\n")
+    code, out, _ = run("sessions", "delete", "shared", "--tenant", "anne")
+    assert (code, "deleted" in out) == (0, True)
+    assert sorted(listed(run)) == [
+        ("anne", "会话/100%"),
+        ("bert", "hers"),
+        ("bert", "shared"),
+        ("default", "shared"),
+    ]
+
+
+def test_what_is_written_to_standard_output_is_the_file(run: Run, config: Path) -> None:
+    file = config.with_name("out.jsonl")
+    assert run("sessions", "export", "会话/100%", "--out", file)[0] == 0
+    assert run("sessions", "export", "会话/100%")[:2] == (0, file.read_text("utf-8"))
+
+
+def test_a_file_that_cannot_be_written(run: Run, config: Path) -> None:
+    for out in (config.parent / "none" / "out.jsonl", config.parent):
+        code, told, errors = run("sessions", "export", "会话/100%", "--out", out)
+        assert (code, told) == (2, "")
+        assert "cannot be written" in errors
+        assert "Traceback" not in errors
+
+
+def test_a_file_stays_where_there_is_nothing_to_export(run: Run, config: Path) -> None:
+    file = config.with_name("out.jsonl")
+    file.write_text("precious")
+    assert run("sessions", "export", "none", "--out", file)[0] == 2
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "nothing to import"),
+        (b"{}\n{", "Line 2"),
+        (b"\xff", "Line 1"),
+        (b"[]", "Line 1"),
+        (b"{}", "name"),
+    ],
+)
+def test_a_file_that_is_no_export(run: Run, config: Path, content: bytes, said: str) -> None:
+    file = config.with_name("in.jsonl")
+    file.write_bytes(content)
+    code, out, errors = run("sessions", "import", file)
+    assert (code, out) == (2, "")
+    assert said in errors
+
+
+def test_an_import_with_a_name_that_is_none(run: Run, config: Path) -> None:
+    file = config.with_name("out.jsonl")
+    run("sessions", "export", "会话/100%", "--out", file)
+    for given in (["--as", "a\nb"], ["--as", "x" * 513], ["--tenant", "\udc80", "--as", "y"]):
+        code, out, errors = run("sessions", "import", file, *given)
+        assert (code, out) == (2, ""), given
+        assert errors
+    assert run("sessions", "import", config.with_name("none.jsonl"))[0] == 2
+
+
+def test_a_store_that_cannot_be_read_is_exit_1(run: Run, config: Path) -> None:
+    config.write_text("store: {url: 'sqlite:////no/such/folder/s.db'}\n")
+    for arguments in (["list"], ["show", "x"], ["delete", "x"]):
+        code, out, errors = run("sessions", *arguments)
+        assert (code, out) == (1, "")
+        assert "Traceback" not in errors
+
+
+def test_the_figures_are_the_sessions(run: Run) -> None:
+    rows: list[dict[str, Any]] = json.loads(run("sessions", "list", "--json")[1])
+    assert {row["messages"] for row in rows} == {2}
+    assert {row["rounds"] for row in rows} == {1}
+    assert {row["tokens_sent"] for row in rows} == {60}
+    assert {row["tokens_saved"] for row in rows} == {40}
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "x"], ["export", "x"], ["delete", "x"]])
+def test_where_there_is_no_store_none_is_made(run: Run, config: Path, words: list[str]) -> None:
+    elsewhere = config.with_name("elsewhere.yaml")
+    elsewhere.write_text(f"store: {{url: 'sqlite:///{config.with_name('none.db')}'}}\n")
+    code, out, errors = run("sessions", *words, "--config", elsewhere)
+    assert (code, out) == (1, "")
+    assert "There is no file" in errors
+    assert not config.with_name("none.db").exists()

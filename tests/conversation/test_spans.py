@@ -1,0 +1,159 @@
+"""Spans and rounds of valid and of broken histories."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.conversation.spans import (
+    OpenCalls,
+    Round,
+    Span,
+    calls_function,
+    is_result,
+    open_calls,
+    rounds,
+    span_start,
+    spans,
+)
+from proxy.dialects.chat.messages import Message
+
+USER = Message.of({"role": "user", "content": "hello"})
+SYSTEM = Message.of({"role": "system", "content": "be kind"})
+REPLY = Message.of({"role": "assistant", "content": "well"})
+CALLS_FUNCTION = Message.of({"role": "assistant", "function_call": {"name": "f", "arguments": ""}})
+FUNCTION = Message.of({"role": "function", "name": "f", "content": "1"})
+
+
+def block(*ids: str, **more: object) -> Message:
+    return Message.of({"role": "assistant", "tool_calls": [{"id": each} for each in ids], **more})
+
+
+def result(identity: str) -> Message:
+    return Message.of({"role": "tool", "tool_call_id": identity, "content": "1"})
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([SYSTEM, USER, REPLY], [(0, 1, 0), (1, 2, 1), (2, 3, 1)], id="single messages"),
+        pytest.param(
+            [USER, block("a", "b"), result("b"), result("a"), REPLY],
+            [(0, 1, 1), (1, 4, 1), (4, 5, 1)],
+            id="parallel",
+        ),
+        pytest.param(
+            [block("a"), result("a"), block("a"), result("a")], [(0, 2, 0), (2, 4, 0)], id="an id used again"
+        ),
+        pytest.param(
+            [block("a"), result("a"), result("x"), USER],
+            [(0, 3, 0), (3, 4, 1)],
+            id="an orphan right after belongs to it",
+        ),
+        pytest.param(
+            [result("a"), USER, result("a")], [(0, 1, 0), (1, 2, 1), (2, 3, 1)], id="orphans stand alone"
+        ),
+        pytest.param(
+            [block("a"), USER, result("a")],
+            [(0, 1, 0), (1, 2, 1), (2, 3, 1)],
+            id="a late result is no result",
+        ),
+        pytest.param([CALLS_FUNCTION, FUNCTION, USER], [(0, 2, 0), (2, 3, 1)], id="older form"),
+        pytest.param([CALLS_FUNCTION, result("a")], [(0, 1, 0), (1, 2, 0)], id="older form, newer result"),
+        pytest.param([block("a"), FUNCTION], [(0, 1, 0), (1, 2, 0)], id="newer form, older result"),
+        pytest.param(
+            [block("a", function_call={"name": "f"}), FUNCTION, result("a")], [(0, 3, 0)], id="both forms"
+        ),
+        pytest.param([block(), result("a")], [(0, 1, 0), (1, 2, 0)], id="an empty list of calls is no block"),
+        pytest.param([USER, USER], [(0, 1, 1), (1, 2, 2)], id="two user messages are two rounds"),
+    ],
+)
+def test_spans(messages: list[Message], expected: list[tuple[int, int, int]]) -> None:
+    assert spans(messages) == tuple(Span(*each) for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([REPLY, SYSTEM], [(0, 0, 2)], id="nobody asked"),
+        pytest.param([USER], [(1, 0, 1)], id="one question"),
+        pytest.param(
+            [SYSTEM, USER, REPLY, USER], [(0, 0, 1), (1, 1, 3), (2, 3, 4)], id="a preamble is round 0"
+        ),
+        pytest.param([USER, REPLY, USER, USER], [(1, 0, 2), (2, 2, 3), (3, 3, 4)], id="no preamble"),
+    ],
+)
+def test_rounds(messages: list[Message], expected: list[tuple[int, int, int]]) -> None:
+    assert rounds(messages) == tuple(Round(*each) for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("messages", "ids"),
+    [
+        pytest.param([], None, id="nothing"),
+        pytest.param([USER, REPLY], None, id="no calls"),
+        pytest.param([USER, block("a", "b")], ("a", "b"), id="no result yet"),
+        pytest.param([USER, block("a", "b"), result("b")], ("a",), id="one is missing"),
+        pytest.param([USER, block("a", "b"), result("b"), result("a")], None, id="all answered"),
+        pytest.param(
+            [block("a"), result("a"), block("a")], ("a",), id="an earlier result of that id does not count"
+        ),
+        pytest.param([block("a"), USER], None, id="given up, since somebody spoke"),
+        pytest.param([block("a"), result("x")], ("a",), id="an orphan answers nothing"),
+        pytest.param([block("a", "a", "")], ("a",), id="each id once, none for calls without"),
+        pytest.param([USER, CALLS_FUNCTION], ("",), id="older form"),
+        pytest.param([USER, CALLS_FUNCTION, FUNCTION], None, id="older form, answered"),
+    ],
+)
+def test_open_calls(messages: list[Message], ids: tuple[str, ...] | None) -> None:
+    expected = OpenCalls(spans(messages)[-1], ids) if ids is not None else None
+    assert open_calls(messages) == expected
+
+
+def test_a_call_of_the_older_form_is_an_object_of_an_assistant() -> None:
+    assert calls_function(CALLS_FUNCTION)
+    assert not calls_function(Message.of({"role": "assistant", "content": "x", "function_call": None}))
+    assert not calls_function(Message.of({"role": "user", "content": "x", "function_call": {"name": "f"}}))
+
+
+def test_results_are_of_both_forms() -> None:
+    assert [is_result(each) for each in (result("a"), FUNCTION, USER, REPLY)] == [True, True, False, False]
+
+
+ANY = st.lists(
+    st.sampled_from(
+        [USER, SYSTEM, REPLY, CALLS_FUNCTION, FUNCTION, block("a"), block("a", "b"), result("a"), result("b")]
+    )
+)
+
+
+@settings(deadline=None)
+@given(ANY)
+def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(messages: list[Message]) -> None:
+    parts, turns = spans(messages), rounds(messages)
+    assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(messages)))
+    assert [at for turn in turns for at in range(turn.start, turn.stop)] == list(range(len(messages)))
+    for part in parts:
+        (around,) = [turn for turn in turns if turn.number == part.round]
+        assert around.start <= part.start < part.stop <= around.stop
+
+
+@settings(deadline=None)
+@given(ANY)
+def test_the_start_of_a_span_is_found_from_any_place_in_it(messages: list[Message]) -> None:
+    for part in spans(messages):
+        assert [span_start(messages, at) for at in range(part.start, part.stop)] == [part.start] * (
+            part.stop - part.start
+        )
+
+
+@settings(deadline=None)
+@given(ANY, ANY)
+def test_spans_of_a_longer_history_begin_with_those_of_the_shorter(
+    messages: list[Message], more: list[Message]
+) -> None:
+    complete = spans(messages)[:-1]
+    assert spans(messages + more)[: len(complete)] == complete

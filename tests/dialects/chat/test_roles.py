@@ -1,0 +1,182 @@
+"""Orders of roles that servers insist on: how they say so, and messages brought into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.roles import Shape, merged_users, one_system, shape_of, shaped
+
+
+def said(message: str, **more: Any) -> bytes:
+    return orjson.dumps({"error": {"message": message, "type": "invalid_request_error", **more}})
+
+
+TURNS = "Conversation roles must alternate user/assistant/user/assistant/..."
+FIRST = "System message must be at the beginning."
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        (TURNS, "alternate"),
+        (f"{TURNS} {TURNS}", "alternate"),
+        (f"After the optional system message, {TURNS.lower()}", "alternate"),
+        (
+            (
+                "After the optional system message, conversation roles must alternate user and assistant "
+                "roles except for tool calls and results."
+            ),
+            "alternate",
+        ),
+        (f"Error in applying chat template from request: {TURNS}", "alternate"),
+        (
+            "After the (optional) system message(s), user and assistant roles should be alternating.",
+            "alternate",
+        ),
+        (
+            (
+                "After the (optional) system message(s), user or tool message(s) should alternate with "
+                "assistant message(s)."
+            ),
+            "alternate",
+        ),
+        (
+            (
+                "deepseek-reasoner does not support successive user or assistant messages (messages[1] and "
+                "messages[2] in your input). You should interleave the user/assistant messages."
+            ),
+            "alternate",
+        ),
+        (
+            (
+                'messages: roles must alternate between "user" and "assistant", but found multiple "user" '
+                "roles in a row"
+            ),
+            "alternate",
+        ),
+        ("Please ensure that multiturn requests alternate between user and model", "alternate"),
+        ("Unexpected role 'user' after role 'user'", "alternate"),
+        (FIRST, "one_system"),
+        (f"Chat template error: {FIRST}", "one_system"),
+        ("System message should be the first one", "one_system"),
+        ("System message must be the first message.", "one_system"),
+        ("Unexpected role 'system' after role 'assistant'", "one_system"),
+        ("Only one system message is allowed.", "one_system"),
+        ("Multiple system messages are not supported", "one_system"),
+        ("System messages are only allowed at the beginning of a conversation", "one_system"),
+        ("Unexpected role 'user' after role 'tool'", None),
+        (
+            "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant",
+            None,
+        ),
+        ("Only user and assistant roles are supported!", None),
+        ("System role not supported", None),
+        ("Invalid value: 'systems'. Supported values are: 'system', 'assistant', 'user'.", None),
+        ("messages with role 'tool' must be a response to a preceding message with 'tool_calls'.", None),
+        ("Rate limit reached", None),
+    ],
+)
+def test_every_wording_is_known(words: str, shape: Shape | None) -> None:
+    assert [shape_of(status, said(words)) for status in (400, 422, 500)] == [shape] * 3
+    assert [shape_of(status, said(words)) for status in (200, 401, 429, 503)] == [None] * 4
+
+
+def test_it_is_read_however_it_is_wrapped() -> None:
+    raw = orjson.dumps({"object": "error", "message": TURNS, "type": "BadRequestError", "code": 400})
+    assert shape_of(400, raw) == "alternate"
+    wrapped = {"error": {"message": "Provider returned error", "metadata": {"raw": raw.decode()}}}
+    assert shape_of(400, orjson.dumps(wrapped)) == "alternate"
+    assert shape_of(400, orjson.dumps({"detail": f"Chat template error: {FIRST}"})) == "one_system"
+    assert shape_of(500, FIRST.encode()) == "one_system"
+    assert shape_of(400, b"\xff\x00 nothing") is None
+    assert shape_of(400, b"") is None
+    # What repeats the request says nothing by itself.
+    assert shape_of(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
+
+
+def user(content: Any, **more: Any) -> Message:
+    return Message.of({"role": "user", "content": content, **more})
+
+
+def system(content: Any, role: str = "system") -> Message:
+    return Message.of({"role": role, "content": content})
+
+
+REPLY = Message(b'{"role": "assistant",  "content": "yes"}')
+
+
+def contents(messages: tuple[Message, ...]) -> list[tuple[str, Any]]:
+    return [(each.role, each.data["content"]) for each in messages]
+
+
+def test_user_messages_side_by_side_become_one() -> None:
+    given = [user("a", name="ann"), user("b"), user("c", name="bob"), REPLY, user("d")]
+    merged = merged_users(given)
+    assert contents(merged) == [("user", "a\n\nb\n\nc"), ("assistant", "yes"), ("user", "d")]
+    assert merged[0].data["name"] == "ann"
+    assert merged[1] is REPLY
+    assert merged[2] is given[4]
+    assert merged_users([]) == ()
+
+
+def test_nothing_else_is_merged() -> None:
+    tool = Message.of({"role": "tool", "tool_call_id": "a", "content": "1"})
+    given = [system("s"), system("t"), user("a"), REPLY, REPLY, tool, tool, user("b"), system("u"), user("c")]
+    assert merged_users(given) == tuple(given)
+
+
+@pytest.mark.parametrize(
+    ("contents_given", "content"),
+    [
+        (["a", ""], "a"),
+        (["", ""], ""),
+        (["a", [{"type": "image_url"}]], [{"type": "text", "text": "a"}, {"type": "image_url"}]),
+        (["", [{"type": "image_url"}]], [{"type": "image_url"}]),
+        (
+            [[{"type": "text", "text": "a"}], [{"type": "text", "text": "b"}]],
+            [{"type": "text", "text": x} for x in "ab"],
+        ),
+        ([None, "b"], [{"type": "text", "text": "b"}]),
+    ],
+)
+def test_contents_of_any_form_are_joined(contents_given: list[Any], content: Any) -> None:
+    (merged,) = merged_users([user(each) for each in contents_given])
+    assert merged.data["content"] == content
+
+
+def test_all_instructions_become_one_message_at_the_beginning() -> None:
+    given = [
+        system("a"),
+        system("b"),
+        user("q"),
+        system("c", "developer"),
+        REPLY,
+        system([{"type": "text", "text": "d"}]),
+    ]
+    one = one_system(given)
+    parts = [{"type": "text", "text": each} for each in "abcd"]
+    assert contents(one) == [("system", parts), ("user", "q"), ("assistant", "yes")]
+    assert one[2] is REPLY
+    texts = one_system(given[:4])
+    assert contents(texts) == [("system", "a\n\nb\n\nc"), ("user", "q")]
+
+
+def test_where_none_leads_one_is_made() -> None:
+    assert contents(one_system([user("q"), system("a", "developer")])) == [("developer", "a"), ("user", "q")]
+    assert one_system([user("q"), REPLY]) == (user("q"), REPLY)
+    lone = [system("a"), user("q")]
+    assert [one is given for one, given in zip(one_system(lone), lone, strict=True)] == [True, True]
+
+
+def test_a_system_message_between_two_users_breaks_the_turns_too() -> None:
+    given = [system("a"), user("q"), system("b"), user("r"), REPLY]
+    assert contents(shaped(given, "alternate")) == [
+        ("system", "a\n\nb"),
+        ("user", "q\n\nr"),
+        ("assistant", "yes"),
+    ]
+    assert contents(shaped(given, "one_system"))[1:3] == [("user", "q"), ("user", "r")]

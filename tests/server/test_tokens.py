@@ -1,0 +1,51 @@
+"""What a process remembers of token counts."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import orjson
+
+from proxy.config import Settings
+from proxy.server.deps import Services
+from proxy.server.gate import Caller
+from proxy.server.tokens import show_cache
+from proxy.tokens import TokenCounter
+from tests.e2e.conftest import Serve
+
+
+def test_counts_can_be_looked_at_and_forgotten(serve: Serve) -> None:
+    proxy = serve()
+    proxy.chat("s", "hello")
+    cached = proxy.get("/tokens/cache")
+    assert cached["cached_messages"] >= 1
+    assert cached["total_cached_tokens"] >= 1
+    assert cached["calibration"] == {}  # nobody could learn from so few tokens
+    assert proxy.client.delete("/tokens/cache").json() == {"cached_messages": 0, "total_cached_tokens": 0}
+
+
+def test_what_upstreams_count_is_shown_by_model_and_outlives_the_counts() -> None:
+    counter = TokenCounter("estimate")
+    counter.calibration.learn("qwen", 1000, 1234)
+    counter.clear()
+    services = cast("Services", SimpleNamespace(counter=counter, settings=Settings()))
+    answer = asyncio.run(show_cache(services, Caller("anyone")))
+    assert orjson.loads(answer.body) == {
+        "cached_messages": 0,
+        "total_cached_tokens": 0,
+        "calibration": {"qwen": 1.23},
+    }
+
+
+def test_a_tenant_may_look_but_not_clear_what_all_share(serve: Serve) -> None:
+    proxy = serve(auth={"mode": "keys", "keys": [{"key": "ka", "tenant": "a"}], "admin_key": "root"})
+    tenant, admin = ({"authorization": f"Bearer {key}"} for key in ("ka", "root"))
+    seen = proxy.client.get("/tokens/cache", headers=tenant)
+    assert seen.status_code == 200
+    assert "calibration" not in seen.json()  # it would tell which models others use
+    assert "calibration" in proxy.client.get("/tokens/cache", headers=admin).json()
+    assert proxy.client.delete("/tokens/cache", headers=tenant).status_code == 403
+    assert proxy.client.delete("/tokens/cache", headers=admin).status_code == 200
+    assert proxy.client.get("/tokens/cache").status_code == 401
