@@ -82,7 +82,7 @@ def measure(
             if name not in names[size]:
                 say(f"append: storing {size:,} messages")
                 names[size].append(name)
-                plan = Plan([_history(folder, name, size)], requests=1, sequence=sequence)
+                plan = Plan(templates=[_history(folder, name, size)], requests=1, sequence=sequence)
                 stored = run(programs.load, subject, plan)
                 sequence = stored.sequence
                 seeded.setdefault(size, stored.latency["mean"] / 1000)
@@ -92,7 +92,7 @@ def measure(
         count = len(sizes)
         order = turns(count)
         plan = Plan(
-            [templates[number] for number in order],
+            templates=[templates[number] for number in order],
             cycle=True,
             warmup=_WARMUP * count,
             requests=_APPENDS * count,

@@ -66,16 +66,28 @@ def all_cases(*, quick: bool) -> list[Case]:
     """Return the cases in the order in which they run."""
     kinds = (False, True)
     if quick:
-        cases = [Case("small", connections, stream) for connections in (1, 64) for stream in kinds]
-        cases += [Case("medium", connections, False) for connections in (1, 64)]
-        return [*cases, Case("medium", 1, True), Case("large", 1, False), Case("growing", 1, False)]
+        cases = [
+            Case(body="small", connections=connections, stream=stream)
+            for connections in (1, 64)
+            for stream in kinds
+        ]
+        cases += [Case(body="medium", connections=connections, stream=False) for connections in (1, 64)]
+        return [
+            *cases,
+            Case(body="medium", connections=1, stream=True),
+            Case(body="large", connections=1, stream=False),
+            Case(body="growing", connections=1, stream=False),
+        ]
     cases = [
-        Case(body, connections, stream) for body in _SIZES for connections in (1, 16, 64) for stream in kinds
+        Case(body=body, connections=connections, stream=stream)
+        for body in _SIZES
+        for connections in (1, 16, 64)
+        for stream in kinds
     ]
     return [
         *cases,
-        *(Case("new", connections, False) for connections in (1, 64)),
-        *(Case("growing", connections, False) for connections in (1, 16)),
+        *(Case(body="new", connections=connections, stream=False) for connections in (1, 64)),
+        *(Case(body="growing", connections=connections, stream=False) for connections in (1, 16)),
     ]
 
 
@@ -120,7 +132,9 @@ class _Runner:
             return
         for subject in subjects:
             if subject.stores and (case.body, subject.name) not in self._stored:
-                plan = Plan([self._template(case.body, stream=False)], connections, requests=1)
+                plan = Plan(
+                    templates=[self._template(case.body, stream=False)], connections=connections, requests=1
+                )
                 self._run(subject, plan)
                 self._stored.add((case.body, subject.name))
 
@@ -131,8 +145,8 @@ class _Runner:
             grow = self._folder / "turn.txt"
             grow.write_bytes(bodies.turn(bodies.question(_QUESTION)))
             plan = Plan(
-                template,
-                case.connections,
+                templates=template,
+                connections=case.connections,
                 stream=case.stream,
                 requests=_GROWING_REQUESTS,
                 warmup=_WARMUP,
@@ -142,8 +156,8 @@ class _Runner:
             self._sessions += case.connections
             return self._run(subject, plan)
         plan = Plan(
-            template,
-            case.connections,
+            templates=template,
+            connections=case.connections,
             stream=case.stream,
             seconds=seconds,
             least=case.connections,

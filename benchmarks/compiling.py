@@ -49,4 +49,4 @@ def compile_programs(into: Path = BUILD) -> Programs:
         if done.returncode:
             raise RuntimeError(done.stderr)
         made.replace(into / name)  # another run may be at it with the one that was there
-    return Programs(into / "load", into / "upstream")
+    return Programs(load=into / "load", upstream=into / "upstream")

@@ -91,7 +91,9 @@ def _load(programs: Programs, subject: Subject, folder: Path, seconds: float) ->
     question: bodies.Message = {"role": "user", "content": bodies.question(120)}
     path.write_bytes(bodies.request(f"profile-{bodies.CONNECTION}", [*bodies.history(2, 830), question]))
     measured = run(
-        programs.load, subject, Plan([path], _CONNECTIONS, seconds=seconds, warmup=_WARMUP, sequence=1)
+        programs.load,
+        subject,
+        Plan(templates=[path], connections=_CONNECTIONS, seconds=seconds, warmup=_WARMUP, sequence=1),
     )
     return measured.sequence - 1
 
@@ -168,7 +170,7 @@ def _from_inside(programs: Programs, folder: Path, seconds: float, upstream: Sub
         str(configuration),
     ]
     with subjects.running(command, folder / "profiled.log", port) as pid:
-        subject = Subject(subjects.PALIMPSEST, port, pid)
+        subject = Subject(name=subjects.PALIMPSEST, port=port, pid=pid)
         _load(programs, subject, folder, 1.0)
         os.kill(pid, signal.SIGUSR1)
         requests = _load(programs, subject, folder, seconds)

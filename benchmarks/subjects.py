@@ -69,7 +69,7 @@ def upstream(programs: Programs, folder: Path) -> Iterator[Subject]:
     try:
         if process.stdout is None:
             raise RuntimeError("the upstream has no output")
-        yield Subject(NO_PROXY, int(process.stdout.readline()), process.pid)
+        yield Subject(name=NO_PROXY, port=int(process.stdout.readline()), pid=process.pid)
     finally:
         process.kill()
         process.communicate()
@@ -84,7 +84,7 @@ def passthrough(behind: Subject, folder: Path, name: str) -> Iterator[Subject]:
     with running(
         [sys.executable, "-m", "benchmarks.passthrough", *words, "--via", via], folder / f"{via}.log", port
     ) as pid:
-        yield Subject(name, port, pid)
+        yield Subject(name=name, port=port, pid=pid)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def palimpsest(
         folder / f"{name}.log",
         port,
     ) as pid:
-        yield Subject(PALIMPSEST, port, pid)
+        yield Subject(name=PALIMPSEST, port=port, pid=pid)
 
 
 def configuration(

@@ -99,7 +99,11 @@ def test_a_growing_history_is_resent_as_it_was_answered(
     for stream in (False, True):
         session = f"grown-{stream}-{bodies.CONNECTION}"
         template.write_bytes(bodies.request(session, [*history, question], stream=stream, growing=True))
-        run(programs.load, palimpsest, Plan([template], 2, stream=stream, requests=3, warmup=1, grow=turn))
+        run(
+            programs.load,
+            palimpsest,
+            Plan(templates=[template], connections=2, stream=stream, requests=3, warmup=1, grow=turn),
+        )
         for connection in range(2):
             named = f"grown-{stream}-{connection:08}"
             assert kinds(palimpsest, named) == ["first", "resend", "resend", "resend"]
@@ -154,11 +158,11 @@ def test_wrong_answers_are_no_measurement(programs: Programs, folder: Path, pali
     asked = bodies.request("wrong", [{"role": "user", "content": "hi"}])
     template.write_bytes(asked.replace(b"/v1/chat/completions", b"/nothing"))
     with pytest.raises(RuntimeError, match="not a 200; status 404"):
-        run(programs.load, palimpsest, Plan([template], requests=1))
+        run(programs.load, palimpsest, Plan(templates=[template], requests=1))
     # A stream was expected, and none came.
     template.write_bytes(asked)
     with pytest.raises(RuntimeError, match=re.escape("did not end with [DONE]")):
-        run(programs.load, palimpsest, Plan([template], requests=1, stream=True))
+        run(programs.load, palimpsest, Plan(templates=[template], requests=1, stream=True))
 
 
 @pytest.mark.parametrize(("messages", "size"), [(2, 830), (10, 9_000), (200, 123_500)])

@@ -129,7 +129,13 @@ def test_every_header_is_documented(name: str) -> None:
 
 
 def test_every_field_of_the_log_line_is_documented() -> None:
-    nothing = PlanReport("s", "e", bypass((), PlanningContext(count=lambda _: 0)), instructions=0, messages=0)
+    nothing = PlanReport(
+        session="s",
+        exchange="e",
+        plan=bypass((), PlanningContext(count=lambda _: 0)),
+        instructions=0,
+        messages=0,
+    )
     part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
     documented = {
         name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")

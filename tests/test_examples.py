@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from proxy.config import load
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming import Entry, PlanningContext, Trigger, plan
 from tests.support.command import run_command
 from tests.support.examples import FILES, serving
@@ -92,8 +92,11 @@ def test_what_came_twice_costs_no_more_than_what_came_once(example: Path) -> Non
         text = output if at % 4 == 0 else f"page {at}\n{output}"
         said.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
         said += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Go on."}]
-    messages = [Message.of(each) for each in said]
-    log = [Entry(each, len(each.raw) // 4, f"ref_{at}", position=at) for at, each in enumerate(messages)]
+    messages = [ChatMessage.of(each) for each in said]
+    log = [
+        Entry(message=each, tokens=len(each.raw) // 4, ref=f"ref_{at}", position=at)
+        for at, each in enumerate(messages)
+    ]
     known = PlanningContext(count=lambda message: len(message.raw) // 4)
     edits = tuple(edit for edit in policy.edits if edit.type != "deduplicate_results")
     alone = plan(log, policy.model_copy(update={"edits": edits}), "p", known)

@@ -17,7 +17,7 @@ from alembic import op
 
 # The one thing taken from the program: names of nodes are made of it, so it cannot change any more.
 from proxy.conversation import content_hash, content_key
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 
 revision = "0002"
 down_revision = "0001"
@@ -85,7 +85,7 @@ def _fill(connection: sa.Connection, session: str, tenant: str) -> None:
     recorded: dict[str, str | None] = {"": tenant}
     found: list[dict[str, Any]] = []
     for node, parent, answered, text in rows:
-        message = Message(text.encode())
+        message = ChatMessage(text.encode())
         kept = recorded.get(parent) if message.role != "assistant" or answered else None
         recorded[node] = kept
         found.append(

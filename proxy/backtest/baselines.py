@@ -23,8 +23,8 @@ from typing import ClassVar, Final
 from proxy.backtest.clairvoyant import Clairvoyant
 from proxy.backtest.counted import Counted
 from proxy.backtest.replay import Course, Model, PolicyStrategy, Sent, Strategy
-from proxy.conversation import is_result, span_start, spans
-from proxy.dialects.chat.messages import Message
+from proxy.conversation import span_start, spans
+from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.trimming import DropOldest, Policy, Target, Trigger
 
@@ -96,7 +96,7 @@ class _Course:
         chosen = (*self._instructions, *self._chooser.choose(stop))
         moved = chosen[: len(self._last)] != self._last
         self._last = chosen
-        return Sent(chosen, moved)
+        return Sent(messages=chosen, moved=moved)
 
 
 class _Everything(Chooser):
@@ -126,7 +126,7 @@ class _Last(Chooser):
 
     def choose(self, stop: int) -> Sequence[Message]:
         start = max(0, stop - self._number)
-        while start < stop and is_result(self.messages[start]):
+        while start < stop and self.messages[start].is_result:
             start += 1  # its call is not sent
         if start == stop and stop:
             start = span_start(
@@ -155,7 +155,7 @@ class _Masking(Chooser):
 
     def __init__(self, counted: Counted, number: int) -> None:
         super().__init__(counted)
-        self._results = [place for place, message in enumerate(self.messages) if is_result(message)]
+        self._results = [place for place, message in enumerate(self.messages) if message.is_result]
         self._number = number
         self._masked = list(self.messages)
         self._done = 0
@@ -283,7 +283,7 @@ def _sliding(budget: int) -> Strategy:
     """Return the strategy that drops the oldest at every request, until a budget is met."""
     policy = Policy(trigger=Trigger(tokens=budget), target=Target(tokens=budget), edits=(DropOldest(),))
     about = f"the oldest dropped down to {budget:,} tokens, at every request"
-    return PolicyStrategy(_name("slide", budget), policy, about)
+    return PolicyStrategy(name=_name("slide", budget), policy=policy, about=about)
 
 
 _USUAL: Final = {

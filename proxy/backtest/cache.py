@@ -65,7 +65,9 @@ class Use:
 
     def __add__(self, other: Use) -> Use:
         """Return both together."""
-        return Use(self.read + other.read, self.written + other.written, self.plain + other.plain)
+        return Use(
+            read=self.read + other.read, written=self.written + other.written, plain=self.plain + other.plain
+        )
 
 
 NOTHING: Final = Use()
@@ -125,7 +127,7 @@ class PromptCache:
         block, minimum = self._rule.block, self._rule.minimum
         read = shared // block * block if shared >= minimum else 0
         written = total // block * block - read if total >= minimum else 0
-        return Use(read, written, total - read - written)
+        return Use(read=read, written=written, plain=total - read - written)
 
     def _by_breakpoints(
         self, prompt: Sequence[Segment], total: int, at: float, oldest: float, marks: Collection[int]
@@ -145,7 +147,7 @@ class PromptCache:
                 node.end, written = at, size
         if found is not None:
             found.end = at  # what is used lives on
-        return Use(read, max(written - read, 0), total - max(written, read))
+        return Use(read=read, written=max(written - read, 0), plain=total - max(written, read))
 
 
 def _step(node: _Node, child: _Node | None, segment: Segment, at: float) -> _Node:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from proxy.backtest.recall import References
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 
 PLACEHOLDER: Final = "[cleared]"
 """What stands in the place of a cleared result."""
@@ -62,6 +61,6 @@ class Clairvoyant:
 
 def _cleared(message: Message) -> Message:
     """Return the message without what it says, where it is a tool result that a placeholder makes shorter."""
-    if not is_result(message) or len(message.text) <= len(PLACEHOLDER):
+    if not message.is_result or len(message.text) <= len(PLACEHOLDER):
         return message
     return message.replacing("content", PLACEHOLDER)

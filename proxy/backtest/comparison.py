@@ -82,7 +82,7 @@ class Backtest:
         counted = Counted(history, self._counter, self._model)
         for strategy in self.strategies:
             for each, figures in self._figures(counted, strategy):
-                yield Line(strategy.name, history.name, each.name, figures)
+                yield Line(strategy=strategy.name, session=history.name, prices=each.name, figures=figures)
             tick()
 
     def _figures(self, counted: Counted, strategy: Strategy) -> Iterator[tuple[PriceClass, Figures]]:
@@ -91,7 +91,10 @@ class Backtest:
         groups = [(each,) for each in self.classes] if strategy.by_price else [self.classes]
         for classes in groups:
             yield from self._replay(
-                counted, strategy, classes, Model(classes[0].prices, window, self._marks)
+                counted,
+                strategy,
+                classes,
+                Model(prices=classes[0].prices, context_window=window, marks=self._marks),
             ).items()
 
     def _replay(
@@ -111,7 +114,9 @@ class Backtest:
             reply = counted.reply_tokens(stop) if has_reply else 0
             for each, rule in rules.items():
                 use = request.uses[rule]
-                spent[each] += Spent(use, each.input_dollars(use), each.output_dollars(use, reply))
+                spent[each] += Spent(
+                    use=use, input=each.input_dollars(use), output=each.output_dollars(use, reply)
+                )
             if references is not None and has_reply:
                 recall += references.judge(stop, request.sent.messages)
             warnings.update(request.sent.warnings)

@@ -13,8 +13,8 @@ from proxy.backtest.cache import Segment
 from proxy.backtest.histories import History
 from proxy.backtest.recall import References
 from proxy.conversation import body_of
+from proxy.dialects import Message
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.messages import Message
 from proxy.tokens import TokenCounter
 from proxy.trimming import Entry
 
@@ -59,7 +59,9 @@ class Counted:
             if any(mark in text for mark in _MARKS):
                 self._marked.add(text)
                 text = canonical(message.data)
-            found = self._segments[message.raw] = Segment(text, self._counter.message(message, self.model))
+            found = self._segments[message.raw] = Segment(
+                text=text, tokens=self._counter.message(message, self.model)
+            )
         return found
 
     def is_marked(self, message: Message) -> bool:
@@ -104,16 +106,16 @@ class Counted:
 
     def _tools(self) -> tuple[Segment, ...]:
         raw = self.history.tools
-        return () if raw is None else (Segment(raw, self._counter.json(raw, self.model)),)
+        return () if raw is None else (Segment(text=raw, tokens=self._counter.json(raw, self.model)),)
 
     def _entry(self, position: int, message: Message) -> Entry:
         sent = message.without_own_fields()
         own = message.data if message.own_fields else {}
         agent = own.get("agent")
         return Entry(
-            sent,
-            self.count(sent),
-            f"ref_{body_of(message)[:_REF_DIGITS]}",
+            message=sent,
+            tokens=self.count(sent),
+            ref=f"ref_{body_of(message)[:_REF_DIGITS]}",
             position=position,
             agent=agent if isinstance(agent, str) else None,
             is_internal=own.get("is_internal") is True,

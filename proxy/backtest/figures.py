@@ -33,7 +33,7 @@ class Spent:
         """Return both together."""
         known = self.output is not None and other.output is not None
         output = (self.output or 0.0) + (other.output or 0.0) if known else None
-        return Spent(self.use + other.use, self.input + other.input, output)
+        return Spent(use=self.use + other.use, input=self.input + other.input, output=output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.chat.completion import without_unfinished_calls
-from proxy.dialects.chat.facts import Facts
-from proxy.dialects.chat.messages import INSTRUCTION_ROLES, OWN_FIELDS, JsonObject, Message
+from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
+from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, without_unfinished_calls
 from proxy.dialects.reader import read, sound
 from proxy.dialects.shapes import is_array, is_object
 from proxy.dialects.writer import write
@@ -259,7 +258,7 @@ def _message(data: JsonObject) -> Message:
         raise InvalidRequest("A message is nested too deeply.") from why
     own = not data.keys().isdisjoint(OWN_FIELDS)
     facts = Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls")))
-    return Message(raw, data, facts)
+    return ChatMessage(raw, data, facts)
 
 
 def _timed(value: JsonObject) -> tuple[JsonObject, float | None]:

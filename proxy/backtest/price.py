@@ -35,7 +35,13 @@ class PriceClass:
     def rule(self, *, timed: bool) -> Rule:
         """Return how the cache works; where no times are known, nothing is forgotten."""
         lifetime = self.prices.lifetime if timed else None
-        return Rule(self.matching, self.block, self.prices.minimum, lifetime, self.explicit)
+        return Rule(
+            matching=self.matching,
+            block=self.block,
+            minimum=self.prices.minimum,
+            lifetime=lifetime,
+            explicit=self.explicit,
+        )
 
     def input_dollars(self, use: Use) -> float:
         """Return what the input of one request costs."""
@@ -65,8 +71,12 @@ def price_class(
     name = f"read {read:g}" + (f", write {write:g}" if write != 1 else "")
     return PriceClass(
         name=name,
-        dollars=Dollars(dollars, dollars * read, dollars * write, dollars * output),
-        prices=Prices(read, write, output, _LIFETIME, _MINIMUM, source="configured"),
+        dollars=Dollars(
+            input=dollars, cached_read=dollars * read, cache_write=dollars * write, output=dollars * output
+        ),
+        prices=Prices(
+            read=read, write=write, output=output, lifetime=_LIFETIME, minimum=_MINIMUM, source="configured"
+        ),
         matching="blocks" if write == 1 else "breakpoints",
     )
 
@@ -82,4 +92,11 @@ def class_of(model: str, facts: ModelFacts) -> PriceClass | None:
     if facts.dollars is None:
         return None
     explicit = facts.breakpoints != "none"
-    return PriceClass(model, facts.dollars, facts.prices, facts.matching, facts.block, explicit)
+    return PriceClass(
+        name=model,
+        dollars=facts.dollars,
+        prices=facts.prices,
+        matching=facts.matching,
+        block=facts.block,
+        explicit=explicit,
+    )

@@ -25,9 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
-from proxy.dialects.shapes import is_object
+from proxy.dialects import Message
 from proxy.trimming import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
 NEAR_MESSAGES: Final = 6
@@ -60,12 +58,12 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         """Return the sums."""
         return Counts(
-            self.grounded + other.grounded,
-            self.present + other.present,
-            self.bound_possible + other.bound_possible,
-            self.bound + other.bound,
-            self.calls + other.calls,
-            self.whole + other.whole,
+            grounded=self.grounded + other.grounded,
+            present=self.present + other.present,
+            bound_possible=self.bound_possible + other.bound_possible,
+            bound=self.bound + other.bound,
+            calls=self.calls + other.calls,
+            whole=self.whole + other.whole,
         )
 
     @property
@@ -203,7 +201,14 @@ class References:
                 counted[3] += bound
         return RecallCounts(
             **{
-                stratum: Counts(grounded, present, possible, bound, 1, int(present == grounded))
+                stratum: Counts(
+                    grounded=grounded,
+                    present=present,
+                    bound_possible=possible,
+                    bound=bound,
+                    calls=1,
+                    whole=int(present == grounded),
+                )
                 for stratum, (grounded, present, possible, bound) in tally.items()
             }
         )
@@ -230,7 +235,7 @@ class _Walk:
         atoms = self._index.atoms_in(number)
         for atom in atoms:
             self._last[atom] = self._position
-        if not is_result(message):
+        if not message.is_result:
             self._spoken.update(atoms)
         if message.role == "user":
             self._asked = frozenset(atoms)
@@ -242,7 +247,7 @@ class _Walk:
         for atom in atoms:
             strata = self._strata(atom)
             if strata:
-                yield Reference(atom, strata, self._labels.get(atom, frozenset()))
+                yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _strata(self, atom: int) -> tuple[str, ...]:
         """Return the strata of an atom of a call here; none where it has not occurred."""
@@ -348,11 +353,7 @@ def _length(match: re.Match[str]) -> int:
 
 def arguments_of(message: Message) -> tuple[str, ...]:
     """Return the arguments of each call of a message, that of the older form among them."""
-    found = [call.arguments for call in message.calls]
-    older = message.data.get("function_call") if message.role == "assistant" else None
-    if is_object(older) and isinstance(older.get("arguments"), str):
-        found.append(older["arguments"])
-    return tuple(found)
+    return tuple([call.arguments for call in message.calls])
 
 
 def readable(message: Message) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy.backtest.cache import PromptCache, Rule, Use
 from proxy.backtest.counted import Counted
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, Prices, merged, plan
 
 
@@ -122,7 +122,7 @@ def replayed(counted: Counted, strategy: Strategy, rules: Sequence[Rule], model:
             counted.marks(sent.messages, sent.settled if model.marks else ()),
         )
         uses = {rule: cache.read(prompt, at or 0.0, marks) for rule, cache in caches.items()}
-        yield Request(stop, sent, uses, untrimmed)
+        yield Request(stop=stop, sent=sent, uses=uses, untrimmed=untrimmed)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class _PolicyCourse:
         messages = sent_messages(counted.instructions, planned)
         ahead = len(messages) - len(planned.view)
         settled = tuple([ahead + end - 1 for end in planned.settled])
-        return Sent(messages, planned.moved, planned.warnings, settled)
+        return Sent(messages=messages, moved=planned.moved, warnings=planned.warnings, settled=settled)
 
 
 def _known(counted: Counted, model: Model, agent: str | None, idle: float | None) -> PlanningContext:

@@ -65,9 +65,9 @@ def session_sheets(outcome: Outcome, classes: Sequence[str]) -> Iterator[Sheet]:
                 (session, f"{whole.requests:,}", f"{whole.largest:,}", _price(whole.spent.input), *ratios)
             )
         yield Sheet(
-            f"Each session at {prices}: input dollars of no trimming, and of the others where these are 1",
-            ("session", "requests", "largest", "dollars", *strategies),
-            tuple(rows),
+            title=f"Each session at {prices}: input dollars of no trimming, and of the others where these are 1",
+            columns=("session", "requests", "largest", "dollars", *strategies),
+            rows=tuple(rows),
         )
 
 
@@ -86,10 +86,10 @@ def _sizes(outcome: Outcome) -> Sheet:
         for name, figures in _first(outcome)
     ]
     return Sheet(
-        "What was sent",
-        ("", "requests", "tokens", "of all", "largest", "messages", "moves"),
-        tuple(rows),
-        f"largest, messages: of one request. moves: of the cut. At {usual(outcome)}, where prices matter.",
+        title="What was sent",
+        columns=("", "requests", "tokens", "of all", "largest", "messages", "moves"),
+        rows=tuple(rows),
+        note=f"largest, messages: of one request. moves: of the cut. At {usual(outcome)}, where prices matter.",
     )
 
 
@@ -111,10 +111,10 @@ def _dollars(outcome: Outcome) -> Sheet:
 
     prices = ", ".join(dict.fromkeys(f"{each.dollars.input:g}" for each in outcome.classes))
     return Sheet(
-        "Dollars for input, and beside no trimming",
-        _classes(outcome),
-        _by_class(outcome, cell),
-        f"A million tokens of input cost {prices} dollars; "
+        title="Dollars for input, and beside no trimming",
+        columns=_classes(outcome),
+        rows=_by_class(outcome, cell),
+        note=f"A million tokens of input cost {prices} dollars; "
         "read and write: what a token read from the provider's cache or written to it costs, input = 1.",
     )
 
@@ -129,17 +129,17 @@ def _totals(outcome: Outcome) -> Sheet:
         return f"{_price(total)} {_number(total / other)}"
 
     return Sheet(
-        "The same with output, of which there is always as much",
-        _classes(outcome),
-        _by_class(outcome, cell),
+        title="The same with output, of which there is always as much",
+        columns=_classes(outcome),
+        rows=_by_class(outcome, cell),
     )
 
 
 def _dearest(outcome: Outcome) -> Sheet:
     return Sheet(
-        "The dearest session of each, beside no trimming",
-        _classes(outcome),
-        _by_class(outcome, lambda each: _number(each.dearest)),
+        title="The dearest session of each, beside no trimming",
+        columns=_classes(outcome),
+        rows=_by_class(outcome, lambda each: _number(each.dearest)),
     )
 
 
@@ -152,10 +152,10 @@ def _sources(outcome: Outcome) -> Sheet:
         dict.fromkeys(f"{each.matching} from {each.prices.minimum:,} tokens on" for each in outcome.classes)
     )
     return Sheet(
-        "Tokens read from the provider's cache, and written to it",
-        _classes(outcome),
-        _by_class(outcome, cell),
-        f"The cache is a simulation: {rules}.",
+        title="Tokens read from the provider's cache, and written to it",
+        columns=_classes(outcome),
+        rows=_by_class(outcome, cell),
+        note=f"The cache is a simulation: {rules}.",
     )
 
 
@@ -167,17 +167,17 @@ def _recall(outcome: Outcome) -> Sheet:
 
     rows = [(name, *cells(figures.recall or RecallCounts())) for name, figures in _first(outcome)]
     return Sheet(
-        "Of the values that later tool calls really used, those still sent",
-        ("", "far", "only in results", "far, bound", "far, calls", "near", "pinned", "far values"),
-        tuple(rows),
-        f"{CAVEAT[:1].upper()}{CAVEAT[1:]}: a value that is there may be missed, and one that is not may be "
+        title="Of the values that later tool calls really used, those still sent",
+        columns=("", "far", "only in results", "far, bound", "far, calls", "near", "pinned", "far values"),
+        rows=tuple(rows),
+        note=f"{CAVEAT[:1].upper()}{CAVEAT[1:]}: a value that is there may be missed, and one that is not may be "
         "found again. far: last said before the last 6 messages; only in results: and never but by a tool; "
         "bound: near a word that named it; calls: those with all their values.",
     )
 
 
 def _names(outcome: Outcome) -> Sheet:
-    return Sheet("What each does", ("", "does"), tuple(outcome.about.items()))
+    return Sheet(title="What each does", columns=("", "does"), rows=tuple(outcome.about.items()))
 
 
 def _number(value: float | None) -> str:

@@ -180,7 +180,7 @@ def _policy(settings: Settings, name: str) -> Strategy:
             f"{', '.join(each.name for each in every_baseline())}."
         )
     about = "the built-in policy" if known[name] is BUILT_IN else "a policy of the configuration"
-    return PolicyStrategy(name, known[name], about)
+    return PolicyStrategy(name=name, policy=known[name], about=about)
 
 
 def _classes(

@@ -20,7 +20,7 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
     Shows what each policy is once it has taken over what it extends, in the order in which they are tried.
     """
     try:
-        loaded = Source(config).read()
+        loaded = Source(path=config).read()
     except ConfigurationError as why:
         if as_json:
             typer.echo(json.dumps({"valid": False, "errors": why.message.splitlines()}, ensure_ascii=False))

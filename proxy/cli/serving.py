@@ -48,7 +48,7 @@ def serve(
 ) -> None:
     """Run the proxy. The store is migrated first, unless `store.migrate` is false."""
     given = {"host": host, "port": port, "workers": workers}
-    loaded = Source(config, {"server": given}).read()
+    loaded = Source(path=config, overrides={"server": given}).read()
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     for line in loaded.doubts:

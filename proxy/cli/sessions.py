@@ -185,7 +185,7 @@ def compact_session(
             if now.policy is None:
                 raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="--policy")
             patience = _TRIES * settings.summarizer.timeout
-            return await compact(row, now, now.policy, Caller(row.tenant), means, patience=patience)
+            return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
 
     made = asyncio.run(run())
     if as_json:

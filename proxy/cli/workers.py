@@ -117,9 +117,11 @@ class Workers:
     def _start(self, place: _Place) -> None:
         place.mark = secrets.token_hex(4)
         place.heard, says = socket.socketpair()
-        worker = Worker(place.mark, tuple(place.ended))
+        worker = Worker(mark=place.mark, ended=tuple(place.ended))
         place.process = self._spawn.Process(
-            target=_run, args=(self._work, (*self._arguments, self._sockets, worker, Told(says))), daemon=True
+            target=_run,
+            args=(self._work, (*self._arguments, self._sockets, worker, Told(connection=says))),
+            daemon=True,
         )
         # Blocked until the worker ignores it: a new interpreter would end with a trace.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -77,7 +77,7 @@ class Source:
         except ValidationError as why:
             # Its own text holds the values, keys among them: nothing may print it.
             raise ConfigurationError("\n".join(merged.mistakes(why))) from None
-        return Loaded(self, content, settings, tuple(merged.doubts(settings)))
+        return Loaded(source=self, content=content, settings=settings, doubts=tuple(merged.doubts(settings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] = _NOTHING) -> S
 
     Args and errors are those of `Source`.
     """
-    return Source(path, overrides).read().settings
+    return Source(path=path, overrides=overrides).read().settings
 
 
 class _Merged:

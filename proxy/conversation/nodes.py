@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 
 ROOT: Final = ""
 """The parent of every first message. It is no node itself."""
@@ -85,7 +84,9 @@ def body_of(message: Message) -> str:
 
 
 def _content_hash(message: Message) -> bytes:
-    return blake2b(canonical(message.data), digest_size=_CONTENT_BYTES, person=b"palimpsest-text").digest()
+    return blake2b(
+        message.dialect.canonical(message), digest_size=_CONTENT_BYTES, person=b"palimpsest-text"
+    ).digest()
 
 
 def version_of(instructions: Iterable[Message]) -> str:

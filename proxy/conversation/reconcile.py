@@ -64,7 +64,7 @@ _AT_ONCE: Final = 16
 """Names in one question while a prefix is searched for: a thousand names then take three questions."""
 
 
-class Manner(Struct, frozen=True):
+class Manner(Struct, frozen=True, kw_only=True):
     """How a request asks, beside what it says: by this a question beside the conversation is known."""
 
     instructions: str | None
@@ -74,7 +74,7 @@ class Manner(Struct, frozen=True):
     model: str
 
 
-class Incoming(Struct, frozen=True):
+class Incoming(Struct, frozen=True, kw_only=True):
     """A request, as far as its place in the log depends on it."""
 
     names: Sequence[str]
@@ -103,7 +103,7 @@ class Incoming(Struct, frozen=True):
         return self.names[-1] if self.names else ROOT
 
 
-class Last(Struct, frozen=True):
+class Last(Struct, frozen=True, kw_only=True):
     """The request that this one may repeat: the newest, or the one that a retry announces."""
 
     digest: str
@@ -133,7 +133,7 @@ class Stored(Protocol):
         ...
 
 
-class Log(Struct, frozen=True):
+class Log(Struct, frozen=True, kw_only=True):
     """What is known of the session."""
 
     stored: Stored
@@ -155,7 +155,7 @@ class Log(Struct, frozen=True):
         return self.arrival in APPENDING
 
 
-class Arrival(Struct, frozen=True):
+class Arrival(Struct, frozen=True, kw_only=True):
     """Where a request belongs."""
 
     kind: Kind
@@ -182,9 +182,9 @@ class Arrival(Struct, frozen=True):
 def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
     if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
-        return Arrival(Kind.SIDE, ROOT, 0)
+        return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
     if log.head == ROOT and not (log.prefix or log.stored.depths(incoming.names[:1])):
-        return Arrival(Kind.FIRST, ROOT, 0, at_head=_may_follow(incoming, log.last))
+        return Arrival(kind=Kind.FIRST, base=ROOT, fresh=0, at_head=_may_follow(incoming, log.last))
     appends = (
         log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
     )
@@ -195,11 +195,11 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         stored = known_prefix(incoming.names, log.stored.depths, log.head)
     if stored:
         base = incoming.names[stored - 1]
-        return Arrival(Kind.RESEND if base == log.head else Kind.REWIND, base, stored)
+        return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, fresh=stored)
     if not incoming.speaks:
         # Results without their calls go on with something, however the session is used.
-        return _append(incoming, log) if incoming.answers else Arrival(Kind.SIDE, ROOT, 0)
-    return _windowed(incoming, log) or Arrival(Kind.FOREIGN, ROOT, 0)
+        return _append(incoming, log) if incoming.answers else Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+    return _windowed(incoming, log) or Arrival(kind=Kind.FOREIGN, base=ROOT, fresh=0)
 
 
 def known_prefix(
@@ -257,10 +257,10 @@ def _append(incoming: Incoming, log: Log) -> Arrival:
         and (incoming.retried or not last.complete)
     ):
         if last.replies:
-            return Arrival(Kind.APPEND, last.base, 0, beside=log.head not in last.replies)
+            return Arrival(kind=Kind.APPEND, base=last.base, fresh=0, beside=log.head not in last.replies)
         if last.pending:  # the same request twice at once: one place for both
-            return Arrival(Kind.APPEND, last.base, 0)
-    return Arrival(Kind.APPEND, log.head, 0, at_head=True)
+            return Arrival(kind=Kind.APPEND, base=last.base, fresh=0)
+    return Arrival(kind=Kind.APPEND, base=log.head, fresh=0, at_head=True)
 
 
 def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
@@ -275,7 +275,7 @@ def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
         names = names_under(parent, incoming.contents)
         run = known_prefix(names, log.stored.depths, log.head)
         if run > max(incoming.replies[0], best.fresh if best is not None else 0):
-            best = Arrival(Kind.WINDOWED, names[run - 1], run)
+            best = Arrival(kind=Kind.WINDOWED, base=names[run - 1], fresh=run)
             if best.base == log.head:
                 break
     return best

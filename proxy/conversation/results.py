@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from proxy.conversation.nodes import content_hash
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 
 
 class ResultsPlace(NamedTuple):
@@ -61,7 +61,7 @@ def place_of_results(
         return None
     block, stop = newest
     since = stop + _is_early(branch, block, stop)
-    return ResultsPlace(block, stop, since, _repeated(branch, block, stop, results))
+    return ResultsPlace(block=block, stop=stop, since=since, repeated=_repeated(branch, block, stop, results))
 
 
 def _answers(branch: Sequence[Message], block: int, stop: int) -> set[str | None]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 
 _CREATED: Final = 1715785200
 """A fixed moment, so that two runs answer with the same bytes."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 import orjson
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.errors import PalimpsestError
 
 
@@ -64,7 +64,7 @@ class Client:
         usage: JsonObject = {}
         for chunk in chunks:
             usage = chunk.get("usage") or usage
-        return Answered(dict(response.headers), _message_of(chunks), usage)
+        return Answered(headers=dict(response.headers), message=_message_of(chunks), usage=usage)
 
     def get(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""

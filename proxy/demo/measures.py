@@ -104,23 +104,28 @@ class Outcome:
         stored = len(self.recording.log)
         moves = self.trimmed.moves
         return (
-            Check(f"requests refused by the upstream: {self.refused} of {asked}", self.refused == 0),
-            Check("the client got every reply as it was recorded", all(run.replies_equal for run in both)),
             Check(
-                f"the store holds all {stored} messages of the conversation, message for message",
-                all(run.stored_equal for run in both),
+                claim=f"requests refused by the upstream: {self.refused} of {asked}", holds=self.refused == 0
             ),
             Check(
-                "under the policy less was sent on than the client sent",
-                moves > 0 and self.trimmed.saved_percent > 0,
+                claim="the client got every reply as it was recorded",
+                holds=all(run.replies_equal for run in both),
             ),
             Check(
-                f"every request began with all of the last one, but for {moves} moves of the cut",
-                self.trimmed.extended,
+                claim=f"the store holds all {stored} messages of the conversation, message for message",
+                holds=all(run.stored_equal for run in both),
             ),
             Check(
-                "with X-Context-Policy: off, every request went upstream byte for byte",
-                self.whole.bytes_equal,
+                claim="under the policy less was sent on than the client sent",
+                holds=moves > 0 and self.trimmed.saved_percent > 0,
+            ),
+            Check(
+                claim=f"every request began with all of the last one, but for {moves} moves of the cut",
+                holds=self.trimmed.extended,
+            ),
+            Check(
+                claim="with X-Context-Policy: off, every request went upstream byte for byte",
+                holds=self.whole.bytes_equal,
             ),
         )
 

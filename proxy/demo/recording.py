@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 
 _FILE: Final = "airline.json"
 
@@ -72,7 +72,7 @@ class Recording:
             if message["role"] == "user":
                 turn += 1
             elif message["role"] == "assistant":
-                yield Request(turn, position)
+                yield Request(turn=turn, position=position)
 
 
 def same_message(one: JsonObject, other: JsonObject) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 
 
 class Refused(Exception):

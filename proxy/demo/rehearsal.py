@@ -123,7 +123,13 @@ class _Player:
             history[request.position] = answered.message
             cut = client.get(f"/exchanges/{answered.headers['x-exchange-id']}")["cut"]
             stored = client.get(f"/sessions/{session}")["messages"]
-            yield _Turn(request, body, answered, cut is not None and cut["moved"], stored)
+            yield _Turn(
+                request=request,
+                body=body,
+                answered=answered,
+                moved=cut is not None and cut["moved"],
+                stored=stored,
+            )
 
     def _step(self, turn: _Turn, received: Received) -> Step:
         edits = turn.answered.headers["x-context-edits"]

@@ -15,7 +15,8 @@ import orjson
 from proxy.demo.answers import completion, events
 from proxy.demo.cache import PrefixCache, Segment
 from proxy.demo.refusals import Refused, check
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.chat.message import ChatMessage
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -106,15 +107,19 @@ class PracticeUpstream:
             if number >= len(self._script):
                 raise Refused("The script of this practice upstream is at its end.", None, "script_ended")
         except Refused as why:
-            self.log.append(Received(account, body, (), refusal=str(why)))
+            self.log.append(Received(account=account, body=body, messages=(), refusal=str(why)))
             await _respond(send, 400, orjson.dumps(why.body))
             return
         reply, model = self._script[number], request["model"]
         prompt = self._prompt(request)
         tokens = sum(segment.tokens for segment in prompt)
         cached = self._cache.read(account, model, prompt)
-        self.log.append(Received(account, body, tuple(request["messages"]), tokens, cached))
-        usage = _usage(tokens, cached, self._counter.message(Message.of(reply), model))
+        self.log.append(
+            Received(
+                account=account, body=body, messages=tuple(request["messages"]), tokens=tokens, cached=cached
+            )
+        )
+        usage = _usage(tokens, cached, self._counter.message(ChatMessage.of(reply), model))
         if not request.get("stream"):
             await _respond(send, 200, completion(number, model, reply, usage))
             return
@@ -131,10 +136,10 @@ class PracticeUpstream:
         prompt: list[Segment] = []
         if tools := request.get("tools"):
             raw = orjson.dumps(tools)
-            prompt.append(Segment(raw, self._counter.json(raw, model)))
+            prompt.append(Segment(text=raw, tokens=self._counter.json(raw, model)))
         for data in request["messages"]:
-            message = Message.of(data)
-            prompt.append(Segment(message.raw, self._counter.message(message, model)))
+            message = ChatMessage.of(data)
+            prompt.append(Segment(text=message.raw, tokens=self._counter.message(message, model)))
         return prompt
 
 

@@ -1,1 +1,40 @@
-"""What travels between client and upstream, as bytes and plain data. Pure: no I/O, no clock."""
+"""What travels between client and upstream, as bytes and plain data. Pure: no I/O, no clock.
+
+base         the dialect seam: what every other room may ask of a message
+chat/        Chat Completions
+headers      header names, which headers pass in which direction, how values are encoded
+sse          a byte stream as server-sent events
+fields       the members of a JSON object, without parsing them
+reader, writer, shapes   JSON values that a stranger wrote
+generations  a bounded table
+"""
+
+from __future__ import annotations
+
+from proxy.dialects.base import (
+    OWN_FIELDS,
+    Attachment,
+    Call,
+    Dialect,
+    Facts,
+    JsonObject,
+    Message,
+    ReasoningMode,
+    Repaired,
+    Span,
+    SpokenRole,
+)
+
+__all__ = [
+    "OWN_FIELDS",
+    "Attachment",
+    "Call",
+    "Dialect",
+    "Facts",
+    "JsonObject",
+    "Message",
+    "ReasoningMode",
+    "Repaired",
+    "Span",
+    "SpokenRole",
+]

@@ -34,7 +34,7 @@ _CR: Final = 0x0D
 _LF: Final = 0x0A
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, kw_only=True):
     """A piece of the stream up to and including a blank line."""
 
     raw: bytes
@@ -73,7 +73,13 @@ class EventDecoder:
                 self._buffer += rest
                 self._at_start = self._at_start and not texts
                 return [
-                    Event(text + b"\n\n", said := text[6:], None, True, said.strip() == _DONE)
+                    Event(
+                        raw=text + b"\n\n",
+                        data=text[6:],
+                        name=None,
+                        complete=True,
+                        is_done=text[6:].strip() == _DONE,
+                    )
                     for text in texts
                 ]
         self._buffer += data
@@ -127,7 +133,8 @@ class EventDecoder:
             self._at_start = False
         self._ended_in_cr = raw.endswith(b"\r") and not raw.endswith(b"\n\r")
         data, name = _fields(text)
-        return Event(raw, data, name, complete, data is not None and data.strip() == _DONE)
+        is_done = data is not None and data.strip() == _DONE
+        return Event(raw=raw, data=data, name=name, complete=complete, is_done=is_done)
 
 
 def _fields(text: bytes) -> tuple[bytes | None, str | None]:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from proxy.config import Breakpoints, Matching
 
 
-class CacheRules(Struct, frozen=True):
+class CacheRules(Struct, frozen=True, kw_only=True):
     """How a model's provider caches."""
 
     matching: Matching = "blocks"
@@ -55,7 +55,7 @@ _TWO_HOURS: Final = 7200.0
 
 
 def _marked(minimum: int = 1024) -> CacheRules:
-    return CacheRules("breakpoints", minimum=minimum, breakpoints="anthropic")
+    return CacheRules(matching="breakpoints", minimum=minimum, breakpoints="anthropic")
 
 
 _TABLE: Final = tuple(
@@ -70,9 +70,9 @@ _TABLE: Final = tuple(
         (
             r"(\.|^)(githubcopilot\.com|amazonaws\.com|azure\.com|azure-api\.net)$",
             _LATER_GPT,
-            CacheRules("breakpoints", lifetime=_HALF_AN_HOUR),
+            CacheRules(matching="breakpoints", lifetime=_HALF_AN_HOUR),
         ),
-        ("", _LATER_GPT, CacheRules("breakpoints", lifetime=_HALF_AN_HOUR, breakpoints="openai")),
+        ("", _LATER_GPT, CacheRules(matching="breakpoints", lifetime=_HALF_AN_HOUR, breakpoints="openai")),
         (r"^api\.groq\.com$", "", CacheRules(lifetime=_TWO_HOURS)),
         ("", r"(?<![a-z])(gpt-|chatgpt-|o[134](?![a-z0-9]))", CacheRules()),
         ("", r"deepseek", CacheRules(block=64, minimum=64, lifetime=_TWO_HOURS)),

@@ -127,8 +127,8 @@ def _step(base: Dollars, step: PriceStep) -> DollarStep:
     factor = step.input / base.input  # the settings see to it that input is not 0
     output = base.output * factor if base.output is not None else None
     return DollarStep(
-        step.above,
-        Dollars(
+        above=step.above,
+        dollars=Dollars(
             input=step.input,
             cached_read=base.cached_read * factor if step.cached_read is None else step.cached_read,
             cache_write=base.cache_write * factor if step.cache_write is None else step.cache_write,
@@ -147,13 +147,23 @@ def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -
         unit = dollars.input
         read, write = _ratio(dollars.cached_read, unit), _ratio(dollars.cache_write, unit)
         output = COMMON_OUTPUT if dollars.output is None else _ratio(dollars.output, unit)
-        steps = tuple(Step(step.above, _ratio(step.dollars.input, unit)) for step in dollars.steps)
+        steps = tuple(
+            Step(above=step.above, factor=_ratio(step.dollars.input, unit)) for step in dollars.steps
+        )
         if source == "known" and rules.matching == "blocks":
             # A price of writing is listed for caches that are asked for; this one comes by itself.
             write = _UNMARKED_WRITE
     if not rules.cached:
         read = write = 1.0
-    return Prices(read, write, output, rules.lifetime, rules.minimum, steps, source)
+    return Prices(
+        read=read,
+        write=write,
+        output=output,
+        lifetime=rules.lifetime,
+        minimum=rules.minimum,
+        steps=steps,
+        source=source,
+    )
 
 
 def _ratio(price: float, unit: float) -> float:

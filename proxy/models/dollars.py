@@ -24,7 +24,7 @@ _WRITTEN: Final = ("cache_creation_input_tokens",)
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
-class DollarStep(Struct, frozen=True):
+class DollarStep(Struct, frozen=True, kw_only=True):
     """Other prices for requests with more than `above` input tokens."""
 
     above: int
@@ -33,7 +33,7 @@ class DollarStep(Struct, frozen=True):
     """What then holds, for the whole request; it has no steps of its own."""
 
 
-class Dollars(Struct, frozen=True):
+class Dollars(Struct, frozen=True, kw_only=True):
     """What a model costs, in dollars per million tokens."""
 
     input: float

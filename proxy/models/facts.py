@@ -9,7 +9,7 @@ from proxy.models.dollars import Dollars
 from proxy.trimming import Prices
 
 
-class ModelFacts(Struct, frozen=True):
+class ModelFacts(Struct, frozen=True, kw_only=True):
     """What is known of a model at a provider."""
 
     context_window: int | None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
 
-class Published(Struct, frozen=True):
+class Published(Struct, frozen=True, kw_only=True):
     """What the list says of one model."""
 
     context_window: int | None
@@ -84,14 +84,22 @@ def _read(model: ModelInfo, moment: datetime) -> Published:
     starts = {tier.start for price in _tiered(prices) for tier in price.tiers}
     base = _dollars(prices, 0)
     if base is None:
-        return Published(model.context_window, None, caches=False)
+        return Published(context_window=model.context_window, dollars=None, caches=False)
     steps = [
-        DollarStep(start, dollars)
+        DollarStep(above=start, dollars=dollars)
         for start in sorted(starts)
         if (dollars := _dollars(prices, start + 1)) is not None
     ]
-    whole = Dollars(base.input, base.cached_read, base.cache_write, base.output, tuple(steps))
-    return Published(model.context_window, whole, caches=prices.cache_read_mtok is not None)
+    whole = Dollars(
+        input=base.input,
+        cached_read=base.cached_read,
+        cache_write=base.cache_write,
+        output=base.output,
+        steps=tuple(steps),
+    )
+    return Published(
+        context_window=model.context_window, dollars=whole, caches=prices.cache_read_mtok is not None
+    )
 
 
 def _tiered(prices: ModelPrice) -> list[TieredPrices]:

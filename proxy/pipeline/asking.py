@@ -21,7 +21,7 @@ _IDEMPOTENCY_KEY: Final = "idempotency-key"
 _POSITIVE: Final = re.compile("0*[1-9][0-9]*")
 
 
-class RequestContext(Struct, frozen=True):
+class RequestContext(Struct, frozen=True, kw_only=True):
     """How a request asks."""
 
     tenant: str

@@ -10,15 +10,16 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from proxy.config import Breakpoints
+from proxy.dialects import Message
 from proxy.dialects.chat.marks import decides_itself, marked
-from proxy.dialects.chat.messages import INSTRUCTION_ROLES, Message
+from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.dialects.chat.request import ChatRequest, compose
 from proxy.dialects.chat.roles import Shape, shaped
 from proxy.pipeline.past import History
 from proxy.trimming import Plan, merged
 
 
-class Sending(Struct, frozen=True):
+class Sending(Struct, frozen=True, kw_only=True):
     """What is done to a body beside putting the view in it."""
 
     add_usage: bool = False

@@ -49,7 +49,7 @@ async def compact(
             model=now.model,
             caller=caller,
             asked=True,
-            given=Given(tuple([row.message for row in now.rows]), nodes),
+            given=Given(messages=tuple([row.message for row in now.rows]), nodes=nodes),
         ),
         patience,
     )

@@ -18,8 +18,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
-from proxy.dialects import headers
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message, headers
 from proxy.errors import PalimpsestError
 from proxy.models import cost
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
@@ -90,7 +89,7 @@ class ChatCompletions:
                 await self._sum_up_first(turn)
                 await self._serve(turn, client)
         except PalimpsestError as why:
-            await self._settle(turn, Outcome(Status.FAILED, error=why.message))
+            await self._settle(turn, Outcome(status=Status.FAILED, error=why.message))
             await client.fail(why, turn.ticket.headers())
         except BaseException as why:
             # The client left (or the server stops) before there was anything to keep, or we made a
@@ -98,9 +97,9 @@ class ChatCompletions:
             left = isinstance(why, asyncio.CancelledError)
             await self._settle(
                 turn,
-                Outcome(Status.CANCELLED, error="the client left")
+                Outcome(status=Status.CANCELLED, error="the client left")
                 if left
-                else Outcome(Status.FAILED, error=f"internal error: {type(why).__name__}"),
+                else Outcome(status=Status.FAILED, error=f"internal error: {type(why).__name__}"),
             )
             raise
 
@@ -131,7 +130,7 @@ class ChatCompletions:
             key = session_key(turn.call.tenant, turn.past.id or "")
             found = await self._store.body(key, name_in(entry.ref) or "")
             reply = found[1].without_own_fields() if found is not None else reply
-        await self._settle(turn, Outcome(Status.COMPLETE, finish_reasons=(FINISH_REASON,)))
+        await self._settle(turn, Outcome(status=Status.COMPLETE, finish_reasons=(FINISH_REASON,)))
         request, created = turn.request, self._now() // 1000
         kind, body = finished_answer(
             reply,

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.shapes import is_array, is_object
 from proxy.trimming import Entry
 
@@ -32,7 +31,7 @@ def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry |
     """
     if not tools:
         return None
-    last = next((entry for entry in reversed(entries) if not is_result(entry.message)), None)
+    last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
     return last if finishes else None
 

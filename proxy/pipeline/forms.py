@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from proxy.conversation import body_of
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store import Mark
 
 FORMS: Final = 100_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.models import Catalogue, ModelFacts
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext

@@ -20,7 +20,7 @@ from proxy.tokens import TokenCounter
 from proxy.upstream import Upstream
 
 
-class AppServices(Struct, frozen=True):
+class AppServices(Struct, frozen=True, kw_only=True):
     """What exchanges are made with, open."""
 
     store: Store
@@ -60,4 +60,13 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
         summaries = Summaries(store, summarizer, counter, knowledge.facts_at, background.start)
         stack.push_async_callback(summaries.aclose)
         memory = HistoryLoader(store, counter, settings.upstream.reasoning)
-        yield AppServices(store, upstream, background, memory, knowledge, summaries, Recall(store), counter)
+        yield AppServices(
+            store=store,
+            upstream=upstream,
+            background=background,
+            memory=memory,
+            knowledge=knowledge,
+            summaries=summaries,
+            recall=Recall(store),
+            counter=counter,
+        )

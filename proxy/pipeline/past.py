@@ -25,8 +25,8 @@ from proxy.conversation import (
     content_hash,
     version_of,
 )
-from proxy.dialects.chat.completion import without_unfinished_calls
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.chat.request import ChatRequest
 from proxy.dialects.shapes import is_object
 from proxy.pipeline.asking import RequestContext
@@ -63,7 +63,7 @@ _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
 _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
 
 
-class History(Struct, frozen=True):
+class History(Struct, frozen=True, kw_only=True):
     """A request in its place in the log."""
 
     id: str | None
@@ -136,13 +136,13 @@ class HistoryLoader:
         """
         found = await self._store.recall(
             HistoryQuery(
-                asking.tenant,
-                session,
-                incoming,
-                request.messages,
-                asking.policy,
-                asking.agent,
-                asking.idempotency,
+                tenant=asking.tenant,
+                session=session,
+                incoming=incoming,
+                messages=request.messages,
+                policy=asking.policy,
+                agent=asking.agent,
+                idempotency=asking.idempotency,
                 whole=asking.whole,
                 instructed=bool(request.instructions),
                 recipe=asking.recipe,
@@ -171,16 +171,16 @@ class HistoryLoader:
             key = session_key(asking.tenant, session)
             forms = tuple(self._forms.new(key, request.messages, found.marks))
         return History(
-            session,
-            arrival,
-            incoming.digest,
-            past + _entries_of_new(fresh, found.depth),
-            nodes,
-            fresh,
-            request.instructions or found.instructions,
-            _size_of(request, found.rows),
-            forms,
-            found.cut,
+            id=session,
+            arrival=arrival,
+            digest=incoming.digest,
+            entries=past + _entries_of_new(fresh, found.depth),
+            nodes=nodes,
+            fresh=fresh,
+            instructions=request.instructions or found.instructions,
+            size=_size_of(request, found.rows),
+            forms=forms,
+            standing=found.cut,
             start=found.start,
             updated_at=found.updated_at,
             scale=found.scale if found.model == request.model else None,
@@ -214,7 +214,7 @@ class HistoryLoader:
         fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
         return History(
             id=None,
-            arrival=Arrival(Kind.FIRST, ROOT, 0),
+            arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
             digest=ROOT,
             entries=_entries_of_new(fresh, 0),
             nodes=(),
@@ -240,7 +240,10 @@ class HistoryLoader:
         return entries if agent is None else _without_waiting(entries, rows, new, agent)
 
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
-        return tuple(map(Body, messages, self._counter.messages(messages, model)))
+        counts = self._counter.messages(messages, model)
+        return tuple(
+            [Body(message=message, tokens=count) for message, count in zip(messages, counts, strict=True)]
+        )
 
     def _entry_of_stored(self, row: NodeRow, model: str, hidden: Hidden | None) -> Entry:
         """Return a stored message in the form in which a request has it."""
@@ -252,11 +255,11 @@ class HistoryLoader:
         tokens = row.tokens if message is row.message else self._counter.message(message, model)
         position = row.depth - 1
         return Entry(
-            message,
-            tokens,
-            ref_of(row.body),
-            position,
-            row.arrival,
+            message=message,
+            tokens=tokens,
+            ref=ref_of(row.body),
+            position=position,
+            arrival=row.arrival,
             agent=agent,
             is_internal=is_internal,
             hidden=hidden,
@@ -333,7 +336,7 @@ def request_form(message: Message, reasoning: ReasoningMode, *, partial: bool) -
         changed = {**changed, "audio": {"id": audio["id"]}}
     if changed is data:
         return message.without(*dropped) if dropped else message
-    return Message.of({name: value for name, value in changed.items() if name not in dropped})
+    return ChatMessage.of({name: value for name, value in changed.items() if name not in dropped})
 
 
 def _without_waiting(
@@ -355,7 +358,14 @@ def _without_waiting(
 
 def _left_out(entry: Entry) -> Entry:
     """Return a message that nothing is sent for, this time."""
-    change = Change(entry.position, WAITING, "another agent waits for the results", None, entry.tokens, 0)
+    change = Change(
+        position=entry.position,
+        edit=WAITING,
+        reason="another agent waits for the results",
+        message=None,
+        tokens_before=entry.tokens,
+        tokens_after=0,
+    )
     return replace(entry, arrival=(change,))
 
 
@@ -367,7 +377,13 @@ def _entries_of_sent(
         [
             _entry_of_sent(message, mark, hidden.get(mark.node))
             if hidden or message.own_fields
-            else Entry(message, mark.tokens, ref_of(mark.body), mark.depth - 1, mark.arrival)  # nearly always
+            else Entry(
+                message=message,
+                tokens=mark.tokens,
+                ref=ref_of(mark.body),
+                position=mark.depth - 1,
+                arrival=mark.arrival,
+            )  # nearly always
             for message, mark in zip(messages, marks, strict=False)
         ]
     )
@@ -377,11 +393,11 @@ def _entry_of_sent(message: Message, mark: Mark, hidden: Hidden | None) -> Entry
     """Return a stored message as the client sent it this time."""
     agent, is_internal = _own(message)
     return Entry(
-        message.without_own_fields(),
-        mark.tokens,
-        ref_of(mark.body),
-        mark.depth - 1,
-        mark.arrival,
+        message=message.without_own_fields(),
+        tokens=mark.tokens,
+        ref=ref_of(mark.body),
+        position=mark.depth - 1,
+        arrival=mark.arrival,
         agent=agent,
         is_internal=is_internal,
         hidden=hidden,
@@ -395,10 +411,10 @@ def _entries_of_new(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
         agent, is_internal = _own(body.message)
         entries.append(
             Entry(
-                body.message.without_own_fields(),
-                body.tokens,
-                ref_of(body_of(body.message)),
-                position,
+                message=body.message.without_own_fields(),
+                tokens=body.tokens,
+                ref=ref_of(body_of(body.message)),
+                position=position,
                 agent=agent,
                 is_internal=is_internal,
             )

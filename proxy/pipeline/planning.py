@@ -41,9 +41,9 @@ def report_of(
 ) -> PlanReport:
     """Return what is known of an exchange once it is planned; `warnings` beside the plan's own."""
     return PlanReport(
-        past.id,
-        exchange,
-        planned,
+        session=past.id,
+        exchange=exchange,
+        plan=planned,
         instructions=len(past.instructions),
         messages=planned.messages_before,
         warnings=warnings,

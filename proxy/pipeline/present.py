@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from proxy.config import OFF, Policies
 from proxy.conversation import Kind
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.means import AppServices
@@ -25,7 +25,7 @@ _RECENT: Final = 20
 """Exchanges among which one that was answered is looked for."""
 
 
-class Present(Struct, frozen=True):
+class Present(Struct, frozen=True, kw_only=True):
     """All that a plan is made of."""
 
     policy_name: str
@@ -96,7 +96,18 @@ async def present(session: SessionRow, policy: str | None, policies: Policies, m
     entries = await compute(
         size_of(row.message for row in rows), lambda: means.memory.branch(rows, model, hidden, agent=agent)
     )
-    return Present(name, chosen, model, agent, tuple(rows), entries, lead, known, standing, ready)
+    return Present(
+        policy_name=name,
+        policy=chosen,
+        model=model,
+        agent=agent,
+        rows=tuple(rows),
+        entries=entries,
+        instructions=lead,
+        known=known,
+        standing=standing,
+        prepared=ready,
+    )
 
 
 def _chosen(

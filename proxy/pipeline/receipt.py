@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.dialects import headers
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject, headers
 from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Change, Gap, Plan, Summary, SummaryRequest
 
@@ -18,7 +17,7 @@ NodeAt = Callable[[int], str | None]
 """Names the message at a position of the branch; None where it never became a node."""
 
 
-class PlanReport(Struct, frozen=True):
+class PlanReport(Struct, frozen=True, kw_only=True):
     """What is known of an exchange once it is planned, for whoever asks about it."""
 
     session: str | None

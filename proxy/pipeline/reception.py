@@ -13,8 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from proxy.config import OFF, Policies, Settings
-from proxy.dialects import headers
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message, headers
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.models import ModelFacts
 from proxy.pipeline.asking import RequestContext, context_of
@@ -75,19 +74,19 @@ class Reception:
                 past, planned = await self._planned(past, asking, request.model, name, policy, known)
         ticket = report_of(past, planned, known, self._new_id())
         turn = ExchangeContext(
-            call,
-            request,
-            past,
-            ticket,
-            asking,
-            known,
-            facts,
-            started,
-            past.id is not None,
-            policy,
-            own,
-            tools,
-            finishing,
+            call=call,
+            request=request,
+            past=past,
+            ticket=ticket,
+            asking=asking,
+            known=known,
+            facts=facts,
+            started=started,
+            stored=past.id is not None,
+            policy=policy,
+            own=own,
+            tools=tools,
+            finishing=finishing,
         )
         return self.warned(turn)
 
@@ -169,7 +168,15 @@ class Reception:
             return planned_of(past, name, policy, known if fork is None else replace(known, fork=fork))
 
         base = past.arrival.base
-        where = Where(asking.tenant, past.id or "", base, name, policy.version, asking.agent, model)
+        where = Where(
+            tenant=asking.tenant,
+            session=past.id or "",
+            node=base,
+            policy=name,
+            version=policy.version,
+            agent=asking.agent,
+            model=model,
+        )
         return await self._moves.shared(past, where, decide)
 
     def _new_id(self) -> str:

@@ -14,8 +14,9 @@ import anyio
 import orjson
 from msgspec import Struct
 
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.completion import CompletionAccumulator, ReplyChoice, read_completion
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.reader import mended, read
 from proxy.dialects.shapes import is_object
 from proxy.dialects.sse import Event, EventDecoder
@@ -47,7 +48,7 @@ class Client(Protocol):
         """Say what went wrong: as a response, or as the last event of a stream that has begun."""
 
 
-class Answered(Struct, frozen=True):
+class Answered(Struct, frozen=True, kw_only=True):
     """One call of a tool of the proxy's own, for the receipt."""
 
     tool: str
@@ -61,7 +62,7 @@ class Answered(Struct, frozen=True):
     """Why the model was not given the answer; None where it was."""
 
 
-class Outcome(Struct):
+class Outcome(Struct, kw_only=True):
     """What came of an exchange."""
 
     status: Status
@@ -92,7 +93,9 @@ async def relay_refusal(
     """Pass on an answer that is an error: status, headers and body as they are."""
     await settle(
         Outcome(
-            Status.FAILED, error=error_text(body) or f"HTTP {answer.status}", upstream_status=answer.status
+            status=Status.FAILED,
+            error=error_text(body) or f"HTTP {answer.status}",
+            upstream_status=answer.status,
         )
     )
     await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
@@ -116,17 +119,19 @@ def read_outcome(body: bytes, status: int) -> Outcome:
     try:
         completion = read_completion(read(body))
     except ValueError:
-        return Outcome(Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
+        return Outcome(
+            status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status
+        )
     replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
     if not replies:
         error = words_of(completion.error) or "the upstream's answer holds no reply"
-        return Outcome(Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
+        return Outcome(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
     return Outcome(
-        Status.COMPLETE,
-        replies,
-        tuple([choice.finish_reason for choice in completion.choices]),
-        completion.usage,
-        completion.model,
+        status=Status.COMPLETE,
+        replies=replies,
+        finish_reasons=tuple([choice.finish_reason for choice in completion.choices]),
+        usage=completion.usage,
+        model=completion.model,
         upstream_status=status,
     )
 
@@ -178,11 +183,11 @@ class StreamRelay:
         choices = self._reply.choices()
         kept = worth_keeping(choices, ended=ended)
         outcome = Outcome(
-            Status.COMPLETE,
-            kept,
-            tuple([choice.finish_reason for choice in choices]),
-            self._reply.usage,
-            self._reply.model,
+            status=Status.COMPLETE,
+            replies=kept,
+            finish_reasons=tuple([choice.finish_reason for choice in choices]),
+            usage=self._reply.usage,
+            model=self._reply.model,
             upstream_status=self._answer.status,
         )
         whole = ended or (self._reply.finished and self._reply.error is None)
@@ -298,11 +303,11 @@ def error_event(body: JsonObject) -> bytes:
 
 def as_stored(message: JsonObject) -> Message:
     """Return a reply as it is stored: what no parser would take again is mended."""
-    made = Message.of(message)
+    made = ChatMessage.of(message)
     try:
         made.data  # noqa: B018 - it is parsed here, or never
     except orjson.JSONDecodeError:
-        return Message.of(mended(message))
+        return ChatMessage.of(mended(message))
     return made
 
 

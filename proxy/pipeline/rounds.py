@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Call, JsonObject, Message
+from proxy.dialects import Call, JsonObject, Message
 from proxy.dialects.chat.overflow import overflow_of
 from proxy.dialects.chat.own_calls import Parted, answerable
 from proxy.pipeline.relay import Answered, as_stored
@@ -48,7 +48,7 @@ Form = Callable[[Message, bool], Message]
 """Returns a reply as a request carries it; the flag says that it broke off."""
 
 
-class _Round(Struct, frozen=True):
+class _Round(Struct, frozen=True, kw_only=True):
     """A reply with calls of the proxy's own and, where it stands between two others, nobody else's."""
 
     message: Message
@@ -136,7 +136,9 @@ class Rounds:
             partial: whether it broke off.
         """
         if self._mixed is not None:
-            return Hidden(self.messages, self._mixed.message, self._mixed.results, 0)
+            return Hidden(
+                before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0
+            )
         kept = list(self._rounds)
         sent = self._form(as_stored(last), partial)
         while kept and not _says_or_calls(sent):
@@ -146,7 +148,7 @@ class Rounds:
             return None
         before = tuple(message for made in kept for message in (made.message, *made.results))
         is_all = sent.data == self._form(reply, partial).data
-        return Hidden(before, None if is_all else sent, (), 0)
+        return Hidden(before=before, reply=None if is_all else sent, after=(), tokens=0)
 
     async def _answer(self, message: JsonObject, calls: Parted) -> _Round:
         sent, own = answerable(message, calls)
@@ -155,10 +157,12 @@ class Rounds:
             began = time.monotonic()
             text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
             took = round((time.monotonic() - began) * 1000, 2)
-            self._answered.append(Answered(call.name, took, len(text), len(self._rounds) + 1))
+            self._answered.append(
+                Answered(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1)
+            )
             results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
         form = self._form(as_stored({**sent, "role": "assistant"}), False)
-        return _Round(form, tuple(results), message.get("content"))
+        return _Round(message=form, results=tuple(results), content=message.get("content"))
 
     def _shorten(self) -> bool:
         """Put a short text in the place of the newest results that are whole; tell whether there are any."""

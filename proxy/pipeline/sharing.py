@@ -84,6 +84,6 @@ class PlanCoalescer:
     def _note(self, where: Where, planned: Plan, fork: int) -> None:
         """Remember a move that is kept at the place."""
         if planned.moved and planned.cut is not None and planned.cut.position == fork:
-            self._made[where] = StandingCut(planned.cut, where.node, None)
+            self._made[where] = StandingCut(cut=planned.cut, node=where.node, kept=None)
             if len(self._made) > self._most:
                 self._made.popitem(last=False)

@@ -50,7 +50,7 @@ def asked_for(row: SummaryRow, at: int) -> SummaryRow:
 
 def caller_of(call: Call) -> Caller:
     """Return on whose behalf a summary is made."""
-    return Caller(call.tenant, tuple(call.headers), call.query)
+    return Caller(tenant=call.tenant, headers=tuple(call.headers), query=call.query)
 
 
 def work_of(
@@ -73,7 +73,7 @@ def work_of(
         nodes = (*past.nodes, *chain(past.arrival.base, fresh))
         tip = nodes[-1] if nodes else past.arrival.base
         if not past.start and not past.arrival.composed:
-            given = Given(tuple([entry.message for entry in past.entries]), nodes)
+            given = Given(messages=tuple([entry.message for entry in past.entries]), nodes=nodes)
         else:
             tip = past.arrival.base
     return Work(

@@ -11,7 +11,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.dialects.chat.request import ChatRequest
 from proxy.dialects.chat.roles import Shape
 from proxy.dialects.reader import sound
@@ -30,7 +30,7 @@ _NO_PARAMETERS: Final = frozenset({"messages", "tools"})
 """Fields of a request that are stored in places of their own."""
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, kw_only=True):
     """A client's request for a chat completion, as it came in."""
 
     tenant: str
@@ -40,7 +40,7 @@ class Call(Struct, frozen=True):
     body: bytes
 
 
-class ExchangeContext(Struct):
+class ExchangeContext(Struct, kw_only=True):
     """One exchange under way."""
 
     call: Call
@@ -94,21 +94,21 @@ def opening_of(turn: ExchangeContext, now: int, counter: TokenCounter) -> Openin
     request, past, call = turn.request, turn.past, turn.call
     lead, fields = request.instructions, request.fields
     return Opening(  # by place: to look so many names up takes ten times as long
-        call.tenant,
-        turn.ticket.session or "",
-        turn.ticket.exchange,
-        now,
-        past.arrival.kind,
-        past.arrival.base,
-        past.fresh,
-        lead or None,
-        sum(counter.messages(lead, request.model)) if lead else 0,
-        past.digest,
-        request.model,
-        turn.asking.agent,
-        turn.ticket.plan.policy,
-        turn.ticket.plan.version,
-        request.stream,
+        tenant=call.tenant,
+        session=turn.ticket.session or "",
+        exchange=turn.ticket.exchange,
+        created_at=now,
+        kind=past.arrival.kind,
+        base=past.arrival.base,
+        messages=past.fresh,
+        instructions=lead or None,
+        instructions_tokens=sum(counter.messages(lead, request.model)) if lead else 0,
+        digest=past.digest,
+        model=request.model,
+        agent=turn.asking.agent,
+        policy=turn.ticket.plan.policy,
+        policy_version=turn.ticket.plan.version,
+        stream=request.stream,
         parameters={name: orjson.loads(fields[name]) for name in fields if name not in _NO_PARAMETERS},
         tools=request.tools,
         idempotency=turn.asking.idempotency,
@@ -141,25 +141,27 @@ def settlement_of(
         "timings": turn.timings,
     }
     return Settlement(  # by place, as above
-        turn.call.tenant,
-        ticket.session or "",
-        ticket.exchange,
-        now,
-        outcome.status,
-        arrival.kind,
-        arrival.base,
-        arrival.at_head,
-        arrival.moves_head,
-        past.fresh,
-        planned.decided[len(past.nodes) :],
-        planned.version,
-        turn.asking.agent,
-        tuple([_reply(message, partial, hidden, model, counter) for message, partial in outcome.replies]),
-        moved,
-        ticket.tokens_before,
-        ticket.tokens_sent,
-        sound(receipt),  # usage and errors are a stranger's words
-        _kept(past, moved) if moved is not None else None,
+        tenant=turn.call.tenant,
+        session=ticket.session or "",
+        exchange=ticket.exchange,
+        settled_at=now,
+        status=outcome.status,
+        kind=arrival.kind,
+        base=arrival.base,
+        at_head=arrival.at_head,
+        moves_head=arrival.moves_head,
+        messages=past.fresh,
+        arrivals=planned.decided[len(past.nodes) :],
+        policy_version=planned.version,
+        agent=turn.asking.agent,
+        replies=tuple(
+            [_reply(message, partial, hidden, model, counter) for message, partial in outcome.replies]
+        ),
+        cut=moved,
+        tokens_before=ticket.tokens_before,
+        tokens_sent=ticket.tokens_sent,
+        receipt=sound(receipt),  # usage and errors are a stranger's words
+        kept=_kept(past, moved) if moved is not None else None,
         vouched=past.vouched,
         scale=turn.scale,
         finished=turn.finishing is not None,
@@ -178,7 +180,7 @@ def _reply(
         if hidden.reply is not None:
             added += counter.message(hidden.reply, model) - tokens
         hidden = replace(hidden, tokens=added)
-    return Reply(Body(message, tokens), partial, hidden)
+    return Reply(body=Body(message=message, tokens=tokens), partial=partial, hidden=hidden)
 
 
 def _kept(past: History, cut: Cut) -> Kept | None:

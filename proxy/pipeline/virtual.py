@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.dialects import JsonObject
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.corrected import Correction, corrected
 from proxy.dialects.chat.gap import gap
-from proxy.dialects.chat.messages import JsonObject
 from proxy.dialects.chat.own_calls import STOPPED, ending, parted, says_something, without_own
 from proxy.dialects.chat.usage import added
 from proxy.dialects.reader import read
@@ -122,7 +122,7 @@ class _Whole:
 
     def outcome(self, *, left: bool) -> Outcome:
         if left:
-            return self._with_rounds(Outcome(Status.CANCELLED, error="the client left"), None)
+            return self._with_rounds(Outcome(status=Status.CANCELLED, error="the client left"), None)
         return self._failed("there is no reply")
 
     async def _reply(self) -> tuple[Outcome, bytes]:
@@ -184,7 +184,7 @@ class _Whole:
         return outcome, body
 
     def _failed(self, why: str) -> Outcome:
-        outcome = Outcome(Status.FAILED, error=why, upstream_status=self._answer.status)
+        outcome = Outcome(status=Status.FAILED, error=why, upstream_status=self._answer.status)
         return self._with_rounds(outcome, None)
 
     def _with_rounds(self, outcome: Outcome, usage: JsonObject | None) -> Outcome:

@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.own_calls import Parted, parted, without_own
 from proxy.dialects.chat.sieve import ToolStreamFilter
 from proxy.dialects.reader import read
@@ -95,11 +95,11 @@ class VirtualStream:
         choices = reply.choices()
         kept = worth_keeping(choices, ended=ended)
         outcome = Outcome(
-            Status.COMPLETE,
-            kept,
-            tuple(choice.finish_reason for choice in choices),
-            self._sieve.usage,
-            reply.model,
+            status=Status.COMPLETE,
+            replies=kept,
+            finish_reasons=tuple(choice.finish_reason for choice in choices),
+            usage=self._sieve.usage,
+            model=reply.model,
             upstream_status=self._answer.status,
             answered=self._rounds.answered,
             first_usage=self._first_usage,

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 
 from proxy.conversation import body_of
-from proxy.dialects.chat.messages import Call, Message
+from proxy.dialects import Call, Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.recall.asked import Asked, read_asked
 from proxy.recall.branch import Branch

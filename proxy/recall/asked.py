@@ -22,7 +22,7 @@ ALLOWED: Final = (
 )
 
 
-class Asked(Struct, frozen=True):
+class Asked(Struct, frozen=True, kw_only=True):
     """Either `ref` or `query` is given, and what is not given is empty."""
 
     ref: str

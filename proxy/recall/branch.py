@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming import Entry
 
 
-class Branch(Struct, frozen=True):
+class Branch(Struct, frozen=True, kw_only=True):
     """The stored messages up to a node, and those that come with the request and are no nodes yet."""
 
     key: str

@@ -14,9 +14,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.recall.page import Pages
-from proxy.recall.readable import readable
 from proxy.recall.terms import Term, lowered, places, terms_of
 
 _CLOSER: Final = 64
@@ -37,7 +36,7 @@ _STRONG: Final = 0.5
 """The same for messages that are left out, when they are counted."""
 
 
-class Passage(Struct, frozen=True):
+class Passage(Struct, frozen=True, kw_only=True):
     """Where in a message something was found."""
 
     index: int
@@ -47,7 +46,7 @@ class Passage(Struct, frozen=True):
     """(number, line), of long lines the part around what was found."""
 
 
-class Findings(Struct, frozen=True):
+class Findings(Struct, frozen=True, kw_only=True):
     """What a search found."""
 
     passages: tuple[Passage, ...]
@@ -66,7 +65,7 @@ def search(messages: Sequence[Message], query: str, most: int, leave_out: Contai
         leave_out: messages that are not told of, by their place among `messages`.
     """
     terms = terms_of(query)
-    masks = [_mask(lowered(readable(message)), terms) for message in messages] if terms else []
+    masks = [_mask(lowered(message.readable()), terms) for message in messages] if terms else []
     weights = _weights(terms, masks)
     ranked = sorted(
         ((_sum(weights, mask), index) for index, mask in enumerate(masks) if mask),
@@ -76,14 +75,16 @@ def search(messages: Sequence[Message], query: str, most: int, leave_out: Contai
     found: list[Passage] = []
     texts: set[str] = set()
     for index in [index for _, index in ranked if index not in leave_out][:_CLOSER]:
-        text = readable(messages[index])
+        text = messages[index].readable()
         if text not in texts:
             texts.add(text)
             found.append(_closer(index, text, terms, weights, phrase))
     found.sort(key=lambda passage: (-passage.score, -passage.index))
     told = [passage for passage in found[:most] if passage.score >= _WEAK * found[0].score]
     least = _STRONG * ranked[0][0] if ranked else 0
-    return Findings(tuple(told), sum([index in leave_out for score, index in ranked if score >= least]))
+    return Findings(
+        passages=tuple(told), left_out=sum([index in leave_out for score, index in ranked if score >= least])
+    )
 
 
 def _mask(low: str, terms: Sequence[Term]) -> int:
@@ -139,4 +140,4 @@ def _closer(index: int, text: str, terms: Sequence[Term], weights: Sequence[floa
     if " " in phrase and phrase in " ".join(low.split()):
         best += _PHRASE * sum(weights)
     shown = sorted(((line, pages.near(*first[line][1:])) for line in nearest[:_LINES]), key=itemgetter(0))
-    return Passage(index, best, tuple(shown))
+    return Passage(index=index, score=best, lines=tuple(shown))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.recall.page import Pages
-from proxy.recall.readable import described, readable
+from proxy.recall.readable import described
 from proxy.recall.search import Findings, Passage
 
 MOST_SHOWN: Final = 24_000
@@ -28,7 +28,7 @@ _CALLS_BEFORE: Final = 256
 
 def original(ref: str, message: Message, span: slice, pattern: Any | None) -> str:
     """Return a message, or those of its lines that are asked for, as much as is shown at once."""
-    pages = Pages(readable(message))
+    pages = Pages(message.readable())
     if pattern is not None:
         return _matching(ref, message, pages, span, pattern)
     total = len(pages)

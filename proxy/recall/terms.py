@@ -33,7 +33,7 @@ _TRIES: Final = 50
 """Places in one text at which a term is looked for; after so many that only look like it, it is not there."""
 
 
-class Term(Struct, frozen=True):
+class Term(Struct, frozen=True, kw_only=True):
     """Something to be found."""
 
     text: str
@@ -89,18 +89,18 @@ def lowered(text: str) -> str:
 def _terms_in(token: str) -> Iterator[Term]:
     if token[0] >= _FIRST_SPACELESS and re.match(rf"[{_SPACELESS}]", token):
         if len(token) == 1:
-            yield Term(token, 0.5, begins=False)
+            yield Term(text=token, weight=0.5, begins=False)
         for at in range(len(token) - 1):
-            yield Term(token[at : at + 2], 0.6, begins=False)
+            yield Term(text=token[at : at + 2], weight=0.6, begins=False)
         return
     parts = [part for part in re.split(r"[\W_]+", token) if part]
     if len(parts) > 1:
-        yield Term(token, 2.0, ends=True)
-        yield from (Term(part, 0.4) for part in parts if len(part) > 2)
+        yield Term(text=token, weight=2.0, ends=True)
+        yield from (Term(text=part, weight=0.4) for part in parts if len(part) > 2)
     elif any(letter.isdigit() for letter in token):
-        yield Term(token, 1.5, ends=True)
+        yield Term(text=token, weight=1.5, ends=True)
     else:
-        yield Term(_stem(token), 1.0 if len(token) > 3 else 0.5, ends=len(token) <= 3)
+        yield Term(text=_stem(token), weight=1.0 if len(token) > 3 else 0.5, ends=len(token) <= 3)
 
 
 def _stem(word: str) -> str:

@@ -50,7 +50,7 @@ async def compact_session(
         found,
         now,
         now.policy,
-        Caller(found.tenant, tuple(sent)),
+        Caller(tenant=found.tenant, headers=tuple(sent)),
         services.means,
         patience=_TRIES * services.settings.summarizer.timeout,
     )

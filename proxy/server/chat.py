@@ -43,4 +43,4 @@ class ChatEndpoint:
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         body = await connection.body(self._limit)
-        return Call(caller.tenant, connection.headers, connection.query, body)
+        return Call(tenant=caller.tenant, headers=connection.headers, query=connection.query, body=body)

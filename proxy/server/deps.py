@@ -18,7 +18,7 @@ from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
 
-class Services(Struct, frozen=True):
+class Services(Struct, frozen=True, kw_only=True):
     """Everything that is open while the process serves."""
 
     settings: Settings

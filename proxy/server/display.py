@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store import NodeRow
 from proxy.trimming import BUILT_IN, broadcast_of
 
@@ -44,7 +44,7 @@ def shown(message: Message, agent: str | None = None) -> Shown | None:
         return None
     named = (wrapped, data.get("agent"), data.get("name"), agent if message.role == "assistant" else None)
     sender = next((name for name in named if isinstance(name, str) and name), message.role)
-    return Shown(sender, text)
+    return Shown(sender=sender, text=text)
 
 
 def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:

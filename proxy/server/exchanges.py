@@ -66,7 +66,7 @@ async def show_exchange(exchange: str, services: OpenServices, caller: CallerDep
     return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
 
 
-class _Past(Struct, frozen=True):
+class _Past(Struct, frozen=True, kw_only=True):
     """What receipts of one session speak of and do not hold themselves."""
 
     standing: Mapping[str, tuple[Change, ...]]
@@ -97,7 +97,11 @@ async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
         if told and row.base != ROOT:
             ends.add(row.base)
         lines += told
-    return _Past(standing, await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines)
+    return _Past(
+        standing=standing,
+        lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(),
+        lines=lines,
+    )
 
 
 def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -> tuple[Change, ...]:

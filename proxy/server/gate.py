@@ -25,7 +25,7 @@ DEFAULT_TENANT: Final = "default"
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-class Caller(Struct, frozen=True):
+class Caller(Struct, frozen=True, kw_only=True):
     """Who asks."""
 
     tenant: str
@@ -33,7 +33,7 @@ class Caller(Struct, frozen=True):
     admin: bool = False
 
 
-_EVERYBODY: Final = Caller(DEFAULT_TENANT)
+_EVERYBODY: Final = Caller(tenant=DEFAULT_TENANT)
 
 
 class Authenticator:
@@ -60,17 +60,19 @@ class Authenticator:
             return _EVERYBODY
         token = _token(values.get(b"authorization", b""))
         if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
-            return Caller("", admin=True)
+            return Caller(tenant="", admin=True)
         if self._mode == "none":
             return _EVERYBODY
         if not token:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
-            return Caller("t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
+            return Caller(
+                tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32]
+            )
         tenant = self._tenants.get(_digest(token))
         if tenant is None:
             raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")
-        return Caller(tenant)
+        return Caller(tenant=tenant)
 
     def check_host(self, host: bytes | None) -> None:
         """Refuse names that are not this machine's where there is no authentication."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import orjson
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.errors import InvalidRequest
 
 

@@ -16,13 +16,13 @@ from proxy.errors import ConfigurationError
 _CONNECT_SECONDS: Final = 10
 
 
-class SqliteFile(Struct, frozen=True):
+class SqliteFile(Struct, frozen=True, kw_only=True):
     """A database in one file of this machine."""
 
     path: Path
 
 
-class PostgresServer(Struct, frozen=True):
+class PostgresServer(Struct, frozen=True, kw_only=True):
     """A database on a PostgreSQL server."""
 
     url: URL
@@ -50,7 +50,7 @@ def address_of(url: str) -> Address:
     driver = POSTGRES_DRIVERS.get(parsed.drivername)
     if driver is None:
         # Any driver may be named: the writer thread is ours, and speaks to SQLite itself.
-        return SqliteFile(Path(parsed.database or ""))
+        return SqliteFile(path=Path(parsed.database or ""))
     return _asyncpg(parsed) if driver == "asyncpg" else _psycopg(parsed)
 
 
@@ -64,7 +64,7 @@ def _asyncpg(parsed: URL) -> PostgresServer:
         options["statement_cache_size"] = options["prepared_statement_cache_size"] = size
         # The server connection may have been another client's a moment ago: no name may be taken twice.
         options["prepared_statement_name_func"] = _unique_statement_name
-    return PostgresServer(parsed.set(drivername="postgresql+asyncpg", query=query), options)
+    return PostgresServer(url=parsed.set(drivername="postgresql+asyncpg", query=query), options=options)
 
 
 def _psycopg(parsed: URL) -> PostgresServer:
@@ -79,7 +79,7 @@ def _psycopg(parsed: URL) -> PostgresServer:
     options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
     if _statement_cache(query) == 0:
         options["prepare_threshold"] = None
-    return PostgresServer(parsed.set(drivername="postgresql+psycopg", query=query), options)
+    return PostgresServer(url=parsed.set(drivername="postgresql+psycopg", query=query), options=options)
 
 
 def _statement_cache(query: dict[str, Any]) -> int | None:

@@ -43,7 +43,7 @@ def of_append(
             depth += len(moved)
     found = None if question.instructed else instructions_of(connection, key, None)
     return HistorySnapshot(
-        arrival,
+        arrival=arrival,
         depth=depth,  # not that of the last row: the cut may have dropped the very base
         rows=rows,
         carried=tuple([row.node for row in moved]),

@@ -16,7 +16,7 @@ import orjson
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Table, select, tuple_
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.errors import NotFound
 from proxy.store.connection import Connection, Row
 from proxy.store.database import Database
@@ -39,7 +39,7 @@ _AT_ONCE: Final = 100
 """Rows of one reading, so that a long session need not fit into memory."""
 
 
-class _Kind(Struct, frozen=True):
+class _Kind(Struct, frozen=True, kw_only=True):
     """How the rows of a table become records."""
 
     name: str
@@ -56,21 +56,26 @@ class _Kind(Struct, frozen=True):
 
 _KINDS: Final = (
     _Kind(
-        "exchange", EXCHANGES, ("created_at", "id"), ("parameters", "messages", "nodes", "replies", "receipt")
+        name="exchange",
+        table=EXCHANGES,
+        order=("created_at", "id"),
+        json=("parameters", "messages", "nodes", "replies", "receipt"),
     ),
-    _Kind("cut", CUTS, ("position", "node", "policy", "agent"), ("changes",)),
-    _Kind("form", FORMS, ("node", "body")),
-    _Kind("hidden", HIDDEN, ("node",), ("before", "after")),
+    _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",)),
+    _Kind(name="form", table=FORMS, order=("node", "body")),
+    _Kind(name="hidden", table=HIDDEN, order=("node",), json=("before", "after")),
     _Kind(  # by time: the one that another was made from comes first
-        "summary",
-        SUMMARIES,
-        ("created_at", "id"),
-        ("state", "usage"),
+        name="summary",
+        table=SUMMARIES,
+        order=("created_at", "id"),
+        json=("state", "usage"),
         only=SUMMARIES.c.status == SummaryStatus.READY.value,
     ),
-    _Kind("instructions", INSTRUCTIONS, ("created_at", "version"), text="messages"),
-    _Kind("node", NODES, ("depth", "node"), ("arrival",)),  # by depth: parents before children
-    _Kind("body", BODIES, ("body",), text="text"),
+    _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages"),
+    _Kind(
+        name="node", table=NODES, order=("depth", "node"), json=("arrival",)
+    ),  # by depth: parents before children
+    _Kind(name="body", table=BODIES, order=("body",), text="text"),
 )
 """In the order of reading."""
 

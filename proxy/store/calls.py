@@ -9,8 +9,7 @@ from typing import Final
 
 import orjson
 
-from proxy.dialects.chat.completion import without_unfinished_calls
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store.connection import Connection
 from proxy.store.plain import sanitize
 from proxy.store.tree import path_to
@@ -21,7 +20,7 @@ _NEAR: Final = 64
 
 def calls_of(reply: Message, *, partial: bool) -> tuple[str, ...]:
     """Return the names of the tools that a reply calls, each once; of a `partial` one, whole calls count."""
-    whole = Message.of(without_unfinished_calls(reply.data)) if partial else reply
+    whole = reply.without_unfinished_calls() if partial else reply
     return tuple(dict.fromkeys([sanitize(call.name) for call in whole.calls]))
 
 

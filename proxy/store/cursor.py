@@ -12,7 +12,7 @@ from proxy.store.plain import is_plain
 _LARGEST: Final = 2**63
 
 
-class Cursor(Struct, frozen=True):
+class Cursor(Struct, frozen=True, kw_only=True):
     """Time and name of the last row that was shown; rows of one time are told apart by name."""
 
     time: int
@@ -38,5 +38,5 @@ class Cursor(Struct, frozen=True):
             and int(time) < _LARGEST
             and is_plain(name)
         ):
-            return cls(int(time), name)
+            return cls(time=int(time), name=name)
         raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")

@@ -158,4 +158,4 @@ def _standing(row: Row) -> StandingCut:
         summary=decided.summary,
         account=decided.account,
     )
-    return StandingCut(cut, row.node, decided.kept)
+    return StandingCut(cut=cut, node=row.node, kept=decided.kept)

@@ -47,7 +47,7 @@ class DecodedCuts:
         """
         (found,) = self._held.recall((place,))
         if found is None or found.text != text:
-            found = _Read(text, decode_cut(text))
+            found = _Read(text=text, decided=decode_cut(text))
             self._held.put(place, found)
         return found.decided
 

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.shapes import is_array, is_object
 from proxy.trimming import Account, Change, Gap, Summary
 
@@ -40,7 +40,7 @@ _Gap: TypeAlias = tuple[int, int, int, int, int]
 _Why: TypeAlias = dict[tuple[str, str], int]
 
 
-class _Changes(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class _Changes(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """The JSON object of the module's docstring."""
 
     why: list[tuple[str, str]] = []
@@ -81,7 +81,7 @@ def encode_changes(changes: Collection[Change]) -> str:
         return _NONE
     why: _Why = {}
     drop, put = _parted(changes, why)
-    return _ENCODER.encode(_Changes(list(why), drop, put)).decode()
+    return _ENCODER.encode(_Changes(why=list(why), drop=drop, put=put)).decode()
 
 
 def decode_changes(text: str) -> tuple[Change, ...]:
@@ -119,7 +119,7 @@ def encode_cut(
     ]
     drop, put = _parted(changes, why)
     names = None if kept is None else list(kept)
-    cut = _Cut(list(why), drop, put, rows, names, summary, account)
+    cut = _Cut(why=list(why), drop=drop, put=put, gaps=rows, kept=names, summary=summary, account=account)
     try:
         return _ENCODER.encode(cut).decode()
     except UnicodeEncodeError:
@@ -138,12 +138,20 @@ def decode_cut(text: str) -> Decided:
     read = _CUT_DECODER.decode(text)
     gaps = tuple(
         [
-            Gap(start, stop, *_named(read, reason), tokens, tool_calls)
+            Gap(
+                start=start,
+                stop=stop,
+                edit=named[0],
+                reason=named[1],
+                tokens=tokens,
+                tool_calls=tool_calls,
+            )
             for reason, start, stop, tokens, tool_calls in read.gaps
+            for named in [_named(read, reason)]
         ]
     )
     kept = None if read.kept is None else tuple(read.kept)
-    return Decided(_changes(read), gaps, kept, read.summary, read.account)
+    return Decided(changes=_changes(read), gaps=gaps, kept=kept, summary=read.summary, account=read.account)
 
 
 def encode_data(data: Mapping[str, Any]) -> str:
@@ -213,7 +221,17 @@ def _dropped(read: _Changes) -> Iterator[tuple[int, Change]]:
         edit, words = _named(read, reason)
         for start, run in runs:
             for position, tokens in enumerate(run, start):
-                yield rank, Change(position, edit, words, None, tokens, 0)
+                yield (
+                    rank,
+                    Change(
+                        position=position,
+                        edit=edit,
+                        reason=words,
+                        message=None,
+                        tokens_before=tokens,
+                        tokens_after=0,
+                    ),
+                )
 
 
 def _put(read: _Changes) -> Iterator[tuple[int, Change]]:
@@ -221,5 +239,12 @@ def _put(read: _Changes) -> Iterator[tuple[int, Change]]:
         edit, words = _named(read, reason)
         yield (
             rank,
-            Change(position, edit, words, None if raw is None else Message(raw.encode()), before, after),
+            Change(
+                position=position,
+                edit=edit,
+                reason=words,
+                message=None if raw is None else ChatMessage(raw.encode()),
+                tokens_before=before,
+                tokens_after=after,
+            ),
         )

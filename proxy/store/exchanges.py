@@ -54,7 +54,7 @@ def exchanges_page(
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
-    return rows[:limit], str(Cursor(last.created_at, last.id))
+    return rows[:limit], str(Cursor(time=last.created_at, name=last.id))
 
 
 def interrupt_pending(connection: Connection, at: int, marks: Collection[str] | None = None) -> int:

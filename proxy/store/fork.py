@@ -56,7 +56,7 @@ _HIDDEN_THERE: Final = select(func.count()).where(HIDDEN.c.session == bindparam(
 _SUMMARIES_THERE: Final = select(func.count()).where(SUMMARIES.c.session == bindparam("key"))
 
 
-class _Fork(Struct, frozen=True):
+class _Fork(Struct, frozen=True, kw_only=True):
     """What is made of what."""
 
     source: SessionRow
@@ -81,7 +81,7 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
     """
     require_plain(session=as_id)
     source, branch = await database.read(partial(_read, tenant=tenant, key=source_key, node=node))
-    fork = _Fork(source, tenant, as_id, node, int(time.time() * 1000))
+    fork = _Fork(source=source, tenant=tenant, id=as_id, end=node, at=int(time.time() * 1000))
     portions = [branch[start : start + PORTION] for start in range(0, len(branch), PORTION)]
     last = len(portions) - 1
     try:

@@ -12,7 +12,8 @@ import msgspec
 import orjson
 from sqlalchemy import bindparam, select
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store.amounts import Amount, Time
 from proxy.store.connection import Connection, Row
 from proxy.store.schema import HIDDEN, NODES, insert_new
@@ -32,7 +33,7 @@ _MADE: Final = select(NODES.c.node).where(
 )
 
 
-class HiddenRecord(msgspec.Struct, frozen=True, tag_field="record", tag="hidden"):
+class HiddenRecord(msgspec.Struct, frozen=True, tag_field="record", tag="hidden", kw_only=True):
     """A row as an export has it."""
 
     node: str
@@ -49,7 +50,12 @@ class HiddenRecord(msgspec.Struct, frozen=True, tag_field="record", tag="hidden"
             ValueError: a text in it is no message.
         """
         reply = None if self.reply is None else _checked(self.reply)
-        return Hidden(tuple(map(_checked, self.before)), reply, tuple(map(_checked, self.after)), self.tokens)
+        return Hidden(
+            before=tuple(map(_checked, self.before)),
+            reply=reply,
+            after=tuple(map(_checked, self.after)),
+            tokens=self.tokens,
+        )
 
 
 def keep_hidden(
@@ -105,8 +111,8 @@ def _row(key: str, node: str, hidden: Hidden, exchange: str | None, at: int) -> 
 
 
 def _hidden(row: Row) -> Hidden:
-    reply = None if row.reply is None else Message(row.reply.encode())
-    return Hidden(_messages(row.before), reply, _messages(row.after), row.tokens)
+    reply = None if row.reply is None else ChatMessage(row.reply.encode())
+    return Hidden(before=_messages(row.before), reply=reply, after=_messages(row.after), tokens=row.tokens)
 
 
 def _texts(messages: Iterable[Message]) -> str:
@@ -114,7 +120,7 @@ def _texts(messages: Iterable[Message]) -> str:
 
 
 def _messages(texts: str) -> tuple[Message, ...]:
-    return tuple([Message(text.encode()) for text in orjson.loads(texts)])
+    return tuple([ChatMessage(text.encode()) for text in orjson.loads(texts)])
 
 
 def _checked(text: str) -> Message:
@@ -122,4 +128,4 @@ def _checked(text: str) -> Message:
     raw = text.encode()
     if not is_message(raw):
         raise ValueError("what was hidden of the reply is no message")
-    return Message(raw)
+    return ChatMessage(raw)

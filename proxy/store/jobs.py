@@ -18,7 +18,7 @@ from proxy.store.statements import SqliteConnection
 _LOG: Final = logging.getLogger("palimpsest.store")
 
 
-class Job(Struct, frozen=True):
+class Job(Struct, frozen=True, kw_only=True):
     """A unit that waits."""
 
     unit: Unit[Any]
@@ -30,7 +30,7 @@ class Job(Struct, frozen=True):
     """Whether its caller may hear of it only once the power may fail."""
 
 
-class Failed(Struct, frozen=True):
+class Failed(Struct, frozen=True, kw_only=True):
     """What a unit raised."""
 
     error: Exception
@@ -53,7 +53,7 @@ def run(raw: sqlite3.Connection, job: Job, *, alone: bool) -> Any:
             raise  # SQLite has taken back everything (the disk is full or fails)
         raw.execute("ROLLBACK TO unit")
         raw.execute("RELEASE unit")
-        return Failed(raised(why))
+        return Failed(error=raised(why))
     raw.execute("RELEASE unit")
     return result
 

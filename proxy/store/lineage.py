@@ -21,7 +21,7 @@ _STEP: Final = 64
 """Messages that are read of a branch until a known one is looked for among them; then four times as many."""
 
 
-class _Run(Struct, frozen=True):
+class _Run(Struct, frozen=True, kw_only=True):
     """Messages of one branch that follow one another, and what lies below them."""
 
     start: int
@@ -70,7 +70,7 @@ class Lineage:
         before = run.totals[start - 1 - run.start] if run is not None else 0
         totals = accumulate((mark.tokens for mark in marks), initial=before)
         next(totals)
-        new = _Run(start, [mark.node for mark in marks], list(totals), run)
+        new = _Run(start=start, nodes=[mark.node for mark in marks], totals=list(totals), below=run)
         self._runs.update(dict.fromkeys(new.nodes, new))
 
     def _total(self, end: str, stop: int) -> int:

@@ -31,7 +31,7 @@ def begin(connection: Connection, opening: Opening) -> None:
     newest = open_session(connection, key, opening.tenant, opening.session, opening.created_at)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
     # A form has no count of its own: it is what the stored message says, in other words.
-    texts = {name: Body(form, 0) for _, name, form in forms} | named_bodies(opening.messages)
+    texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | named_bodies(opening.messages)
     add_bodies(connection, key, texts)
     tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
     instructions = None

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from proxy.conversation import ROOT, body_id, node_id
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import InvalidRequest
 from proxy.store.amounts import LIMIT, Amount, Time
 from proxy.store.archive import FORMAT
@@ -30,7 +30,7 @@ from proxy.store.tree import NewNode
 from proxy.trimming import Change, Cut, Gap, Hidden, Summary, standing
 
 
-class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):
+class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session", kw_only=True):
     format: int
     created_at: Time
     updated_at: Time
@@ -41,7 +41,7 @@ class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session"):
     tools: str | None = None
 
 
-class _Text(msgspec.Struct, frozen=True):
+class _Text(msgspec.Struct, frozen=True, kw_only=True):
     data: Any = msgspec.UNSET
     text: str | None = None
 
@@ -66,7 +66,7 @@ class _Body(_Text, frozen=True, kw_only=True, tag_field="record", tag="body"):
     tokens: Amount
 
 
-class _Node(msgspec.Struct, frozen=True, tag_field="record", tag="node"):
+class _Node(msgspec.Struct, frozen=True, tag_field="record", tag="node", kw_only=True):
     node: str
     parent: str
     body: str
@@ -79,7 +79,7 @@ class _Node(msgspec.Struct, frozen=True, tag_field="record", tag="node"):
     arrival: Any = None
 
 
-class _Cut(msgspec.Struct, frozen=True, tag_field="record", tag="cut"):
+class _Cut(msgspec.Struct, frozen=True, tag_field="record", tag="cut", kw_only=True):
     node: str
     policy: str
     agent: str
@@ -92,11 +92,11 @@ class _Cut(msgspec.Struct, frozen=True, tag_field="record", tag="cut"):
     changes: Any
 
 
-class _Exchange(msgspec.Struct, frozen=True, tag_field="record", tag="exchange"):
+class _Exchange(msgspec.Struct, frozen=True, tag_field="record", tag="exchange", kw_only=True):
     """Not taken over."""
 
 
-class _Form(msgspec.Struct, frozen=True, tag_field="record", tag="form"):
+class _Form(msgspec.Struct, frozen=True, tag_field="record", tag="form", kw_only=True):
     """Not taken over."""
 
 
@@ -139,7 +139,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
             f"The records must hold one session, and hold {len(sessions)}: import one export, unchanged."
         )
     line, session = sessions[0]
-    archive = Archive(session)
+    archive = Archive(session=session)
     bodies: dict[str, Body] = {}
     for at, item in lines:
         if isinstance(item, _Body):
@@ -163,7 +163,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
 def _body(record: _Body) -> Body:
     raw = record.raw()
     _same("body", record.body, body_id(raw))
-    return Body(Message(raw), record.tokens)
+    return Body(message=ChatMessage(raw), tokens=record.tokens)
 
 
 def _add_node(archive: Archive, record: _Node, bodies: Mapping[str, Body]) -> None:
@@ -175,7 +175,7 @@ def _add_node(archive: Archive, record: _Node, bodies: Mapping[str, Body]) -> No
     _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
     sprout = NewNode(
-        body=Body(body.message, record.tokens),
+        body=Body(message=body.message, tokens=record.tokens),
         source=record.source,
         created_at=record.created_at,
         partial=record.partial,
@@ -272,7 +272,7 @@ def _cut(record: _Cut, archive: Archive, family: _Family) -> StandingCut:
     )
     if decided.kept is not None:
         _check_kept(decided.kept, cut, record.node, archive, family)
-    return StandingCut(cut, record.node, decided.kept)
+    return StandingCut(cut=cut, node=record.node, kept=decided.kept)
 
 
 def _check_summary(summary: Summary, end: int) -> None:

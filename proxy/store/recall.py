@@ -100,7 +100,7 @@ def recall(
     seen = _seen(connection, key, question, branches)
     session = seen.session
     if session is None:
-        return HistorySnapshot(reconcile(question.incoming, Log(_Nothing())))
+        return HistorySnapshot(arrival=reconcile(question.incoming, Log(stored=_Nothing())))
     incoming, last = _repeated(connection, key, question)
     log = Log(
         stored=_Tree(connection, key, len(question.messages), most),
@@ -124,7 +124,7 @@ def recall(
 def _manner_of(session: SessionRow) -> Manner | None:
     if session.model is None or session.arrival == FORKED:
         return None
-    return Manner(session.instructions, session.tools, session.model)
+    return Manner(instructions=session.instructions, tools=session.tools, model=session.model)
 
 
 def _with_hidden(
@@ -173,7 +173,7 @@ def _seen(connection: Connection, key: str, question: HistoryQuery, branches: Br
     names = question.incoming.names
     count, made_at = branches.guess(key, names)
     if not count:
-        return _Seen(session_of(connection, key))
+        return _Seen(session=session_of(connection, key))
     asked = {
         "key": key,
         "last": names[count - 1],
@@ -183,11 +183,11 @@ def _seen(connection: Connection, key: str, question: HistoryQuery, branches: Br
     }
     row = connection.execute(_GLANCE, asked).one_or_none()
     if row is None:
-        return _Seen(None)
+        return _Seen(session=None)
     session, (last, following, cut) = session_in(row), row[-3:]
     if last is None or following is not None or session.created_at != made_at:
-        return _Seen(session)
-    return _Seen(session, count, cut is not None)
+        return _Seen(session=session)
+    return _Seen(session=session, prefix=count, has_cuts=cut is not None)
 
 
 def _repeated(connection: Connection, key: str, question: HistoryQuery) -> tuple[Incoming, Last | None]:
@@ -218,13 +218,13 @@ def _repeated(connection: Connection, key: str, question: HistoryQuery) -> tuple
 def _last(row: Row) -> Last:
     status = Status(row.status)
     return Last(
-        row.digest,
-        row.kind,
-        row.base,
+        digest=row.digest,
+        kind=row.kind,
+        base=row.base,
         complete=status is Status.COMPLETE,
         pending=status is Status.PENDING,
         replies=tuple(orjson.loads(row.replies)),
-        manner=Manner(row.instructions, row.tools, row.model),
+        manner=Manner(instructions=row.instructions, tools=row.tools, model=row.model),
     )
 
 
@@ -273,10 +273,10 @@ def _recollection(
     cut: StandingCut | None = None,
 ) -> HistorySnapshot:
     return HistorySnapshot(
-        arrival,
-        start,
-        depth,
-        marks,
+        arrival=arrival,
+        start=start,
+        depth=depth,
+        marks=marks,
         cut=cut,
         updated_at=session.updated_at,
         scale=session.scale,

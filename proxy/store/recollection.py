@@ -8,14 +8,14 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.conversation import Arrival, Incoming
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store.records import Mark, NodeRow, StandingCut, SummaryRow
 from proxy.trimming import Hidden
 
 DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 
 
-class HistoryQuery(Struct, frozen=True):
+class HistoryQuery(Struct, frozen=True, kw_only=True):
     """A request, as far as what is read depends on it."""
 
     tenant: str
@@ -36,7 +36,7 @@ class HistoryQuery(Struct, frozen=True):
     """Recipe of the summaries that are wanted; None where there can be none."""
 
 
-class HistorySnapshot(Struct, frozen=True):
+class HistorySnapshot(Struct, frozen=True, kw_only=True):
     """What is known of the conversation."""
 
     arrival: Arrival

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming import Change, Cut, Hidden
 
 
@@ -59,7 +59,7 @@ FORKED: Final = "fork"
 """`SessionRow.arrival` of a session that was forked from another one, until its first request is settled."""
 
 
-class Body(Struct, frozen=True):
+class Body(Struct, frozen=True, kw_only=True):
     """A message to be stored, its text kept once per session and content."""
 
     message: Message
@@ -68,7 +68,7 @@ class Body(Struct, frozen=True):
     """Its tokens as counted when it was stored."""
 
 
-class SessionRow(Struct, frozen=True):
+class SessionRow(Struct, frozen=True, kw_only=True):
     """A session as it stands."""
 
     key: str
@@ -112,7 +112,7 @@ class SessionRow(Struct, frozen=True):
     results came after it; each once."""
 
 
-class NodeRow(Struct, frozen=True):
+class NodeRow(Struct, frozen=True, kw_only=True):
     """One stored message at its place in the tree."""
 
     node: str
@@ -140,7 +140,7 @@ class NodeRow(Struct, frozen=True):
     created_at: int
 
 
-class Mark(Struct, frozen=True):
+class Mark(Struct, frozen=True, kw_only=True):
     """A stored message without its text: enough for who has the text."""
 
     node: str
@@ -150,7 +150,7 @@ class Mark(Struct, frozen=True):
     arrival: tuple[Change, ...] | None
 
 
-class StandingCut(Struct, frozen=True):
+class StandingCut(Struct, frozen=True, kw_only=True):
     """A cut as it is stored, with what it left."""
 
     cut: Cut
@@ -161,11 +161,8 @@ class StandingCut(Struct, frozen=True):
     then the branch must be read whole."""
 
 
-class Opening(Struct, frozen=True):
-    """A request, to be stored before or while the upstream is asked.
-
-    Made by place (`exchange/turn.py`): a new field comes at the end.
-    """
+class Opening(Struct, frozen=True, kw_only=True):
+    """A request, to be stored before or while the upstream is asked."""
 
     tenant: str
     session: str
@@ -197,7 +194,7 @@ class Opening(Struct, frozen=True):
     """(node, form) for stored messages that the client sent in another form than the stored one."""
 
 
-class Reply(Struct, frozen=True):
+class Reply(Struct, frozen=True, kw_only=True):
     """One choice of the upstream's answer."""
 
     body: Body
@@ -207,7 +204,7 @@ class Reply(Struct, frozen=True):
     there already is what it was."""
 
 
-class Kept(Struct, frozen=True):
+class Kept(Struct, frozen=True, kw_only=True):
     """The messages before a cut that lie in none of its gaps."""
 
     nodes: tuple[str, ...]
@@ -216,11 +213,8 @@ class Kept(Struct, frozen=True):
     """Those among the new ones, by their number in `Settlement.messages`."""
 
 
-class Settlement(Struct, frozen=True):
-    """How an exchange ended. One transaction makes all of it true, or none.
-
-    Made by place (`exchange/turn.py`): a new field comes at the end.
-    """
+class Settlement(Struct, frozen=True, kw_only=True):
+    """How an exchange ended. One transaction makes all of it true, or none."""
 
     tenant: str
     session: str
@@ -266,7 +260,7 @@ class Settlement(Struct, frozen=True):
     and behind that the block of the calls and the results that it had, in their new order."""
 
 
-class Settled(Struct, frozen=True):
+class Settled(Struct, frozen=True, kw_only=True):
     """What settling made."""
 
     head: str
@@ -288,7 +282,7 @@ class SummaryStatus(StrEnum):
     """The model did not answer."""
 
 
-class SummaryRow(Struct, frozen=True):
+class SummaryRow(Struct, frozen=True, kw_only=True):
     """A summary by a model of the beginning of a branch, or the attempt at one. Never changed once kept."""
 
     id: str
@@ -328,7 +322,7 @@ class SummaryRow(Struct, frozen=True):
     created_at: int
 
 
-class ExchangeRow(Struct, frozen=True):
+class ExchangeRow(Struct, frozen=True, kw_only=True):
     """A stored exchange: a request, how it ended, and its receipt."""
 
     id: str
@@ -364,7 +358,7 @@ class ExchangeRow(Struct, frozen=True):
     receipt: Mapping[str, Any] = {}
 
 
-class InstructionsRow(Struct, frozen=True):
+class InstructionsRow(Struct, frozen=True, kw_only=True):
     """One version of a session's instructions."""
 
     version: str
@@ -373,7 +367,7 @@ class InstructionsRow(Struct, frozen=True):
     created_at: int
 
 
-class Branch(Struct, frozen=True):
+class Branch(Struct, frozen=True, kw_only=True):
     """A leaf of the tree: a head that the session has or had."""
 
     head: str

@@ -61,7 +61,7 @@ def sessions_page(
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
-    return rows[:limit], str(Cursor(last.updated_at, last.key))
+    return rows[:limit], str(Cursor(time=last.updated_at, name=last.key))
 
 
 def open_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> str | None:
@@ -134,7 +134,6 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
 
 
 def _session(row: Row) -> SessionRow:
-    # By place, as the table has them: each request reads two of them.
-    columns = list(row)
-    columns[-1] = decode_calls(columns[-1])
-    return SessionRow(*columns)
+    values = dict(zip(SessionRow.__struct_fields__, row, strict=True))
+    values["calls"] = decode_calls(values["calls"])
+    return SessionRow(**values)

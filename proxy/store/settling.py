@@ -75,9 +75,13 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     now = standing(connection, settlement)
     session, state = now.session, now.state
     if session is None or state is None:
-        return Settled(ROOT, (), ())
+        return Settled(head=ROOT, nodes=(), replies=())
     if Status(state.status) not in _OPEN:
-        return Settled(session.head, tuple(orjson.loads(state.nodes)), tuple(orjson.loads(state.replies)))
+        return Settled(
+            head=session.head,
+            nodes=tuple(orjson.loads(state.nodes)),
+            replies=tuple(orjson.loads(state.replies)),
+        )
     ended = _end(connection, session, state, settlement, now.under)
     connection.execute(
         _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
@@ -105,7 +109,11 @@ def _end(
 
 
 def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
-    return _Ended(Settled(session.head, (), ()), _closed(settlement), _moved(session, settlement))
+    return _Ended(
+        settled=Settled(head=session.head, nodes=(), replies=()),
+        exchange=_closed(settlement),
+        session=_moved(session, settlement),
+    )
 
 
 def _with_reply(
@@ -167,7 +175,11 @@ def _with_reply(
     if count:
         moved_to["hidden"] = session.hidden + count
     head = heads[0] if moves_head else session.head
-    return _Ended(Settled(head, tuple(nodes), tuple(heads)), closed, moved_to)
+    return _Ended(
+        settled=Settled(head=head, nodes=tuple(nodes), replies=tuple(heads)),
+        exchange=closed,
+        session=moved_to,
+    )
 
 
 def _hidden(settlement: Settlement, nodes: Sequence[str]) -> dict[str, Hidden]:
@@ -217,7 +229,11 @@ def _finished(connection: Connection, session: SessionRow, state: State, settlem
     )
     if end is not None and moves_head:
         moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
-    return _Ended(Settled(moved_to.get("head", session.head), tuple(nodes), ()), closed, moved_to)
+    return _Ended(
+        settled=Settled(head=moved_to.get("head", session.head), nodes=tuple(nodes), replies=()),
+        exchange=closed,
+        session=moved_to,
+    )
 
 
 def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) -> list[str] | None:
@@ -234,7 +250,7 @@ def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) 
 def _again(row: NodeRow) -> NewNode:
     """Return what makes a node that says what another one says, by whom and when, at another place."""
     return NewNode(
-        body=Body(row.message, row.tokens),
+        body=Body(message=row.message, tokens=row.tokens),
         source=row.source,
         created_at=row.created_at,
         partial=row.partial,

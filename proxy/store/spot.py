@@ -66,11 +66,11 @@ def placement_of(
     connection: Connection, session: SessionRow, state: State, settlement: Settlement
 ) -> tuple[Placement, bool]:
     """Return where the messages of an answered request go, and whether the head goes to its reply."""
-    spot, moves_head = Placement(settlement.base), settlement.moves_head
+    spot, moves_head = Placement(base=settlement.base), settlement.moves_head
     # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
     twins = _twins(connection, session, state, settlement) if session.head != spot.base else []
     if twins:
-        spot = Placement(twins[0].base)
+        spot = Placement(base=twins[0].base)
         moves_head = moves_head and _takes_over(session.head, twins, state, settlement)
     elif settlement.at_head or _is_judged_again(connection, session, settlement):
         spot = _place(connection, session, settlement)
@@ -154,21 +154,21 @@ def _place(connection: Connection, session: SessionRow, settlement: Settlement) 
     """Return where an append goes by the head of this moment."""
     messages = [body.message for body in settlement.messages]
     if not messages or not messages[0].answers:
-        return Placement(session.head)
+        return Placement(base=session.head)
     for near in _nearer_first(connection, session, settlement):
         place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
         if place is None:
             continue
         if place.repeated is not None:
             came_after = len(near) - place.repeated - len(messages) > 1  # more than the reply to them
-            return Placement(near[place.repeated - 1].node, beside=came_after)
+            return Placement(base=near[place.repeated - 1].node, beside=came_after)
         if place.since == len(near):
-            return Placement(near[place.stop - 1].node)
+            return Placement(base=near[place.stop - 1].node)
         carried = [*near[place.since :], *near[place.block : place.stop]]
-        return Placement(near[place.block].parent, carried)
+        return Placement(base=near[place.block].parent, carried=carried)
     if settlement.at_head:
-        return Placement(session.head)
-    return Placement(settlement.base, beside=True)  # the session went back to where the calls are not
+        return Placement(base=session.head)
+    return Placement(base=settlement.base, beside=True)  # the session went back to where the calls are not
 
 
 def _nearer_first(

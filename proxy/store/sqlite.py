@@ -130,7 +130,7 @@ class SqliteDatabase:
         with self._turn:
             if self._closed:
                 raise _closed()
-            self._reads.put(Job(unit, future, loop))
+            self._reads.put(Job(unit=unit, future=future, loop=loop))
         return await future
 
     async def write(
@@ -157,7 +157,7 @@ class SqliteDatabase:
         with self._turn:
             if self._closed:
                 raise _closed()
-            self._waiting.append(Job(unit, future, loop, short, lasting))
+            self._waiting.append(Job(unit=unit, future=future, loop=loop, short=short, lasting=lasting))
             calls = not self._busy and self._called is not loop
             if calls:
                 self._called = loop
@@ -243,7 +243,7 @@ class SqliteDatabase:
                 with transaction(raw, "BEGIN"):
                     result = job.unit(SqliteConnection(raw))
             except Exception as why:  # noqa: BLE001 - it belongs to the caller, who waits in another thread
-                result = Failed(raised(why))
+                result = Failed(error=raised(why))
             tell([(job, result)])
         if raw is not None:
             raw.close()
@@ -344,7 +344,7 @@ class SqliteDatabase:
                 return [(job, run(self._writing, job, alone=len(batch) == 1)) for job in batch]
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             # The transaction as a whole failed (locked, full, or the one unit in it): nobody's unit is kept.
-            return [(job, Failed(raised(why))) for job in batch]
+            return [(job, Failed(error=raised(why))) for job in batch]
 
     def _commit(self, outcomes: list[Outcome]) -> None:
         """Commit what an event loop has run, in the thread."""
@@ -352,7 +352,7 @@ class SqliteDatabase:
             self._writing.execute("COMMIT")
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             roll_back(self._writing)
-            outcomes = [(job, Failed(raised(why))) for job, _ in outcomes]
+            outcomes = [(job, Failed(error=raised(why))) for job, _ in outcomes]
         self._finish(outcomes)
 
     def _finish(self, outcomes: list[Outcome]) -> None:

@@ -79,16 +79,16 @@ def standing(connection: Connection, settlement: Settlement) -> Standing:
     if connection.dialect.name != "sqlite":
         session = locked_session(connection, key)
         row = connection.execute(_STATE, asked).one_or_none()
-        return Standing(session, None if row is None else State(*row))
+        return Standing(session=session, state=None if row is None else State(*row))
     messages = settlement.messages
     asked["base"] = base
     asked["first"] = node_id(base, messages[0].message) if messages else None
     row = connection.execute(_ALL, asked).one_or_none()
     if row is None:
-        return Standing(None, None)
+        return Standing(session=None, state=None)
     state = row[_STATE_FROM:_BASE_FROM]
     depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
     under = None
     if messages and depth is not None and first is None:
-        under = Place(base, depth, rounds, tokens, recorded)
-    return Standing(session_in(row), None if state[0] is None else State(*state), under)
+        under = Place(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
+    return Standing(session=session_in(row), state=None if state[0] is None else State(*state), under=under)

@@ -237,12 +237,12 @@ def _compile(statement: Executable, columns: list[str]) -> Compiled:
         if (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
     )
     return Compiled(
-        compiler.string,
-        order,
-        fixed,
-        lists,
-        converters,
-        len(exported) or None,
+        text=compiler.string,
+        order=order,
+        fixed=fixed,
+        lists=lists,
+        converters=converters,
+        columns=len(exported) or None,
         inserts=isinstance(statement, Insert) and not exported,
         changes=statement.table.description if isinstance(statement, Update) and not exported else "",
     )

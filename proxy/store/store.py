@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
 from proxy.errors import StoreUnavailable
 from proxy.store import cuts, exchanges, leases, sessions, summaries, texts, tree
 from proxy.store.address import SqliteFile, address_of

@@ -69,7 +69,7 @@ _TRIED: Final = _places("created_at", "id")
 """The newest first."""
 
 
-class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summary"):
+class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summary", kw_only=True):
     """A row as an export has it: of one that is ready."""
 
     id: str

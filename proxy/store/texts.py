@@ -10,7 +10,8 @@ import msgspec
 from sqlalchemy import bindparam, select
 
 from proxy.conversation import array_of, body_id, body_of
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store.connection import Connection
 from proxy.store.records import Body, InstructionsRow
 from proxy.store.schema import BODIES, INSTRUCTIONS, SESSIONS, insert_new
@@ -73,7 +74,7 @@ def message_of(connection: Connection, key: str, prefix: str) -> tuple[str, Mess
     rows = connection.execute(_BY_PREFIX, {"key": key, "from": prefix, "to": prefix + _BEYOND_HEX}).all()
     if len(rows) != 1 or not is_message(rows[0].text.encode()):
         return None
-    return rows[0].body, Message(rows[0].text.encode())
+    return rows[0].body, ChatMessage(rows[0].text.encode())
 
 
 def add_instructions(
@@ -106,12 +107,14 @@ def instructions_of(connection: Connection, key: str, version: str | None) -> In
         row = connection.execute(_VERSION, {"key": key, "version": version}).one_or_none()
     if row is None:
         return None
-    return InstructionsRow(row.version, messages_in(row.messages), row.tokens, row.created_at)
+    return InstructionsRow(
+        version=row.version, messages=messages_in(row.messages), tokens=row.tokens, created_at=row.created_at
+    )
 
 
 def messages_in(text: str) -> tuple[Message, ...]:
     """Return the messages of a JSON array, each with its own text."""
-    return tuple(Message(bytes(raw)) for raw in _RAW_LIST.decode(text))
+    return tuple(ChatMessage(bytes(raw)) for raw in _RAW_LIST.decode(text))
 
 
 def is_message(raw: bytes) -> bool:

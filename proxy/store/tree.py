@@ -21,7 +21,8 @@ from sqlalchemy import (
 )
 
 from proxy.conversation import ROOT, body_of, child, content_hash, content_key, names_under
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store.connection import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes
 from proxy.store.plain import sanitize
@@ -104,7 +105,7 @@ _LEAVES: Final = (
 )
 
 
-class Place(Struct, frozen=True):
+class Place(Struct, frozen=True, kw_only=True):
     """A node with the sums that its children go on from."""
 
     node: str
@@ -115,7 +116,7 @@ class Place(Struct, frozen=True):
     """The tenant, where every assistant message up to here came from upstream (`NewNode.vouched` ones too)."""
 
 
-class NewNode(Struct, frozen=True):
+class NewNode(Struct, frozen=True, kw_only=True):
     """A message that is to be a node, with what its row says beside it."""
 
     body: Body
@@ -189,7 +190,10 @@ def own_of(rows: Sequence[NodeRow], agent: str | None) -> frozenset[int]:
 
 def leaves(connection: Connection, key: str) -> list[Branch]:
     """Return the nodes that nothing follows, newest first."""
-    return [Branch(row.node, row.depth, row.created_at) for row in connection.execute(_LEAVES, {"key": key})]
+    return [
+        Branch(head=row.node, depth=row.depth, updated_at=row.created_at)
+        for row in connection.execute(_LEAVES, {"key": key})
+    ]
 
 
 def grow(
@@ -218,7 +222,7 @@ def grow(
     names = names_under(base, contents[: len(messages)])
     end = names[-1] if names else base
     siblings = [child(end, content) for content in contents[len(messages) :]]
-    stored = {ROOT: Place(ROOT, 0, 0, 0, tenant)}
+    stored = {ROOT: Place(node=ROOT, depth=0, round=0, tokens_total=0, recorded=tenant)}
     stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
@@ -246,7 +250,7 @@ def plant(
 
     `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
-    places = stored if stored is not None else {ROOT: Place(ROOT, 0, 0, 0)}
+    places = stored if stored is not None else {ROOT: Place(node=ROOT, depth=0, round=0, tokens_total=0)}
     rows: list[dict[str, Any]] = []
     for number, (parent, node, sprout) in enumerate(sprouts):
         if node not in places:
@@ -267,7 +271,13 @@ def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
 def places_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, Place]:
     """Return where those of `nodes` stand that are stored."""
     return {
-        row.node: Place(row.node, row.depth, row.round, row.tokens_total, row.recorded)
+        row.node: Place(
+            node=row.node,
+            depth=row.depth,
+            round=row.round,
+            tokens_total=row.tokens_total,
+            recorded=row.recorded,
+        )
         for some in in_parts([node for node in nodes if node != ROOT])
         for row in connection.execute(_NAMED, {"key": key, "nodes": some})
     }
@@ -277,11 +287,11 @@ def _below(under: Place, name: str, sprout: NewNode) -> Place:
     role = sprout.body.message.role
     known = role != "assistant" or sprout.source is Source.UPSTREAM or sprout.vouched
     return Place(
-        name,
-        under.depth + 1,
-        under.round + (role == "user"),
-        under.tokens_total + sprout.body.tokens,
-        under.recorded if known else None,
+        node=name,
+        depth=under.depth + 1,
+        round=under.round + (role == "user"),
+        tokens_total=under.tokens_total + sprout.body.tokens,
+        recorded=under.recorded if known else None,
     )
 
 
@@ -312,8 +322,8 @@ def _row(key: str, under: Place, place: Place, sprout: NewNode, content: bytes) 
 
 
 def _agent_in(message: Message) -> str | None:
-    agent = message.data.get("agent")
-    return sanitize(agent) if isinstance(agent, str) and agent else None
+    agent = message.agent
+    return None if agent is None else sanitize(agent)
 
 
 def _node(row: Row) -> NodeRow:
@@ -342,7 +352,7 @@ def _node(row: Row) -> NodeRow:
         round=rounds,
         tokens_total=total,
         body=body,
-        message=Message(text.encode()),
+        message=ChatMessage(text.encode()),
         tokens=tokens,
         source=Source(source),
         partial=partial,
@@ -356,7 +366,13 @@ def _node(row: Row) -> NodeRow:
 
 def _mark(row: Row) -> Mark:
     node, depth, body, tokens, arrival = row
-    return Mark(node, depth, body, tokens, None if arrival is None else _arrival_at(depth - 1, arrival))
+    return Mark(
+        node=node,
+        depth=depth,
+        body=body,
+        tokens=tokens,
+        arrival=None if arrival is None else _arrival_at(depth - 1, arrival),
+    )
 
 
 def _arrival_at(position: int, text: str) -> tuple[Change, ...]:

@@ -21,8 +21,9 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from proxy.conversation import is_result, spans
-from proxy.dialects.chat.messages import INSTRUCTION_ROLES, Message
+from proxy.conversation import spans
+from proxy.dialects import Message
+from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.summaries.failures import Failure, failure_in, newest
 from proxy.summaries.markers import STRONG, commands
 from proxy.summaries.names import Name, merged, names_given, names_in
@@ -132,7 +133,7 @@ def facts_of(messages: Sequence[Message]) -> Facts:
         tools: dict[str, str] = {}
         for message in messages[span.start : span.stop]:
             text = _read(message.text)
-            if is_result(message):
+            if message.is_result:
                 identity = message.answers or ""
                 failure = failure_in(text)
                 tool = tools.get(identity) or _name(message.data.get("name"))
@@ -179,8 +180,8 @@ def is_of_user(message: Message, text: str) -> bool:
         return True
     if message.role != "user":
         return False
-    agent = message.data.get("agent")
-    if isinstance(agent, str) and agent.strip().casefold() not in _USERS:
+    agent = message.agent
+    if agent is not None and agent.strip().casefold() not in _USERS:
         return False
     return broadcast_of(text, _PATTERNS, None) is None and digest_of(text.strip()) is None
 
@@ -196,10 +197,6 @@ def _calls(message: Message) -> Iterator[tuple[str, str, str]]:
     """Yield id, tool and arguments of each call of a message."""
     for call in message.calls:
         yield call.id, call.name, call.arguments
-    if message.ties.calls_function:
-        called: Mapping[str, object] = message.data["function_call"]
-        arguments = called.get("arguments")
-        yield "", _name(called.get("name")), arguments if isinstance(arguments, str) else ""
 
 
 def _name(name: object) -> str:

@@ -24,7 +24,7 @@ _FIRST_WAIT: Final = 0.05
 _LONGEST_WAIT: Final = 0.5
 
 
-class Terms(Struct, frozen=True):
+class Terms(Struct, frozen=True, kw_only=True):
     """For how long leases are taken."""
 
     seconds: float = SECONDS

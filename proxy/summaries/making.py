@@ -120,9 +120,9 @@ class Summaries:
                     await asyncio.wait({other})
                 reason = self._reason_not_to(work)
                 if reason:
-                    return Attempt(work.attempt if reason == _refusal(work) else None, reason)
+                    return Attempt(row=work.attempt if reason == _refusal(work) else None, reason=reason)
                 return await asyncio.shield(self._run(work, ends - time.monotonic()))
-        return Attempt(None, NOT_YET)
+        return Attempt(row=None, reason=NOT_YET)
 
     async def aclose(self) -> None:
         """Begin nothing more; give up what is not done within the grace."""
@@ -150,7 +150,7 @@ class Summaries:
         """Make it, if nobody else does."""
         async with self._places:
             if self._is_left_alone(work.model, work.caller):  # those before it may have failed meanwhile
-                return Attempt(None, _ALONE)
+                return Attempt(row=None, reason=_ALONE)
             return await _said(work, self._leased(work, patience))
 
     def _is_left_alone(self, model: str, caller: Caller) -> bool:
@@ -161,34 +161,34 @@ class Summaries:
         recipe = work.edit.recipe
         async with held(self._store, work.key, recipe, holder, self._terms, patience=patience) as obtained:
             # What goes wrong in there must not end as one of the errors of a group of tasks.
-            return await _said(work, self._made(work)) if obtained else Attempt(None, _ELSEWHERE)
+            return await _said(work, self._made(work)) if obtained else Attempt(row=None, reason=_ELSEWHERE)
 
     async def _made(self, work: Work) -> Attempt:
         """Make it: nobody else does now."""
         count = partial(self._count.messages, model=work.model)
         known = await found(self._store, work, count)
         if known.reached is not None:
-            return Attempt(known.reached)
+            return Attempt(row=known.reached)
         newest = replace(work, attempt=known.attempt)
         if reason := _refusal(newest):
-            return Attempt(known.attempt, reason)
+            return Attempt(row=known.attempt, reason=reason)
         span = known.span
         if span is not None and _is_nearly_reached(span, work):
-            return Attempt(span.predecessor)
+            return Attempt(row=span.predecessor)
         if span is not None and not await self._writer.goes_on(span, work):
             span = await from_the_beginning(self._store, work, count)
         if span is None:
-            return Attempt(None, _GONE)
+            return Attempt(row=None, reason=_GONE)
         started, born = time.monotonic(), await self._born(work)
         written = await self._writer.write(span, work, self._summarizer.target(work.model, work.caller))
         row = _row(span, work, written, int(self._terms.clock() * 1000))
         _LOG.info("summary", extra={"fields": _line(row, work, written, time.monotonic() - started)})
         if await self._born(work) != born:  # what was deleted must not come back in another one of its name
-            return Attempt(None, _GONE)
+            return Attempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:
             # Somebody was faster (the lease had ended meanwhile), or the session is gone.
-            return Attempt((await found(self._store, work, count)).reached or row)
-        return Attempt(row, row.reason)
+            return Attempt(row=(await found(self._store, work, count)).reached or row)
+        return Attempt(row=row, reason=row.reason)
 
     async def _born(self, work: Work) -> int | None:
         """Return when the session was made; None where there is none."""
@@ -202,10 +202,10 @@ async def _said(work: Work, making: Awaitable[Attempt]) -> Attempt:
         return await making
     except PalimpsestError as why:
         _LOG.warning("no summary", extra={"fields": {"session": work.session, "reason": why.message}})
-        return Attempt(None, why.message)
+        return Attempt(row=None, reason=why.message)
     except Exception:  # noqa: BLE001 - the outermost place: no request may fail by it
         _LOG.exception(_FAULT)
-        return Attempt(None, _FAULT)
+        return Attempt(row=None, reason=_FAULT)
 
 
 def _name(work: Work) -> tuple[str, str]:

@@ -106,7 +106,7 @@ def _lines(text: str) -> Iterator[_Line]:
         if heading := _HEADING.match(line):
             is_task = bool(TASKS.search(heading["marked"] or heading["bold"] or ""))
             under_label = False
-            yield _Line(line.strip(), is_item=False, is_task=is_task)
+            yield _Line(text=line.strip(), is_item=False, is_task=is_task)
             continue
         item = _ITEM.match(line)
         rest = line[item.end() :] if item else line
@@ -120,38 +120,38 @@ def _lines(text: str) -> Iterator[_Line]:
             under_label = False
         if label is not None and says_task:
             rest = rest[label.end() :]
-        yield _Line(rest.strip(), is_item=item is not None, is_task=is_task or under_label or says_task)
+        yield _Line(text=rest.strip(), is_item=item is not None, is_task=is_task or under_label or says_task)
 
 
 def _order(sentence: str, line: _Line, own: str) -> Order | None:
     """Return the order that a sentence gives, unless somebody is reported to have given it."""
     if found := SYSTEM.search(sentence):
-        return None if _is_quoted(sentence, SYSTEM) else Order("system", found.group())
+        return None if _is_quoted(sentence, SYSTEM) else Order(kind="system", text=found.group())
     if (found := LIFTS.search(sentence)) and not _is_told(sentence, found, LIFTS, own, "lifts"):
-        return Order("bids" if found["english"] or found["chinese"] else "lifts", found.group())
+        return Order(kind="bids" if found["english"] or found["chinese"] else "lifts", text=found.group())
     if (found := _waiver(sentence)) and not _is_told(sentence, found, WAIVES, own, "waives"):
-        return Order("waives", found.group())
+        return Order(kind="waives", text=found.group())
     if (found := YOU.search(sentence)) and not (
         _is_told(sentence, found, YOU, own, "speaks") or _is_of_own(sentence, found, own)
     ):
-        return Order("speaks", found.group())
+        return Order(kind="speaks", text=found.group())
     if (found := REPLIES.search(sentence)) and not (
         _is_told(sentence, found, REPLIES, own, "replies") or _is_grounded(sentence, own)
     ):
-        return Order("replies", found.group())
+        return Order(kind="replies", text=found.group())
     if (found := SWEEPS.search(sentence)) and not (
         _is_told(sentence, found, SWEEPS, own, "bids") or _is_grounded(found.group(), own)
     ):
-        return Order("bids", found.group())
+        return Order(kind="bids", text=found.group())
     if line.is_task:
         return None
     mild = None if sentence.endswith(("?", "？")) else MILD.search(sentence)
     if mild and not (_is_told(sentence, mild, MILD, own, "speaks") or _is_of_own(sentence, mild, own)):
-        return Order("speaks", mild.group())
+        return Order(kind="speaks", text=mild.group())
     found = None if line.is_item else BIDS.search(sentence)
     if found is None or _is_quoted(sentence, BIDS) or _is_of_own(sentence, found, own):
         return None
-    return Order("bids", sentence)
+    return Order(kind="bids", text=sentence)
 
 
 def _waiver(sentence: str) -> re.Match[str] | None:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.tongue import tongue_of
 from proxy.summaries.transcript import Part, token_of
 from proxy.trimming import Language
@@ -150,8 +151,8 @@ def prompt_of(
     if refused:
         shown.append(words.refused.format(refused))
     return (
-        Message.of({"role": "system", "content": "\n\n".join(told)}),
-        Message.of({"role": "user", "content": "\n\n".join(shown)}),
+        ChatMessage.of({"role": "system", "content": "\n\n".join(told)}),
+        ChatMessage.of({"role": "user", "content": "\n\n".join(shown)}),
     )
 
 

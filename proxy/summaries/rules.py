@@ -162,12 +162,12 @@ def rules_of(text: str, *, closely: bool = False) -> Iterator[Rule]:
         is_item = _ITEM.match(line.text) is not None
         if items and is_item:
             items -= 1
-            yield Rule(_cut(plain), max(announced, strength_of(plain)))
+            yield Rule(text=_cut(plain), strength=max(announced, strength_of(plain)))
             continue
         items = announced = 0
         found = list(_stated(plain, closely=closely))
         if closely and not found and _is_taken(plain, is_item=is_item, is_alone=sizes[line.paragraph] == 1):
-            yield Rule(_cut(plain), WEAK)
+            yield Rule(text=_cut(plain), strength=WEAK)
         yield from found
         if plain.endswith((":", "：")):
             last = found[-1] if found and plain.endswith(found[-1].text) else None
@@ -197,11 +197,11 @@ def _quoted(plain: str, line: _Line) -> Iterator[Rule]:
         return
     if line.is_fenced:
         if _is_sentence(plain) and strength_of(plain) == STRONG:
-            yield Rule(_MARK + _cut(plain), STRONG, is_quoted=True)
+            yield Rule(text=_MARK + _cut(plain), strength=STRONG, is_quoted=True)
         return
     for sentence in sentences(plain):
         if strength := strength_of(sentence):
-            yield Rule(_MARK + _cut(sentence), strength, is_quoted=True)
+            yield Rule(text=_MARK + _cut(sentence), strength=strength, is_quoted=True)
 
 
 def _stated(plain: str, *, closely: bool) -> Iterator[Rule]:
@@ -215,9 +215,9 @@ def _stated(plain: str, *, closely: bool) -> Iterator[Rule]:
         handed = _HANDED.match(sentence)
         own = sentence[: handed.end()] if handed else sentence
         if strength := strength_of(own, closely=closely):
-            yield Rule(_cut(whole), strength)
+            yield Rule(text=_cut(whole), strength=strength)
         elif own != whole and strength_of(whole) and not commands(whole):
-            yield Rule(_cut(whole), WEAK, is_quoted=True)
+            yield Rule(text=_cut(whole), strength=WEAK, is_quoted=True)
 
 
 def _is_taken(plain: str, *, is_item: bool, is_alone: bool) -> bool:
@@ -270,7 +270,7 @@ def _prose(text: str) -> Iterator[_Line]:
             whole = f"{whole.rstrip()} {line.strip()}"
             continue
         if whole:
-            yield _Line(whole, paragraph, is_fenced)
+            yield _Line(text=whole, paragraph=paragraph, is_fenced=is_fenced)
         whole = ""
         paragraph += bool(not line.strip() and is_begun)
         is_begun = bool(line.strip())
@@ -280,7 +280,7 @@ def _prose(text: str) -> Iterator[_Line]:
         if _is_prose(line):
             whole = line
     if whole:
-        yield _Line(whole, paragraph, is_fenced)
+        yield _Line(text=whole, paragraph=paragraph, is_fenced=is_fenced)
 
 
 def _is_prose(line: str) -> bool:

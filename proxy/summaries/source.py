@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.summaries.facts import Facts, is_of_user
 from proxy.summaries.tongue import Tongue, tongue_of
 from proxy.trimming import kind_of, leaves_of
@@ -67,7 +67,7 @@ class Source:
         spoken = [previous]
         for message in messages:
             text = message.text
-            texts += _texts(message, text)
+            texts += _texts(message)
             if is_of_user(message, text):
                 own.append(text)
             if message.role in {"user", "assistant"}:
@@ -158,20 +158,12 @@ def _written(number: float) -> str:
     return _value(f"{number:.6f}")
 
 
-def _texts(message: Message, text: str) -> Iterator[str]:
+def _texts(message: Message) -> Iterator[str]:
     """Yield what stands in a message; of JSON with escapes also the strings that it stands for."""
-    yield text
-    if "\\" in text:
-        yield from _unescaped(text)
-    for call in message.calls:
-        yield call.name
-        yield call.arguments
-        if "\\" in call.arguments:
-            yield from _unescaped(call.arguments)
-    for name in ("name", "agent", "function_call", "refusal"):
-        value = message.data.get(name)
-        if value:
-            yield str(value)
+    for each in message.all_texts():
+        yield each
+        if "\\" in each:
+            yield from _unescaped(each)
 
 
 def _unescaped(text: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries.work import Given, Work
 
@@ -21,7 +21,7 @@ CountAll = Callable[[Sequence[Message]], list[int]]
 """Counts the tokens of each message."""
 
 
-class Span(Struct, frozen=True):
+class Span(Struct, frozen=True, kw_only=True):
     """The messages of a branch from some place on, and what was made of those before them."""
 
     start: int
@@ -40,7 +40,7 @@ class Span(Struct, frozen=True):
         return self.start + len(self.messages)
 
 
-class Found(Struct, frozen=True):
+class Found(Struct, frozen=True, kw_only=True):
     """What is known of a branch that is to be summed up."""
 
     reached: SummaryRow | None
@@ -95,14 +95,24 @@ def _found(
     attempt = next((row for row in rows if _is_on(row, names)), None)
     ready = sorted((row for row in rows if _is_ready(row) and row.node in names), key=_reach)
     if ready and ready[-1].until >= stop:
-        return Found(ready[-1], attempt, None)
+        return Found(reached=ready[-1], attempt=attempt, span=None)
     predecessor = ready[-1] if ready else None
     begin = predecessor.until if predecessor is not None else 0
     if start + len(nodes) < stop or begin < start:
-        return Found(None, attempt, None)
+        return Found(reached=None, attempt=attempt, span=None)
     taken = slice(begin - start, stop - start)
     tokens = totals[stop - start - 1]
-    return Found(None, attempt, Span(begin, tuple(messages[taken]), tuple(nodes[taken]), tokens, predecessor))
+    return Found(
+        reached=None,
+        attempt=attempt,
+        span=Span(
+            start=begin,
+            messages=tuple(messages[taken]),
+            nodes=tuple(nodes[taken]),
+            tokens=tokens,
+            predecessor=predecessor,
+        ),
+    )
 
 
 def _given(given: Given, count: CountAll) -> tuple[Sequence[Message], Sequence[str], Sequence[int]]:

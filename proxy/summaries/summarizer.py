@@ -18,8 +18,9 @@ from msgspec import Struct
 
 from proxy import __version__
 from proxy.config import SummarizerSettings
+from proxy.dialects import Message
 from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.messages import Message, text_of
+from proxy.dialects.chat.message import text_of
 from proxy.dialects.chat.overflow import Overflow, overflow_of
 from proxy.dialects.reader import read
 from proxy.dialects.shapes import is_object
@@ -78,7 +79,7 @@ class Target:
     """What its failures are counted under."""
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, kw_only=True):
     """What the model answered."""
 
     text: str
@@ -126,19 +127,21 @@ class Summarizer:
         usual = self._upstream.destination(model)
         if settings.base_url is not None or key is not None:
             bearer = None if key is None else f"Bearer {key}".encode()
-            usual = Destination(settings.base_url or usual.base_url, bearer, forwards_credentials=False)
+            usual = Destination(
+                base_url=settings.base_url or usual.base_url, authorization=bearer, forwards_credentials=False
+            )
         forwards = usual.forwards_credentials
         headers = [pair for pair in caller.headers if forwards and pair[0].lower() in _CALLERS]
         # Some providers want one with each request (Azure's `api-version`). It may hold a key, too.
         known = usual.forwards_query and self._upstream.destination(asking).forwards_query
         query = f"?{caller.query.decode('latin-1')}" if known and caller.query else ""
         return Target(
-            model,
-            usual,
-            f"/chat/completions{query}",
-            (*headers, *_OWN),
+            model=model,
+            destination=usual,
+            path=f"/chat/completions{query}",
+            headers=(*headers, *_OWN),
             # A client whose key is refused must not keep others from their summaries.
-            (usual.base_url, model, caller.tenant if forwards else None),
+            name=(usual.base_url, model, caller.tenant if forwards else None),
         )
 
     def pause(self, target: Target) -> float:

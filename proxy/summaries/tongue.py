@@ -94,7 +94,7 @@ def tongue_of(text: str) -> Tongue:
         for language, known in _SMALL.items()
         if (hits := sum(words[word] for word in known - _OF_MANY))
     }
-    return Tongue(scripts, small)
+    return Tongue(scripts=scripts, small=small)
 
 
 def _word_or_space(run: re.Match[str]) -> str:

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import JsonObject, Message
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects import Message
 
 _TOKEN: Final = 8
 """Hexadecimal digits of a token."""
@@ -35,10 +33,10 @@ class _Detail(NamedTuple):
 
 
 _DETAILS: Final = (
-    _Detail(16_000, 4_000, 6_000),
-    _Detail(8_000, 1_500, 2_000),
-    _Detail(4_000, 600, 800),
-    _Detail(2_000, 300, 300),
+    _Detail(said=16_000, called=4_000, given=6_000),
+    _Detail(said=8_000, called=1_500, given=2_000),
+    _Detail(said=4_000, called=600, given=800),
+    _Detail(said=2_000, called=300, given=300),
 )
 """From the most: each is taken where the one before it does not fit."""
 _HEAD: Final = 2 / 3
@@ -99,7 +97,7 @@ def parts(messages: Sequence[Message], limit: int, count: Callable[[str], int]) 
         size += tokens
     if whole:
         found.append("\n".join(whole))
-    return tuple(Part(text, token) for text in found)
+    return tuple(Part(text=text, token=token) for text in found)
 
 
 def token_of(texts: Iterator[str] | Sequence[str]) -> str:
@@ -115,34 +113,17 @@ def token_of(texts: Iterator[str] | Sequence[str]) -> str:
 
 def _shown(message: Message, token: str, detail: _Detail) -> str:
     """Return a message as it stands in the transcript."""
-    data = message.data
-    name = data.get("agent") or data.get("name")
-    who = " ".join(
-        [message.role or "message", *([name.strip()] if isinstance(name, str) and name.strip() else [])]
-    )
+    name = message.agent or message.name
+    who = " ".join([message.role or "message", *([name.strip()] if name.strip() else [])])
     lines = [f"[{token} {' '.join(who.split())[:120]}]"]
     text = message.text.strip()
     if text:
-        lines.append(_cut(text, detail.given if is_result(message) else detail.said))
-    lines += [f"[{token} {kind}]" for kind in _media(data)]
+        lines.append(_cut(text, detail.given if message.is_result else detail.said))
+    lines += [f"[{token} {attachment.kind[:40]}]" for attachment in message.attachments]
     lines += [
         f"[{token} calls {call.name}] {_cut(call.arguments.strip(), detail.called)}" for call in message.calls
     ]
-    if message.ties.calls_function:
-        called = data["function_call"]
-        lines.append(
-            f"[{token} calls {called.get('name')}] {_cut(str(called.get('arguments')), detail.called)}"
-        )
     return "\n".join(lines)
-
-
-def _media(data: JsonObject) -> Iterator[str]:
-    """Yield what the parts of a message are that are no text."""
-    content = data.get("content")
-    for part in content if is_array(content) else ():
-        kind = part.get("type") if is_object(part) else None
-        if isinstance(kind, str) and not isinstance(part.get("text"), str):
-            yield kind[:40]
 
 
 def _within(text: str, tokens: int, limit: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store import SummaryRow
 from proxy.summaries.summarizer import Caller
 from proxy.trimming import Summarize, SummaryRequest
@@ -22,7 +22,7 @@ class Given:
     """For each of them the name that it has, or will have."""
 
 
-class Work(Struct, frozen=True):
+class Work(Struct, frozen=True, kw_only=True):
     """One summary that is wanted."""
 
     key: str
@@ -48,7 +48,7 @@ class Work(Struct, frozen=True):
     """How the reader of the summary can read more, in words that are sent with it; empty where it cannot."""
 
 
-class Attempt(Struct, frozen=True):
+class Attempt(Struct, frozen=True, kw_only=True):
     """What came of it."""
 
     row: SummaryRow | None

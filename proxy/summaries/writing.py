@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.overflow import Overflow
 from proxy.dialects.shapes import is_object
 from proxy.models import ModelFacts, cost
@@ -51,7 +51,7 @@ FactsOf = Callable[[str, str], ModelFacts]
 Result = TypeVar("Result")
 
 
-class Spending(Struct):
+class Spending(Struct, kw_only=True):
     """What all tries took together."""
 
     tries: int = 0
@@ -69,7 +69,7 @@ class Spending(Struct):
             self.cost = (self.cost or 0.0) + spent
 
 
-class Written(Struct, frozen=True):
+class Written(Struct, frozen=True, kw_only=True):
     """What came of it."""
 
     status: SummaryStatus
@@ -86,7 +86,7 @@ class Written(Struct, frozen=True):
     """What the next one needs of it."""
 
 
-class _Ground(Struct, frozen=True):
+class _Ground(Struct, frozen=True, kw_only=True):
     """What code knows before a model is asked."""
 
     facts: Facts
@@ -123,11 +123,19 @@ class Writer:
             told, model = await self._told(span, ground, work, target, spending)
             text, tokens = await self._aside(lambda: self._text(told, ground, work))
         except NoAnswer as why:
-            return ended(SummaryStatus.FAILED, why.reason)
+            return ended(status=SummaryStatus.FAILED, reason=why.reason)
         except _Refused as why:
-            return ended(SummaryStatus.REFUSED, str(why))
+            return ended(status=SummaryStatus.REFUSED, reason=str(why))
         state = State(facts=ground.facts, told=told).model_dump(mode="json")
-        return Written(SummaryStatus.READY, "", model, spending, text, tokens, state)
+        return Written(
+            status=SummaryStatus.READY,
+            reason="",
+            model=model,
+            spending=spending,
+            text=text,
+            tokens=tokens,
+            state=state,
+        )
 
     async def _told(
         self, span: Span, ground: _Ground, work: Work, target: Target, spending: Spending
@@ -192,11 +200,11 @@ class Writer:
             facts, previous = state.facts.and_then(facts), state.told
             before = span.predecessor.tokens - span.predecessor.covered_tokens
         return _Ground(
-            facts,
-            Source.of(span.messages, previous, state.facts if state is not None else None),
-            facts.language if work.edit.language == "auto" else work.edit.language,
-            previous,
-            span.tokens + before,
+            facts=facts,
+            source=Source.of(span.messages, previous, state.facts if state is not None else None),
+            language=facts.language if work.edit.language == "auto" else work.edit.language,
+            previous=previous,
+            tokens=span.tokens + before,
         )
 
     def _verdict(self, answer: Answer, ground: _Ground, work: Work) -> Verdict:
@@ -231,7 +239,7 @@ class Writer:
         if text == composed("", Facts(messages=ground.facts.messages)):
             raise _Refused(f"nothing but its heading fits within {work.wanted.room} tokens")
         text = sanitize(text)  # as it is stored, so that every worker sends the same bytes
-        tokens = self._counter.message(Message.of({"role": "system", "content": text}), work.model)
+        tokens = self._counter.message(ChatMessage.of({"role": "system", "content": text}), work.model)
         if tokens >= ground.tokens:
             raise _Refused(f"it would have {tokens} tokens, and what it replaces {ground.tokens}")
         return text, tokens

@@ -13,7 +13,7 @@ ENTRY_BYTES: Final = 320
 """What one entry takes, about: a key of some forty letters, a number, and their places in the table."""
 
 
-class Cached(Struct, frozen=True):
+class Cached(Struct, frozen=True, kw_only=True):
     """How much is in a cache."""
 
     cached_messages: int
@@ -71,4 +71,4 @@ class CountCache:
     def cached(self) -> Cached:
         """How much is in it now."""
         with self._lock:
-            return Cached(len(self._counts), self._tokens)
+            return Cached(cached_messages=len(self._counts), total_cached_tokens=self._tokens)

@@ -14,7 +14,7 @@ import orjson
 
 from proxy.config import TokenMethod
 from proxy.conversation import body_of
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.shapes import is_array, is_object
 from proxy.tokens.cache import Cached, CountCache
 from proxy.tokens.calibration import Calibration
@@ -130,8 +130,6 @@ class TokenCounter:
         texts = [data.get("name"), data.get("refusal")]
         for call in message.calls:
             texts += [call.name, call.arguments]
-        if is_object(legacy := data.get("function_call")):
-            texts += [legacy.get("name"), legacy.get("arguments")]
         return tokens + sum([self._count(text, encoding) for text in texts if isinstance(text, str) and text])
 
     def _count_content(self, content: Any, encoding: EncodingName) -> int:

@@ -68,7 +68,6 @@ from proxy.trimming.plan import (
 )
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.prices import Prices, PriceSource, Step
-from proxy.trimming.protocol import problems
 from proxy.trimming.section import Natural, Positive, contradiction
 from proxy.trimming.shape import CJK, INNER_CAPITAL, Kind, kind_of
 from proxy.trimming.statistics import Language
@@ -127,7 +126,6 @@ __all__ = [
     "merged",
     "occurs",
     "plan",
-    "problems",
     "standing",
     "stands_alone",
     "values_of",

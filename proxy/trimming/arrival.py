@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.gaps import standing
 from proxy.trimming.plan import Change, Entry, Gap, Hidden, PlanningContext
 from proxy.trimming.policy import Policy
@@ -20,7 +19,7 @@ from proxy.trimming.protection import pinned_so_far
 from proxy.trimming.trigger import Size
 
 
-class Arrived(Struct, frozen=True):
+class Arrived(Struct, frozen=True, kw_only=True):
     """The log after `on_arrival`, or a part of it: what the cut and everything after it build upon."""
 
     entries: tuple[Entry, ...]
@@ -88,7 +87,14 @@ def _arrived(
     """Return these as the log, with what follows from them."""
     changes = [change for each in decided for change in each] if any(decided) else ()
     hidden = {place: entry.hidden for place, entry in enumerate(entries) if entry.hidden is not None}
-    return Arrived(entries, messages, tokens, decided, tuple(changes), hidden)
+    return Arrived(
+        entries=entries,
+        messages=messages,
+        tokens=tokens,
+        decided=decided,
+        changes=tuple(changes),
+        hidden=hidden,
+    )
 
 
 def moved(change: Change, position: int) -> Change:
@@ -96,7 +102,12 @@ def moved(change: Change, position: int) -> Change:
     if change.position == position:
         return change
     return Change(
-        position, change.edit, change.reason, change.message, change.tokens_before, change.tokens_after
+        position=position,
+        edit=change.edit,
+        reason=change.reason,
+        message=change.message,
+        tokens_before=change.tokens_before,
+        tokens_after=change.tokens_after,
     )
 
 
@@ -120,16 +131,16 @@ def _decided(
             stop, size = next(absent, _NOTHING)
         tokens, count = tokens + entry.tokens, count + 1
         if counting:
-            calls += is_result(entry.message)
+            calls += entry.message.is_result
         if entry.arrival is not None:
             yield entry.arrival
-        elif not is_result(entry.message) or pinned_so_far(originals, place, policy, run):
+        elif not entry.message.is_result or pinned_so_far(originals, place, policy, run):
             yield ()
         else:
-            yield tuple(_new(entry, Size(tokens, count, calls), policy, known))
+            yield tuple(_new(entry, Size(tokens=tokens, messages=count, tool_calls=calls), policy, known))
 
 
-_NOTHING = (float("inf"), Size(0, 0, 0))
+_NOTHING = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))
 """What is missing after the last of it."""
 
 
@@ -144,5 +155,12 @@ def _new(entry: Entry, size: Size, policy: Policy, known: PlanningContext) -> It
             continue
         after = known.count(shortened.message)
         if after < tokens:
-            yield Change(entry.position, edit.type, shortened.reason, shortened.message, tokens, after)
+            yield Change(
+                position=entry.position,
+                edit=edit.type,
+                reason=shortened.reason,
+                message=shortened.message,
+                tokens_before=tokens,
+                tokens_after=after,
+            )
             message, tokens = shortened.message, after

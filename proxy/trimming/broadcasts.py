@@ -45,7 +45,7 @@ _NAME: Final = 200
 """Characters of a name that are told at most."""
 
 
-class Broadcast(Struct, frozen=True):
+class Broadcast(Struct, frozen=True, kw_only=True):
     """One call of another agent's, as it told of it."""
 
     speaker: str
@@ -55,7 +55,7 @@ class Broadcast(Struct, frozen=True):
     """Whether it is told in Chinese."""
 
 
-class Digest(Struct, frozen=True):
+class Digest(Struct, frozen=True, kw_only=True):
     """Many calls of one agent, counted by tool."""
 
     speaker: str
@@ -111,7 +111,7 @@ def broadcast_of(text: str, patterns: tuple[str, ...], agent: str | None) -> Bro
             continue
         kind = _name(groups.get("type", ""))
         speaker = f"{kind}: {name}" if kind else name
-        return Broadcast(speaker, tool, _IDEOGRAPH.search(pattern) is not None)
+        return Broadcast(speaker=speaker, tool=tool, chinese=_IDEOGRAPH.search(pattern) is not None)
     return None
 
 
@@ -129,7 +129,7 @@ def digest_of(text: str) -> Digest | None:
         tools[tool] = tools.get(tool, 0) + int(calls)
     if sum(tools.values()) != int(total or other_total):
         return None
-    return Digest(speaker, tools, chinese is not None)
+    return Digest(speaker=speaker, tools=tools, chinese=chinese is not None)
 
 
 def _name(found: str) -> str:

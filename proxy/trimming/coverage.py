@@ -17,7 +17,7 @@ from proxy.trimming.draft import Draft
 from proxy.trimming.gaps import clipped
 
 
-class Beginning(Struct, frozen=True):
+class Beginning(Struct, frozen=True, kw_only=True):
     """A beginning of the log that may be covered."""
 
     stop: int
@@ -36,7 +36,7 @@ class Beginning(Struct, frozen=True):
     """Their tokens, as they would be sent if nothing were trimmed."""
 
 
-class _Group(Struct, frozen=True):
+class _Group(Struct, frozen=True, kw_only=True):
     """What is covered together: a round of the history, or a span of the current one."""
 
     start: int
@@ -69,7 +69,15 @@ def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Begin
         messages += free
         rounds += bool(free) and group.is_round
         if group.ends:
-            yield Beginning(group.stop, until, messages, tokens, rounds, new_messages, new_tokens)
+            yield Beginning(
+                stop=group.stop,
+                until=until,
+                messages=messages,
+                tokens=tokens,
+                rounds=rounds,
+                new_messages=new_messages,
+                new_tokens=new_tokens,
+            )
 
 
 def start_of_newest(rounds: Sequence[Round], last: int) -> int:
@@ -88,9 +96,9 @@ def _groups(draft: Draft, keep_rounds: int) -> Iterator[_Group]:
     last = start_of_newest(draft.rounds, keep_rounds)
     for each in draft.rounds:
         if each.stop <= last:
-            yield _Group(each.start, each.stop, each.number > 0, each.number > 0)
+            yield _Group(start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0)
     if keep_rounds == 0 and draft.rounds:
         for span in draft.spans[:-1]:
             if span.start >= draft.rounds[-1].start:
                 free = any(at not in draft.protected for at, _ in draft.standing(span.start, span.stop))
-                yield _Group(span.start, span.stop, is_round=False, ends=free)
+                yield _Group(start=span.start, stop=span.stop, is_round=False, ends=free)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.conversation import Round, Span, is_result
-from proxy.dialects.chat.messages import Message
+from proxy.conversation import Round
+from proxy.dialects import Message, Span
 from proxy.trimming.plan import Change, Count, Entry, Gap, Hidden, Prepared, Summary
 from proxy.trimming.trigger import Size, Target
 
 
-class Draft(Struct, frozen=True):
+class Draft(Struct, frozen=True, kw_only=True):
     """The log without its gaps, what now stands at each place of it, and what must not be touched."""
 
     entries: tuple[Entry, ...]
@@ -81,7 +81,11 @@ class Draft(Struct, frozen=True):
         standing += [
             message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)
         ]
-        return Size(self.total, len(standing), sum(is_result(message) for message in standing))
+        return Size(
+            tokens=self.total,
+            messages=len(standing),
+            tool_calls=sum(message.is_result for message in standing),
+        )
 
     @property
     def within_target(self) -> bool:
@@ -109,11 +113,25 @@ class Draft(Struct, frozen=True):
 
     def removing(self, position: int, edit: str, reason: str) -> Change:
         """Return the change that takes away what stands at `position`."""
-        return Change(position, edit, reason, None, self.tokens[position], 0)
+        return Change(
+            position=position,
+            edit=edit,
+            reason=reason,
+            message=None,
+            tokens_before=self.tokens[position],
+            tokens_after=0,
+        )
 
     def replacing(self, position: int, edit: str, reason: str, message: Message) -> Change:
         """Return the change that puts `message` in the place of what stands at `position`."""
-        return Change(position, edit, reason, message, self.tokens[position], self.count(message))
+        return Change(
+            position=position,
+            edit=edit,
+            reason=reason,
+            message=message,
+            tokens_before=self.tokens[position],
+            tokens_after=self.count(message),
+        )
 
     def after(self, changes: Sequence[Change], summary: Summary | None = None) -> Draft:
         """Return the draft as it is after these changes; a `summary` takes the place of an earlier one."""

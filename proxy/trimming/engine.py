@@ -24,8 +24,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.arrival import arrive
 from proxy.trimming.coverage import start_of_newest
 from proxy.trimming.demand import ASKED, asked_for, in_time, until_it_fires
@@ -181,7 +180,7 @@ def _planned(
         warnings += _all_kept(policy, known, move, base, view)
         fork = known.fork if overflow is None else None
         place = fork if fork is not None and _is_shared(move, view, cut, fork, end) else end
-        own = Size(0, 0, 0) if place == end else _beyond(base, move, place)
+        own = Size(tokens=0, messages=0, tool_calls=0) if place == end else _beyond(base, move, place)
         cut = Cut(
             position=place,
             policy=name,
@@ -195,17 +194,17 @@ def _planned(
             account=account_after(costs, move.balance, before) if costs is not None else None,
         )
     return Plan(  # by place as far as that is plain: to look a name up takes as long as to set ten fields
-        name,
-        policy.version,
-        cut,
-        move is not None,
-        fired,
-        (base if move is not None else remains).log.changes,
-        before,
-        view.tokens,
-        view.messages,
-        warnings + view.notes,
-        arrived.decided,
+        policy=name,
+        version=policy.version,
+        cut=cut,
+        moved=move is not None,
+        fired=fired,
+        arrivals=(base if move is not None else remains).log.changes,
+        tokens_before=before,
+        tokens_sent=view.tokens,
+        view=view.messages,
+        warnings=warnings + view.notes,
+        decided=arrived.decided,
         made=move.made if move is not None else (),
         earlier=earlier,
         messages_before=given + sum([hidden.messages for hidden in beside]),
@@ -230,14 +229,14 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, known: Plann
         return None
     counts = [entry.tokens for entry in entries]
     tokens = known.fixed_tokens + sum(counts)
-    view = View(tuple([entry.message for entry in entries]), tokens)
+    view = View(messages=tuple([entry.message for entry in entries]), tokens=tokens)
     aim, _ = _target(policy, known)
     if _fired(policy, view, known, None, aim) or _is_due(policy, entries, counts, known, known.fixed_tokens):
         return None
     return Plan(
-        name,
-        policy.version,
-        None,
+        policy=name,
+        version=policy.version,
+        cut=None,
         moved=False,
         fired="",
         arrivals=(),
@@ -322,7 +321,9 @@ def _wanted(
     edit = policy.summarizer
     if edit is None or (move is not None and move.wanted is not None):
         return move.wanted if move is not None else None
-    added = until_it_fires(policy, edit, known, Size(view.tokens, len(view.messages), view.tool_calls))
+    added = until_it_fires(
+        policy, edit, known, Size(tokens=view.tokens, messages=len(view.messages), tool_calls=view.tool_calls)
+    )
     by_cost = policy.trigger is not None and policy.trigger.cost is not None
     if costs is None if edit.must_pay else added is None and (costs is None or not by_cost):
         return None
@@ -377,8 +378,8 @@ def _beyond(base: TrimmedHistory, move: Move, place: int) -> Size:
         for entry, message, tokens in zip(base.log.entries, move.messages, move.tokens, strict=True)
         if entry.position >= place and message is not None
     ]
-    calls = sum([is_result(message) for message, _ in sent])
-    return Size(sum([tokens for _, tokens in sent]), len(sent), calls)
+    calls = sum([message.is_result for message, _ in sent])
+    return Size(tokens=sum([tokens for _, tokens in sent]), messages=len(sent), tool_calls=calls)
 
 
 def _budget(policy: Policy, known: PlanningContext) -> int | None:
@@ -392,7 +393,7 @@ def _fired(policy: Policy, view: View, known: PlanningContext, cut: Cut | None, 
     if trigger is None:
         return ""
     calls = view.tool_calls if trigger.tool_calls is not None else 0
-    size = Size(view.tokens, len(view.messages), calls)
+    size = Size(tokens=view.tokens, messages=len(view.messages), tool_calls=calls)
     return trigger.fired(size, known, cut, aim)
 
 
@@ -433,7 +434,9 @@ def _all_kept(
     """Return the warning that a move left too much since `keep_rounds` leaves nothing to sum up, if so."""
     if move.wanted is not None or move.summary != base.summary:
         return ()
-    if not is_above(policy, known, Size(view.tokens, len(view.messages), view.tool_calls)):
+    if not is_above(
+        policy, known, Size(tokens=view.tokens, messages=len(view.messages), tool_calls=view.tool_calls)
+    ):
         return ()
     rounds = move.draft.rounds
     keeping = (edit.keep_rounds for edit in policy.edits if isinstance(edit, Summarize))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, TypeVar
 
-from proxy.conversation import Span, is_result
+from proxy.dialects import Span
 from proxy.trimming.plan import Change, Entry, Gap
 from proxy.trimming.trigger import Size
 
@@ -46,7 +46,7 @@ def missing(entries: Sequence[Entry], gaps: Iterable[Gap], start: int) -> list[t
         absent = gap.stop - first - given
         if absent > 0:
             part = _part(gap, first, absent)
-            found.append((gap.stop, Size(part.tokens, absent, part.tool_calls)))
+            found.append((gap.stop, Size(tokens=part.tokens, messages=absent, tool_calls=part.tool_calls)))
     return found
 
 
@@ -110,12 +110,12 @@ def _gap(log: Sequence[Entry], places: Sequence[int], why: Change) -> Gap:
     """Return the messages at these places, which lie side by side, as a gap."""
     entries = [log[place] for place in places]
     return Gap(
-        entries[0].position,
-        entries[-1].position + 1,
-        why.edit,
-        why.reason,
-        sum([entry.tokens for entry in entries]),
-        sum([is_result(entry.message) for entry in entries]),
+        start=entries[0].position,
+        stop=entries[-1].position + 1,
+        edit=why.edit,
+        reason=why.reason,
+        tokens=sum([entry.tokens for entry in entries]),
+        tool_calls=sum([entry.message.is_result for entry in entries]),
     )
 
 
@@ -136,12 +136,12 @@ def _together(first: Gap, second: Gap) -> Gap:
     """Return two gaps side by side as one, with the reason of the longer one."""
     told = first if first.messages > second.messages else second
     return Gap(
-        first.start,
-        second.stop,
-        told.edit,
-        told.reason,
-        first.tokens + second.tokens,
-        first.tool_calls + second.tool_calls,
+        start=first.start,
+        stop=second.stop,
+        edit=told.edit,
+        reason=told.reason,
+        tokens=first.tokens + second.tokens,
+        tool_calls=first.tool_calls + second.tool_calls,
     )
 
 
@@ -149,12 +149,12 @@ def _part(gap: Gap, start: int, messages: int) -> Gap:
     """Return a part of a gap with its share of the sums: what each message had is not known."""
     share = messages / gap.messages
     return Gap(
-        start,
-        start + messages,
-        gap.edit,
-        gap.reason,
-        round(gap.tokens * share),
-        round(gap.tool_calls * share),
+        start=start,
+        stop=start + messages,
+        edit=gap.edit,
+        reason=gap.reason,
+        tokens=round(gap.tokens * share),
+        tool_calls=round(gap.tool_calls * share),
     )
 
 

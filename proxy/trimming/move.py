@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.conversation import rounds, spans
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.arrival import moved
 from proxy.trimming.demand import pays
 from proxy.trimming.draft import Draft
@@ -43,7 +43,7 @@ _PASSES: Final = 8
 that came again and again they clear one copy each time."""
 
 
-class Move(Struct, frozen=True):
+class Move(Struct, frozen=True, kw_only=True):
     """What a move of the cut decided about the log that remained before it."""
 
     made: tuple[Change, ...]

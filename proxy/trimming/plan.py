@@ -13,7 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.prices import Prices
 
 SummaryRole: TypeAlias = Literal["merge", "system", "user"]
@@ -27,7 +28,7 @@ Count = Callable[[Message], int]
 """Counts the tokens of one message as the upstream's model would."""
 
 
-class Change(Struct, frozen=True):
+class Change(Struct, frozen=True, kw_only=True):
     """One decision of one edit about one message."""
 
     position: int
@@ -44,7 +45,7 @@ class Change(Struct, frozen=True):
     """Tokens of what stands there now; 0 where nothing does."""
 
 
-class Hidden(Struct, frozen=True):
+class Hidden(Struct, frozen=True, kw_only=True):
     """Tool rounds that the proxy answered itself, and the client was not shown: they belong to one reply.
 
     Rounds of the proxy's own alone stand `before` the reply. Where a reply calls tools of the client and of
@@ -66,7 +67,7 @@ class Hidden(Struct, frozen=True):
         return len(self.before) + len(self.after)
 
 
-class Entry(Struct, frozen=True, gc=False):
+class Entry(Struct, frozen=True, gc=False, kw_only=True):
     """One message of the branch, as trimming sees it.
 
     It is in no circle, and there are as many as messages: the garbage collector need not look at them.
@@ -91,7 +92,7 @@ class Entry(Struct, frozen=True, gc=False):
     message is changed or dropped."""
 
 
-class Gap(Struct, frozen=True):
+class Gap(Struct, frozen=True, kw_only=True):
     """Messages that lie side by side and are not sent any more, summed up."""
 
     start: int
@@ -113,7 +114,7 @@ class Gap(Struct, frozen=True):
         return self.stop - self.start
 
 
-class Summary(Struct, frozen=True):
+class Summary(Struct, frozen=True, kw_only=True):
     """What is sent in the place of the beginning of a log."""
 
     text: str
@@ -138,10 +139,10 @@ class Summary(Struct, frozen=True):
     @property
     def message(self) -> Message:
         """The message in which it is sent; where it is merged, the one that stands for it in counts."""
-        return Message.of({"role": "user" if self.role == "user" else "system", "content": self.text})
+        return ChatMessage.of({"role": "user" if self.role == "user" else "system", "content": self.text})
 
 
-class Prepared(Struct, frozen=True):
+class Prepared(Struct, frozen=True, kw_only=True):
     """A summary that a model made of the beginning of the branch; the next move of the cut may use it."""
 
     text: str
@@ -163,7 +164,7 @@ class Prepared(Struct, frozen=True):
     says."""
 
 
-class SummaryRequest(Struct, frozen=True):
+class SummaryRequest(Struct, frozen=True, kw_only=True):
     """A summary that a model should make. Whoever has the plan sees to it, or not."""
 
     stop: int
@@ -174,7 +175,7 @@ class SummaryRequest(Struct, frozen=True):
     """Whether the cut moves now, and would have used it."""
 
 
-class Account(Struct, frozen=True):
+class Account(Struct, frozen=True, kw_only=True):
     """What the input of a branch has cost up to a request, about; in tokens of uncached input."""
 
     turns: int
@@ -185,7 +186,7 @@ class Account(Struct, frozen=True):
     """What trimming saved of that; negative where it cost more so far than it saved."""
 
 
-class Cut(Struct, frozen=True):
+class Cut(Struct, frozen=True, kw_only=True):
     """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
 
     As long as the policy's version stays, so does what is here: the next move adds to it. Spans that are not
@@ -214,7 +215,7 @@ class Cut(Struct, frozen=True):
     """What input had cost when it was made; None where nobody reckoned."""
 
 
-class PlanningContext(Struct, frozen=True):
+class PlanningContext(Struct, frozen=True, kw_only=True):
     """What trimming must be told, since it asks nobody."""
 
     count: Count
@@ -240,7 +241,7 @@ class PlanningContext(Struct, frozen=True):
     move that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
 
 
-class Plan(Struct, frozen=True):
+class Plan(Struct, frozen=True, kw_only=True):
     """What was decided for one request."""
 
     policy: str

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 import orjson
 from pydantic import AfterValidator, Field, model_validator
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit, ToolOutputEdit
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.regex import checked, is_found

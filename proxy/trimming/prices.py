@@ -13,7 +13,7 @@ PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
 """Where prices come from: a published list, the operator, or neither: then what is most common is taken."""
 
 
-class Step(Struct, frozen=True):
+class Step(Struct, frozen=True, kw_only=True):
     """A step of the price: above so many input tokens the whole request costs `factor` times as much."""
 
     above: int
@@ -22,7 +22,7 @@ class Step(Struct, frozen=True):
     """What input costs above it, in units of what it costs below every step."""
 
 
-class Prices(Struct, frozen=True):
+class Prices(Struct, frozen=True, kw_only=True):
     """What input costs, relative to an uncached input token (= 1)."""
 
     read: float

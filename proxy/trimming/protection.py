@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from proxy.conversation import Round, Span, is_result, open_calls, span_start
-from proxy.dialects.chat.messages import Message
+from proxy.conversation import Round, open_calls, span_start
+from proxy.dialects import Message, Span
 from proxy.trimming.policy import Keep, Policy
 
 
@@ -38,7 +38,7 @@ def pinned_so_far(messages: Sequence[Message], position: int, policy: Policy, fl
     if not policy.pin:
         return False
     near = position
-    while near > floor and is_result(messages[near]):
+    while near > floor and messages[near].is_result:
         near -= 1
     start = near + span_start(messages[near : position + 1], position - near)
     return any(policy.pins(message) for message in messages[start : position + 1])

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, Final, Literal
 
-from proxy.conversation import Round, Span
+from proxy.conversation import Round
+from proxy.dialects import Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
@@ -43,7 +44,14 @@ class Release(BaseEdit, frozen=True):
             if place in draft.protected or message is None or tokens >= draft.tokens[place]:
                 continue
             total += tokens - draft.tokens[place]
-            yield Change(place, self.type, _REASON, message, draft.tokens[place], tokens)
+            yield Change(
+                position=place,
+                edit=self.type,
+                reason=_REASON,
+                message=message,
+                tokens_before=draft.tokens[place],
+                tokens_after=tokens,
+            )
 
 
 def exempt(spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]) -> frozenset[int]:

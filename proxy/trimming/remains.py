@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.arrival import Arrived
 from proxy.trimming.draft import overlay
 from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
 
 
-class TrimmedHistory(Struct, frozen=True):
+class TrimmedHistory(Struct, frozen=True, kw_only=True):
     """The log without its gaps, and what now stands at each place of it."""
 
     log: Arrived
@@ -65,9 +65,19 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
         unchanged = (place for place in hidden if place not in changed and not log.decided[place])
         hidden = {place: hidden[place] for place in unchanged}
     if not changes:
-        return TrimmedHistory(log, log.messages, log.tokens, (), summary, hidden, gaps)
+        return TrimmedHistory(
+            log=log,
+            messages=log.messages,
+            tokens=log.tokens,
+            changes=(),
+            summary=summary,
+            hidden=hidden,
+            gaps=gaps,
+        )
     messages, tokens = overlay(log.messages, log.tokens, changes)
-    return TrimmedHistory(log, messages, tokens, changes, summary, hidden, gaps)
+    return TrimmedHistory(
+        log=log, messages=messages, tokens=tokens, changes=changes, summary=summary, hidden=hidden, gaps=gaps
+    )
 
 
 def _types(changes: Iterable[Change]) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel
 
-from proxy.conversation import Span, calls_function, is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message, Span
 from proxy.trimming.shape import Kind
 from proxy.trimming.values import beginning_of, values_of
 
@@ -92,13 +91,13 @@ class Detail(NamedTuple):
 
 
 DETAILS: Final = (
-    Detail(40, 200, 100, 40, 600),
-    Detail(24, 160, 40, 25, 400),
-    Detail(12, 120, 20, 12, 240),
-    Detail(6, 80, 12, 6, 160),
-    Detail(3, 60, 8, 0, 80),
-    Detail(0, 0, 5, 0, 0),
-    Detail(0, 0, 0, 0, 0),
+    Detail(requests=40, request=200, tools=100, values=40, reply=600),
+    Detail(requests=24, request=160, tools=40, values=25, reply=400),
+    Detail(requests=12, request=120, tools=20, values=12, reply=240),
+    Detail(requests=6, request=80, tools=12, values=6, reply=160),
+    Detail(requests=3, request=60, tools=8, values=0, reply=80),
+    Detail(requests=0, request=0, tools=5, values=0, reply=0),
+    Detail(requests=0, request=0, tools=0, values=0, reply=0),
 )
 """From all that is kept down to the first line."""
 
@@ -166,7 +165,7 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
     reply = ""
     han = words = 0
     for span in spans:
-        names = {call.id: call.name for call in messages[span.start].calls}
+        names = {call.id: call.name for call in messages[span.start].calls if call.id}
         for message in messages[span.start : span.stop]:
             roles[message.role] = roles.get(message.role, 0) + 1
             text = message.text
@@ -194,14 +193,10 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
 
 def _uses(message: Message, text: str, names: Mapping[str, str]) -> list[tuple[str, tuple[int, int]]]:
     """Return the calls of a message by tool, as (calls, errors), or the failure that it tells of."""
-    if is_result(message):
-        name = message.data.get("name")
-        called = names.get(message.answers or "", name if isinstance(name, str) else "")
+    if message.is_result:
+        called = names.get(message.answers or "", message.name)
         return [(called, (0, 1))] if _FAILED.match(text) else []
-    uses = [(call.name, (1, 0)) for call in message.calls]
-    if calls_function(message):
-        uses.append((str(message.data["function_call"].get("name")), (1, 0)))
-    return uses
+    return [(call.name, (1, 0)) for call in message.calls]
 
 
 def _seen(message: Message, text: str) -> Iterable[tuple[str, int]]:

@@ -26,7 +26,7 @@ UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` 
 """What is said where a `ratio` stands and nobody knows of what."""
 
 
-class Size(Struct, frozen=True):
+class Size(Struct, frozen=True, kw_only=True):
     """How much is sent."""
 
     tokens: int
@@ -37,7 +37,7 @@ class Size(Struct, frozen=True):
     """Tool results among them."""
 
 
-class _Threshold(Struct, frozen=True):
+class _Threshold(Struct, frozen=True, kw_only=True):
     """One key of a trigger beside the size that it speaks of."""
 
     key: str
@@ -148,15 +148,23 @@ class Trigger(Section, frozen=True):
         tokens, window = round(size.tokens * known.scale), known.context_window
         after = round(standing.tokens * known.scale) if standing is not None else 0
         if self.tokens is not None:
-            yield _Threshold("tokens", tokens, self.tokens, after, target)
+            yield _Threshold(key="tokens", value=tokens, limit=self.tokens, after=after, target=target)
         if self.ratio is not None and window is not None:
-            yield _Threshold("ratio", tokens, self.ratio * window, after, target, self.ratio, window)
+            yield _Threshold(
+                key="ratio",
+                value=tokens,
+                limit=self.ratio * window,
+                after=after,
+                target=target,
+                share=self.ratio,
+                window=window,
+            )
         if self.messages is not None:
             after = standing.messages if standing is not None else 0
-            yield _Threshold("messages", size.messages, self.messages, after)
+            yield _Threshold(key="messages", value=size.messages, limit=self.messages, after=after)
         if self.tool_calls is not None:
             after = standing.tool_calls if standing is not None else 0
-            yield _Threshold("tool_calls", size.tool_calls, self.tool_calls, after)
+            yield _Threshold(key="tool_calls", value=size.tool_calls, limit=self.tool_calls, after=after)
 
 
 class Target(Section, frozen=True):

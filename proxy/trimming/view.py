@@ -8,16 +8,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
-from proxy.dialects.shapes import is_array
+from proxy.dialects import Message, Repaired
 from proxy.trimming.plan import Hidden, PlanningContext, Summary
-from proxy.trimming.protocol import Repaired, repair
 
+_EMPTY: Final = Repaired(messages=(), notes=(), sources=())
 _NOTHING: Final[Mapping[int, Hidden]] = MappingProxyType({})
 
 
-class View(Struct, frozen=True):
+class View(Struct, frozen=True, kw_only=True):
     """What would be sent."""
 
     messages: tuple[Message, ...]
@@ -28,7 +26,7 @@ class View(Struct, frozen=True):
     @property
     def tool_calls(self) -> int:
         """Tool results in it. Each message is read for that: ask only where it matters."""
-        return sum(map(is_result, self.messages))
+        return sum(message.is_result for message in self.messages)
 
 
 def view_of(
@@ -52,17 +50,17 @@ def view_of(
         total += summary.tokens
         lead = () if summary.role == "merge" else (summary.message,)
     if not repairing:
-        return View(lead + standing, total)
-    repaired = repair(standing)
+        return View(messages=lead + standing, tokens=total)
+    repaired = standing[0].dialect.repair(standing) if standing else _EMPTY
     sent = _spliced(messages, repaired, hidden) if hidden else repaired.messages
     if not repaired.notes:
-        return View(lead + sent, total)
+        return View(messages=lead + sent, tokens=total)
     left = [count for message, count in zip(messages, tokens, strict=True) if message is not None]
     counts = [
         known.count(message) if source is None else left[source]
         for message, source in zip(repaired.messages, repaired.sources, strict=True)
     ]
-    return View(lead + sent, total - sum(tokens) + sum(counts), repaired.notes)
+    return View(messages=lead + sent, tokens=total - sum(tokens) + sum(counts), notes=repaired.notes)
 
 
 def with_hidden(message: Message, hidden: Hidden | None) -> tuple[Message, ...]:
@@ -88,10 +86,4 @@ def merged(instructions: Sequence[Message], summary: Summary) -> tuple[Message, 
     if not instructions:
         return (summary.message,)
     *ahead, last = instructions
-    content = last.data.get("content")
-    if is_array(content):
-        longer = last.replacing("content", [*content, {"type": "text", "text": summary.text}])
-    else:
-        text = f"{content}\n\n{summary.text}" if isinstance(content, str) else summary.text
-        longer = last.replacing("content", text)
-    return (*ahead, longer)
+    return (*ahead, last.with_appended(summary.text))

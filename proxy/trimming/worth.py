@@ -31,7 +31,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.plan import Account, Cut, Entry, PlanningContext, Summary
 from proxy.trimming.prices import ASSUMED, Prices
@@ -47,7 +47,7 @@ _SMALLEST: Final = 2048
 """Tokens of a view that is never worth a thought."""
 
 
-class Balance(Struct, frozen=True):
+class Balance(Struct, frozen=True, kw_only=True):
     """What a move changes in cost."""
 
     loss: float
@@ -66,18 +66,18 @@ class Balance(Struct, frozen=True):
     def since(self, other: Balance) -> Balance:
         """Return what this one changes in cost beyond the other."""
         return Balance(
-            self.loss - other.loss,
-            self.gain - other.gain,
-            self.freed - other.freed,
-            self.rewritten - other.rewritten,
+            loss=self.loss - other.loss,
+            gain=self.gain - other.gain,
+            freed=self.freed - other.freed,
+            rewritten=self.rewritten - other.rewritten,
         )
 
 
-NO_MOVE: Final = Balance(0, 0, 0, 0)
+NO_MOVE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)
 """What a move that changes nothing changes in cost."""
 
 
-class Costs(Struct, frozen=True):
+class Costs(Struct, frozen=True, kw_only=True):
     """What is known of a branch when a move is judged."""
 
     prices: Prices
@@ -181,7 +181,12 @@ class Costs(Struct, frozen=True):
         stays = self.stays
         left = left if left >= self.prices.minimum else 0
         loss = _once(self.prices, moves, left) - _once(self.prices, stays, self.held)
-        return Balance(loss, self._later(stays) - self._later(moves), stays - moves, moves - left)
+        return Balance(
+            loss=loss,
+            gain=self._later(stays) - self._later(moves),
+            freed=stays - moves,
+            rewritten=moves - left,
+        )
 
     def _first_change(self, draft: Draft) -> int:
         """Return the first place whose message the draft changes, or the first that was not sent before."""
@@ -275,7 +280,7 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, known: PlanningContext
             counted = False
             sent = prefix
         prefix += entry.tokens
-    return Account(turns, untrimmed, saved)
+    return Account(turns=turns, untrimmed=untrimmed, saved=saved)
 
 
 def account_after(costs: Costs, balance: Balance, before: int) -> Account:
@@ -283,4 +288,8 @@ def account_after(costs: Costs, balance: Balance, before: int) -> Account:
     prices, account, stays, held = costs.prices, costs.account, costs.stays, costs.held
     untrimmed = _once(prices, before, held + before - stays if costs.warm else 0)
     paid = _once(prices, stays, held) + balance.loss
-    return Account(account.turns + 1, account.untrimmed + untrimmed, account.saved + untrimmed - paid)
+    return Account(
+        turns=account.turns + 1,
+        untrimmed=account.untrimmed + untrimmed,
+        saved=account.saved + untrimmed - paid,
+    )

@@ -30,7 +30,7 @@ _INFLATE: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS,
 """Content encodings that can be read, with zlib's `wbits` for each."""
 
 
-class Destination(Struct, frozen=True):
+class Destination(Struct, frozen=True, kw_only=True):
     """Where a request goes."""
 
     base_url: str
@@ -165,8 +165,8 @@ class Upstream:
         self._settings = settings
         key = settings.api_key.get_secret_value() if settings.api_key is not None else None
         self.base: Final = Destination(
-            settings.base_url,
-            _bearer(key),
+            base_url=settings.base_url,
+            authorization=_bearer(key),
             forwards_credentials=key is None and not shares_key,
             forwards_query=True,
         )
@@ -319,7 +319,7 @@ def _quoted(target: str) -> bytes:
 
 def _destination_of(route: Route) -> Destination:
     key = route.api_key.get_secret_value() if route.api_key is not None else None
-    return Destination(route.base_url, _bearer(key), forwards_credentials=False)
+    return Destination(base_url=route.base_url, authorization=_bearer(key), forwards_credentials=False)
 
 
 def _bearer(key: str | None) -> bytes | None:

@@ -48,7 +48,7 @@ class Unreachable(Exception):
     """No connection could be made."""
 
 
-class Origin(Struct, frozen=True):
+class Origin(Struct, frozen=True, kw_only=True):
     """Where connections go."""
 
     encrypted: bool
@@ -175,7 +175,7 @@ class DirectTransport:
         channel.rest()
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._idle.setdefault(origin, []).append(_Resting(channel, now, now + seconds))
+        self._idle.setdefault(origin, []).append(_Resting(channel=channel, since=now, until=now + seconds))
         if self._sweeping is not None and self._sweeping.when() > now + seconds:
             self._sweeping.cancel()
             self._sweeping = None

@@ -9,8 +9,8 @@ from proxy.backtest.cache import Rule
 from proxy.backtest.counted import Counted
 from proxy.backtest.histories import read_file
 from proxy.backtest.replay import Model, Request, replayed
+from proxy.dialects.chat.protocol import problems
 from proxy.errors import InvalidRequest
-from proxy.trimming import problems
 from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
 
 TRAJECTORIES = sorted((Path(__file__).parents[1] / "data" / "trajectories").glob("*.json"))

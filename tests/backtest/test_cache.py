@@ -9,11 +9,11 @@ from proxy.backtest.cache import NOTHING, Matching, PromptCache, Rule, Segment, 
 from proxy.demo.cache import PrefixCache
 from proxy.demo.cache import Segment as DemoSegment
 
-BREAKPOINTS = Rule("breakpoints")
+BREAKPOINTS = Rule(matching="breakpoints")
 
 
 def prompt(*parts: tuple[str, int]) -> list[Segment]:
-    return [Segment(name.encode(), tokens) for name, tokens in parts]
+    return [Segment(text=name.encode(), tokens=tokens) for name, tokens in parts]
 
 
 SHORT = prompt(("system", 1000), ("user", 23))
@@ -22,8 +22,10 @@ TWO = prompt(("system", 1000), ("user", 100), ("reply", 50), ("more", 150))
 
 
 def test_uses_add_up() -> None:
-    assert Use(1, 2, 3) + Use(10, 20, 30) == Use(11, 22, 33)
-    assert Use(1, 2, 3).sent == 6
+    assert Use(read=1, written=2, plain=3) + Use(read=10, written=20, plain=30) == Use(
+        read=11, written=22, plain=33
+    )
+    assert Use(read=1, written=2, plain=3).sent == 6
     assert NOTHING.sent == 0
 
 
@@ -39,26 +41,26 @@ def test_below_the_smallest_size_nothing_is_read_or_written() -> None:
     cache = PromptCache(Rule())
     assert cache.read(SHORT) == Use(plain=1023)
     assert cache.read(SHORT) == Use(plain=1023)
-    assert cache.read([*SHORT, Segment(b"one", 1)]) == Use(written=1024)
-    assert cache.read([*SHORT, Segment(b"one", 1)]) == Use(read=1024)
+    assert cache.read([*SHORT, Segment(text=b"one", tokens=1)]) == Use(written=1024)
+    assert cache.read([*SHORT, Segment(text=b"one", tokens=1)]) == Use(read=1024)
 
 
 def test_what_changes_in_the_middle_is_written_again() -> None:
     cache = PromptCache(Rule())
     cache.read(prompt(("a", 2048), ("b", 1024), ("c", 1024)))
-    assert cache.read(prompt(("a", 2048), ("x", 100), ("c", 1024))) == Use(2048, 1024, 100)
+    assert cache.read(prompt(("a", 2048), ("x", 100), ("c", 1024))) == Use(read=2048, written=1024, plain=100)
     # The first prompt is still known, and so is the second.
-    assert cache.read(prompt(("a", 2048), ("b", 1024), ("d", 1024))) == Use(3072, 1024)
-    assert cache.read(prompt(("a", 2048), ("x", 100), ("c", 1024))) == Use(3072, 0, 100)
+    assert cache.read(prompt(("a", 2048), ("b", 1024), ("d", 1024))) == Use(read=3072, written=1024)
+    assert cache.read(prompt(("a", 2048), ("x", 100), ("c", 1024))) == Use(read=3072, written=0, plain=100)
 
 
 def test_by_blocks_the_equal_beginning_of_a_segment_counts() -> None:
     cache = PromptCache(Rule())
-    cache.read([Segment(b"a" * 600 + b"b" * 400, 10_000), Segment(b"end", 5)])
+    cache.read([Segment(text=b"a" * 600 + b"b" * 400, tokens=10_000), Segment(text=b"end", tokens=5)])
     # 600 of 1,000 bytes are equal: 6,000 tokens, 46 blocks.
-    assert cache.read([Segment(b"a" * 600 + b"c" * 400, 10_000)]).read == 46 * 128
-    assert cache.read([Segment(b"a" * 650 + b"c" * 350, 10_000)]).read == 46 * 128
-    assert cache.read([Segment(b"a" * 620 + b"c" * 380, 10_000)]).read == 48 * 128
+    assert cache.read([Segment(text=b"a" * 600 + b"c" * 400, tokens=10_000)]).read == 46 * 128
+    assert cache.read([Segment(text=b"a" * 650 + b"c" * 350, tokens=10_000)]).read == 46 * 128
+    assert cache.read([Segment(text=b"a" * 620 + b"c" * 380, tokens=10_000)]).read == 48 * 128
 
 
 def test_at_breakpoints_only_what_ended_at_one_is_read() -> None:
@@ -68,7 +70,7 @@ def test_at_breakpoints_only_what_ended_at_one_is_read() -> None:
     # Another question after the same system prompt: no prompt ended there.
     assert cache.read(prompt(("system", 1000), ("other", 100))) == Use(written=1100)
     # A reply is dropped: what is left of TWO ends at the end of ONE.
-    assert cache.read(prompt(("system", 1000), ("user", 100), ("more", 150))) == Use(1100, 150)
+    assert cache.read(prompt(("system", 1000), ("user", 100), ("more", 150))) == Use(read=1100, written=150)
     # A part of a segment never counts.
     assert cache.read(prompt(("system", 1000), ("users", 100))) == Use(written=1100)
 
@@ -77,7 +79,7 @@ def test_at_breakpoints_below_the_smallest_size_nothing_is_kept() -> None:
     cache = PromptCache(BREAKPOINTS)
     assert cache.read(SHORT) == Use(plain=1023)
     assert cache.read(SHORT) == Use(plain=1023)
-    assert cache.read([*SHORT, Segment(b"one", 1)]) == Use(written=1024)
+    assert cache.read([*SHORT, Segment(text=b"one", tokens=1)]) == Use(written=1024)
 
 
 def test_an_explicit_mark_is_a_breakpoint() -> None:
@@ -91,7 +93,7 @@ def test_an_explicit_mark_is_a_breakpoint() -> None:
 
 
 def test_what_was_not_used_for_a_lifetime_is_forgotten() -> None:
-    for rule in (Rule(lifetime=300), Rule("breakpoints", lifetime=300)):
+    for rule in (Rule(lifetime=300), Rule(matching="breakpoints", lifetime=300)):
         cache = PromptCache(rule)
         cache.read(ONE, at=1000)
         assert cache.read(ONE, at=1300).read > 0
@@ -102,16 +104,20 @@ def test_what_was_not_used_for_a_lifetime_is_forgotten() -> None:
 
 def test_by_blocks_what_is_forgotten_does_not_hide_what_is_not() -> None:
     cache = PromptCache(Rule(lifetime=300))
-    cache.read([Segment(b"a" * 1000, 10_000)], at=0)
-    cache.read([Segment(b"a" * 300 + b"b" * 700, 10_000)], at=200)
-    assert cache.read([Segment(b"a" * 900 + b"c" * 100, 10_000)], at=400).read == 3000 // 128 * 128
+    cache.read([Segment(text=b"a" * 1000, tokens=10_000)], at=0)
+    cache.read([Segment(text=b"a" * 300 + b"b" * 700, tokens=10_000)], at=200)
+    assert (
+        cache.read([Segment(text=b"a" * 900 + b"c" * 100, tokens=10_000)], at=400).read == 3000 // 128 * 128
+    )
 
 
 def test_at_breakpoints_a_prompt_keeps_alive_what_it_reads() -> None:
-    cache = PromptCache(Rule("breakpoints", lifetime=300))
+    cache = PromptCache(Rule(matching="breakpoints", lifetime=300))
     cache.read(ONE, at=0)
     cache.read(TWO, at=200)  # reads ONE
-    assert cache.read(prompt(("system", 1000), ("user", 100), ("other", 1)), at=450) == Use(1100, 1)
+    assert cache.read(prompt(("system", 1000), ("user", 100), ("other", 1)), at=450) == Use(
+        read=1100, written=1
+    )
 
 
 texts = st.text("ab", min_size=1, max_size=4).map(str.encode)
@@ -126,8 +132,10 @@ def _tokens(text: bytes) -> int:
 def test_by_blocks_it_agrees_with_the_simulation_of_the_demonstration(prompts: list[list[bytes]]) -> None:
     ours, theirs = PromptCache(Rule()), PrefixCache()
     for parts in prompts:
-        read = ours.read([Segment(text, _tokens(text)) for text in parts]).read
-        assert read == theirs.read("key", "model", [DemoSegment(text, _tokens(text)) for text in parts])
+        read = ours.read([Segment(text=text, tokens=_tokens(text)) for text in parts]).read
+        assert read == theirs.read(
+            "key", "model", [DemoSegment(text=text, tokens=_tokens(text)) for text in parts]
+        )
 
 
 @given(
@@ -137,9 +145,9 @@ def test_by_blocks_it_agrees_with_the_simulation_of_the_demonstration(prompts: l
 def test_every_token_comes_from_somewhere(
     matching: Matching, prompts: list[tuple[list[bytes], set[int]]]
 ) -> None:
-    cache = PromptCache(Rule(matching, lifetime=3))
+    cache = PromptCache(Rule(matching=matching, lifetime=3))
     for at, (parts, marks) in enumerate(prompts):
-        segments = [Segment(text, _tokens(text)) for text in parts]
+        segments = [Segment(text=text, tokens=_tokens(text)) for text in parts]
         use = cache.read(segments, float(at), marks)
         assert use.sent == sum(segment.tokens for segment in segments)
         assert min(use.read, use.written, use.plain) >= 0

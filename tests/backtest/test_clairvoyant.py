@@ -10,9 +10,9 @@ import pytest
 
 from proxy.backtest.clairvoyant import PLACEHOLDER, Clairvoyant
 from proxy.backtest.recall import References
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
-from proxy.trimming import problems
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.chat.protocol import problems
 
 RECORDED = Path(__file__).parents[1] / "data" / "trajectories"
 
@@ -20,15 +20,15 @@ RECORDED = Path(__file__).parents[1] / "data" / "trajectories"
 def calling(number: int, **arguments: Any) -> Message:
     function = {"name": "f", "arguments": json.dumps(arguments)}
     calls = [{"id": f"call_{number}", "type": "function", "function": function}]
-    return Message.of({"role": "assistant", "content": None, "tool_calls": calls})
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls})
 
 
 def result(number: int, text: str) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": f"call_{number}", "content": text})
+    return ChatMessage.of({"role": "tool", "tool_call_id": f"call_{number}", "content": text})
 
 
 HISTORY = [
-    Message.of({"role": "user", "content": "book something"}),
+    ChatMessage.of({"role": "user", "content": "book something"}),
     calling(0),
     result(0, "flight: HAT136, seat: 14C7"),
     calling(1),
@@ -42,7 +42,7 @@ HISTORY = [
 
 def texts(position: int) -> list[str]:
     view = Clairvoyant(References([], HISTORY)).view(position)
-    return [message.text for message in view if is_result(message)]
+    return [message.text for message in view if message.is_result]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_result_stands_until_its_last_use_and_is_seen_once_in_any_case(
 def test_all_but_results_stands_as_it_was() -> None:
     view = Clairvoyant(References([], HISTORY)).view(9)
 
-    assert [kept for kept in view if not is_result(kept)] == [kept for kept in HISTORY if not is_result(kept)]
+    assert [kept for kept in view if not kept.is_result] == [kept for kept in HISTORY if not kept.is_result]
     assert [message.answers for message in view] == [message.answers for message in HISTORY]
 
 
@@ -72,7 +72,7 @@ def test_a_sparing_one_keeps_the_newest_message_that_holds_a_value() -> None:
     history = [
         result(0, "flight: HAT136, seat: 14C7"),
         result(1, "booked flight: HAT136"),
-        Message.of({"role": "assistant", "content": "thanks"}),
+        ChatMessage.of({"role": "assistant", "content": "thanks"}),
         calling(2, flight="HAT136"),
         calling(3, seat="14C7"),
     ]
@@ -94,7 +94,7 @@ def test_a_sparing_one_keeps_the_newest_message_that_holds_a_value() -> None:
 @pytest.mark.parametrize("sparing", [False, True])
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
 def test_of_a_real_session_it_loses_nothing_that_is_used_and_sends_no_more(path: Path, sparing: bool) -> None:
-    messages = [Message.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
+    messages = [ChatMessage.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
     references = References([], messages)
     clairvoyant = Clairvoyant(references, sparing=sparing)
 

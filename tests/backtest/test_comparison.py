@@ -12,7 +12,7 @@ from proxy.backtest.comparison import Backtest
 from proxy.backtest.figures import Outcome
 from proxy.backtest.price import price_class, standard_classes
 from proxy.backtest.replay import PolicyStrategy
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.tokens import TokenCounter
 from proxy.trimming import Policy
 from tests.backtest.histories import COUNTER, agent, call, figures_of, history, reply, result, user
@@ -48,12 +48,12 @@ def run(*names: str, said: list[dict[str, Any]] = SAID, recall: bool = False) ->
     ("prices", "use", "millionths"),
     [
         # 1,100: 1,024 written. 1,500: 1,024 read, 384 written. 2,000: 1,408 read, 512 written.
-        ("read 0.5", Use(2432, 1920, 248), 2432 * 0.5 + 2168),
-        ("read 0.25", Use(2432, 1920, 248), 2432 * 0.25 + 2168),
-        ("read 0.1", Use(2432, 1920, 248), 2432 * 0.1 + 2168),
+        ("read 0.5", Use(read=2432, written=1920, plain=248), 2432 * 0.5 + 2168),
+        ("read 0.25", Use(read=2432, written=1920, plain=248), 2432 * 0.25 + 2168),
+        ("read 0.1", Use(read=2432, written=1920, plain=248), 2432 * 0.1 + 2168),
         # 1,100 written; 1,100 read, 400 written; 1,500 read, 500 written.
-        ("read 0.1, write 1.25", Use(2600, 2000, 0), 2600 * 0.1 + 2000 * 1.25),
-        ("read 0.05, write 1.25", Use(2600, 2000, 0), 2600 * 0.05 + 2000 * 1.25),
+        ("read 0.1, write 1.25", Use(read=2600, written=2000, plain=0), 2600 * 0.1 + 2000 * 1.25),
+        ("read 0.05, write 1.25", Use(read=2600, written=2000, plain=0), 2600 * 0.05 + 2000 * 1.25),
     ],
 )
 def test_no_trimming_by_hand(prices: str, use: Use, millionths: float) -> None:
@@ -70,9 +70,9 @@ def test_no_trimming_by_hand(prices: str, use: Use, millionths: float) -> None:
     [
         # The third request has 1,683. 1,150 of it are as before, and of the 33 of the placeholder the part of
         # the bytes before its text, 18: nine blocks are read. 13 are in the cache then.
-        ("read 0.1", Use(1024 + 1152, 1024 + 384 + 512, 187), 2176 * 0.1 + 2107),
+        ("read 0.1", Use(read=1024 + 1152, written=1024 + 384 + 512, plain=187), 2176 * 0.1 + 2107),
         # 1,683: what ended at 1,100 is read.
-        ("read 0.1, write 1.25", Use(2200, 2083, 0), 2200 * 0.1 + 2083 * 1.25),
+        ("read 0.1, write 1.25", Use(read=2200, written=2083, plain=0), 2200 * 0.1 + 2083 * 1.25),
     ],
 )
 def test_masking_by_hand(prices: str, use: Use, millionths: float) -> None:
@@ -126,7 +126,7 @@ def test_a_policy_that_reckons_is_replayed_at_each_price() -> None:
     policy = Policy.model_validate(
         {"trigger": {"cost": "auto"}, "edits": [{"type": "truncate_tool_output", "max_bytes": 40}]}
     )
-    test = Backtest([PolicyStrategy("mine", policy)], standard_classes(), COUNTER, recall=False)
+    test = Backtest([PolicyStrategy(name="mine", policy=policy)], standard_classes(), COUNTER, recall=False)
     lines = [line for line in test.run([history(agent(30, size=600))]).lines if line.strategy == "mine"]
     assert len(lines) == 5
     assert len({line.figures.sent for line in lines}) > 1
@@ -143,7 +143,7 @@ def test_a_context_window_is_asked_for_by_model() -> None:
         {"trigger": {"ratio": 0.5}, "edits": [{"type": "truncate_tool_output", "max_bytes": 40}]}
     )
     test = Backtest(
-        [PolicyStrategy("mine", policy)],
+        [PolicyStrategy(name="mine", policy=policy)],
         [price_class(0.1)],
         COUNTER,
         model="big",
@@ -157,7 +157,7 @@ def test_a_context_window_is_asked_for_by_model() -> None:
 
 def test_what_could_not_be_done_is_counted() -> None:
     policy = Policy.model_validate({"trigger": {"ratio": 0.5}, "edits": [{"type": "truncate_tool_output"}]})
-    test = Backtest([PolicyStrategy("mine", policy)], [price_class(0.1)], COUNTER, recall=False)
+    test = Backtest([PolicyStrategy(name="mine", policy=policy)], [price_class(0.1)], COUNTER, recall=False)
     (warning,) = test.run([history(agent(4))]).compared[-1].figures.warnings.items()
     assert warning[1] == 5
     assert "context window" in warning[0]

@@ -21,7 +21,9 @@ def test_what_is_sent_beside_the_log_is_counted_once() -> None:
 def test_a_prompt_begins_with_the_tools() -> None:
     ready = counted(SAID, tools=TOOLS)
     prompt = ready.prompt((*ready.instructions, *ready.messages))
-    assert prompt[0] == Segment(b'[{"type":"function","function":{"name":"look"}}]', ready.tools[0].tokens)
+    assert prompt[0] == Segment(
+        text=b'[{"type":"function","function":{"name":"look"}}]', tokens=ready.tools[0].tokens
+    )
     assert [part.text for part in prompt[1:]] == [each.raw for each in (*ready.instructions, *ready.messages)]
     assert sum(part.tokens for part in prompt) == ready.fixed_tokens + sum(e.tokens for e in ready.entries)
 

@@ -8,24 +8,64 @@ from proxy.backtest.recall import Counts, RecallCounts
 
 
 def test_what_was_spent_adds_up() -> None:
-    both = Spent(Use(1, 2, 3), 0.5, 0.25) + Spent(Use(10, 20, 30), 1.5, 0.75)
-    assert both == Spent(Use(11, 22, 33), 2.0, 1.0)
+    both = Spent(use=Use(read=1, written=2, plain=3), input=0.5, output=0.25) + Spent(
+        use=Use(read=10, written=20, plain=30), input=1.5, output=0.75
+    )
+    assert both == Spent(use=Use(read=11, written=22, plain=33), input=2.0, output=1.0)
     assert both.total == 3.0
 
 
 def test_output_without_a_price_has_no_sum() -> None:
-    assert Spent(NOTHING, 1.0, None).total is None
-    assert (Spent(NOTHING, 1.0, None) + Spent(NOTHING, 1.0, 1.0)).output is None
-    assert (Spent(NOTHING, 1.0, 1.0) + Spent(NOTHING, 1.0, None)).total is None
+    assert Spent(use=NOTHING, input=1.0, output=None).total is None
+    assert (
+        Spent(use=NOTHING, input=1.0, output=None) + Spent(use=NOTHING, input=1.0, output=1.0)
+    ).output is None
+    assert (
+        Spent(use=NOTHING, input=1.0, output=1.0) + Spent(use=NOTHING, input=1.0, output=None)
+    ).total is None
 
 
 def test_figures_add_up_and_the_largest_stays() -> None:
     recall = RecallCounts(far=Counts(grounded=4, present=3))
-    one = Figures(1, 2, 300, 200, 150, 7, 1, 20, Spent(Use(plain=200), 1.0, 1.0), recall, {"odd": 2})
-    two = Figures(1, 3, 400, 400, 100, 9, 0, 30, Spent(Use(read=400), 0.5, 1.0), recall, {"odd": 1, "new": 1})
+    one = Figures(
+        sessions=1,
+        requests=2,
+        untrimmed=300,
+        sent=200,
+        largest=150,
+        most_messages=7,
+        moves=1,
+        output=20,
+        spent=Spent(use=Use(plain=200), input=1.0, output=1.0),
+        recall=recall,
+        warnings={"odd": 2},
+    )
+    two = Figures(
+        sessions=1,
+        requests=3,
+        untrimmed=400,
+        sent=400,
+        largest=100,
+        most_messages=9,
+        moves=0,
+        output=30,
+        spent=Spent(use=Use(read=400), input=0.5, output=1.0),
+        recall=recall,
+        warnings={"odd": 1, "new": 1},
+    )
     both = one + two
     assert both == Figures(
-        *(2, 5, 700, 600, 150, 9, 1, 50, Spent(Use(400, 0, 200), 1.5, 2.0)),
+        *(
+            2,
+            5,
+            700,
+            600,
+            150,
+            9,
+            1,
+            50,
+            Spent(use=Use(read=400, written=0, plain=200), input=1.5, output=2.0),
+        ),
         RecallCounts(far=Counts(grounded=8, present=6)),
         {"odd": 3, "new": 1},
     )
@@ -41,5 +81,7 @@ def test_recall_that_nobody_looked_for_stays_unknown() -> None:
 
 
 def test_a_ratio_is_of_input_alone() -> None:
-    assert ratio(Spent(NOTHING, 1.0, 9.0), Spent(NOTHING, 4.0, 9.0)) == pytest.approx(0.25)
-    assert ratio(Spent(NOTHING, 1.0), Spent()) is None
+    assert ratio(
+        Spent(use=NOTHING, input=1.0, output=9.0), Spent(use=NOTHING, input=4.0, output=9.0)
+    ) == pytest.approx(0.25)
+    assert ratio(Spent(use=NOTHING, input=1.0), Spent()) is None

@@ -169,7 +169,7 @@ def test_there_was_a_request_before_each_reply_and_one_after_the_last_result() -
 
 
 async def _filled(store: Store) -> None:
-    talk = Talk(store, "anne", "kept")
+    talk = Talk(store=store, tenant="anne", session="kept")
     await talk.say("one", "first")
     await talk.say("two", "second")
     asked = body("user", "three")

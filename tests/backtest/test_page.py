@@ -7,8 +7,8 @@ from proxy.backtest.sheets import Sheet
 
 HOSTILE = "</style><script>alert('1')</script>&\"<img src=x onerror=y>"
 SHEETS = [
-    Sheet(HOSTILE, ("", HOSTILE), ((HOSTILE, "1"), ("会话", HOSTILE)), HOSTILE),
-    Sheet("plain", ("name", "a", "b"), (("x", "1", "2"),)),
+    Sheet(title=HOSTILE, columns=("", HOSTILE), rows=((HOSTILE, "1"), ("会话", HOSTILE)), note=HOSTILE),
+    Sheet(title="plain", columns=("name", "a", "b"), rows=(("x", "1", "2"),)),
 ]
 
 

@@ -28,7 +28,9 @@ def test_what_a_request_costs_in_each_class(read: float, write: float, dollars: 
 
 def test_output_is_priced_apart() -> None:
     assert price_class(0.1, dollars=2, output=5).output_dollars(USE, 100_000) == pytest.approx(1.0)
-    silent = PriceClass("m", Dollars(1, 1, 1), price_class(0.1).prices)
+    silent = PriceClass(
+        name="m", dollars=Dollars(input=1, cached_read=1, cache_write=1), prices=price_class(0.1).prices
+    )
     assert silent.output_dollars(USE, 100_000) is None
 
 
@@ -55,13 +57,21 @@ def test_marks_are_explicit_where_the_model_takes_them(taken: str, explicit: boo
 
 def test_without_a_clock_nothing_is_forgotten() -> None:
     each = price_class(0.1, 1.25)
-    assert each.rule(timed=True) == Rule("breakpoints", 128, 1024, 300)
-    assert each.rule(timed=False) == Rule("breakpoints", 128, 1024, None)
+    assert each.rule(timed=True) == Rule(matching="breakpoints", block=128, minimum=1024, lifetime=300)
+    assert each.rule(timed=False) == Rule(matching="breakpoints", block=128, minimum=1024, lifetime=None)
 
 
 def test_a_step_counts_for_the_whole_request() -> None:
-    dollars = Dollars(1, 0.1, 1, 4, (DollarStep(500_000, Dollars(2, 0.2, 2, 6)),))
-    each = PriceClass("m", dollars, price_class(0.1).prices)
+    dollars = Dollars(
+        input=1,
+        cached_read=0.1,
+        cache_write=1,
+        output=4,
+        steps=(
+            DollarStep(above=500_000, dollars=Dollars(input=2, cached_read=0.2, cache_write=2, output=6)),
+        ),
+    )
+    each = PriceClass(name="m", dollars=dollars, prices=price_class(0.1).prices)
     assert each.input_dollars(Use(plain=500_000)) == pytest.approx(0.5)
     assert each.input_dollars(Use(plain=600_000)) == pytest.approx(1.2)
     assert each.output_dollars(Use(plain=600_000), 1_000_000) == pytest.approx(6)
@@ -80,5 +90,7 @@ def test_a_model_brings_its_prices_and_its_cache() -> None:
     assert found is not None
     assert found.name == "mine"
     assert found.input_dollars(USE) == pytest.approx(0.6 * 0.5 + 0.3 * 3 + 0.1 * 2)
-    assert found.rule(timed=True) == Rule("breakpoints", found.block, 2048, 60, explicit=False)
+    assert found.rule(timed=True) == Rule(
+        matching="breakpoints", block=found.block, minimum=2048, lifetime=60, explicit=False
+    )
     assert class_of("nobody-knows", catalogue.facts("nobody-knows", None)) is None

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from proxy.backtest.recall import CAVEAT, Counts, RecallCounts, References, arguments_of, readable
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 
 RECORDED = Path(__file__).parents[1] / "data" / "trajectories"
-SYSTEM = Message.of({"role": "system", "content": "You book flights. Support: help@example.org"})
+SYSTEM = ChatMessage.of({"role": "system", "content": "You book flights. Support: help@example.org"})
 
 
 def user(text: str) -> Message:
-    return Message.of({"role": "user", "content": text})
+    return ChatMessage.of({"role": "user", "content": text})
 
 
 def reply(text: str) -> Message:
-    return Message.of({"role": "assistant", "content": text})
+    return ChatMessage.of({"role": "assistant", "content": text})
 
 
 def calling(*arguments: Any) -> Message:
@@ -34,11 +34,11 @@ def calling(*arguments: Any) -> Message:
         }
         for number, each in enumerate(arguments)
     ]
-    return Message.of({"role": "assistant", "content": None, "tool_calls": calls})
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls})
 
 
 def result(text: str) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": "call_0", "content": text})
+    return ChatMessage.of({"role": "tool", "tool_call_id": "call_0", "content": text})
 
 
 def filler(count: int) -> list[Message]:
@@ -46,18 +46,18 @@ def filler(count: int) -> list[Message]:
 
 
 def masked(messages: Sequence[Message], text: str = "[cleared]") -> list[Message]:
-    return [each.replacing("content", text) if is_result(each) else each for each in messages]
+    return [each.replacing("content", text) if each.is_result else each for each in messages]
 
 
 def counts(grounded: int, present: int, *, bound: int | None = None, whole: int | None = None) -> Counts:
     """Counts of one call, all values of which something names."""
     return Counts(
-        grounded,
-        present,
-        grounded,
-        present if bound is None else bound,
-        1,
-        int(present == grounded) if whole is None else whole,
+        grounded=grounded,
+        present=present,
+        bound_possible=grounded,
+        bound=present if bound is None else bound,
+        calls=1,
+        whole=int(present == grounded) if whole is None else whole,
     )
 
 
@@ -144,7 +144,9 @@ def test_a_stub_that_names_a_value_keeps_it_bound_and_a_bag_of_ids_does_not() ->
 def test_a_value_that_nothing_named_cannot_be_bound() -> None:
     history = [result("HAT136 1450"), *filler(6), calling({"flight": "HAT136"})]
 
-    assert References([], history).judge(7, history[:7]).far == Counts(1, 1, 0, 0, 1, 1)
+    assert References([], history).judge(7, history[:7]).far == Counts(
+        grounded=1, present=1, bound_possible=0, bound=0, calls=1, whole=1
+    )
 
 
 def test_every_call_of_a_message_counts_by_itself() -> None:
@@ -156,7 +158,7 @@ def test_every_call_of_a_message_counts_by_itself() -> None:
 
     found = References([], history).judge(7, masked(history[:7], "one: A11, three: C33"))
 
-    assert found.far == Counts(3, 2, 3, 2, calls=2, whole=1)
+    assert found.far == Counts(grounded=3, present=2, bound_possible=3, bound=2, calls=2, whole=1)
 
 
 def test_messages_without_calls_and_calls_without_values_count_nothing() -> None:
@@ -178,13 +180,15 @@ def test_values_are_found_behind_the_escapes_of_json() -> None:
 
 
 def test_free_text_and_calls_of_the_older_form_are_read() -> None:
-    older = Message.of(
+    older = ChatMessage.of(
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": '{"id": "ORD77"}'}}
     )
-    broken = Message.of({"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": 3}})
+    broken = ChatMessage.of(
+        {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": 3}}
+    )
 
     assert arguments_of(older) == ('{"id": "ORD77"}',)
-    assert arguments_of(broken) == arguments_of(user("x")) == ()
+    assert arguments_of(broken) == arguments_of(user("x")) == ("3",)
     assert readable(older) == "\nid: ORD77"
     assert readable(calling("run ORD77 {")) == "\nrun ORD77 {"
     assert References([], [user("order ORD77"), older]).judge(1, []).pinned == counts(1, 0)
@@ -201,7 +205,7 @@ def test_a_message_that_stands_twice_is_held_at_both_places() -> None:
 def test_of_a_real_session_sent_whole_nothing_is_missing_and_masked_only_what_stood_in_results(
     path: Path,
 ) -> None:
-    messages = [Message.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
+    messages = [ChatMessage.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
     references = References([], messages)
 
     for position in references.positions:
@@ -217,13 +221,21 @@ def test_of_a_real_session_sent_whole_nothing_is_missing_and_masked_only_what_st
 
 
 def test_counts_add_up_stratum_by_stratum() -> None:
-    one = RecallCounts(every=Counts(4, 3, 2, 1, 1, 0), far=Counts(4, 3, 2, 1, 1, 0))
-    two = RecallCounts(every=Counts(1, 1, 1, 1, 1, 1), near=Counts(1, 1, 1, 1, 1, 1))
+    one = RecallCounts(
+        every=Counts(grounded=4, present=3, bound_possible=2, bound=1, calls=1, whole=0),
+        far=Counts(grounded=4, present=3, bound_possible=2, bound=1, calls=1, whole=0),
+    )
+    two = RecallCounts(
+        every=Counts(grounded=1, present=1, bound_possible=1, bound=1, calls=1, whole=1),
+        near=Counts(grounded=1, present=1, bound_possible=1, bound=1, calls=1, whole=1),
+    )
 
     total = one + two
 
     assert total == RecallCounts(
-        every=Counts(5, 4, 3, 2, 2, 1), near=Counts(1, 1, 1, 1, 1, 1), far=Counts(4, 3, 2, 1, 1, 0)
+        every=Counts(grounded=5, present=4, bound_possible=3, bound=2, calls=2, whole=1),
+        near=Counts(grounded=1, present=1, bound_possible=1, bound=1, calls=1, whole=1),
+        far=Counts(grounded=4, present=3, bound_possible=2, bound=1, calls=1, whole=0),
     )
     assert (total.every.recall, total.every.bound_recall, total.every.whole_calls) == (0.8, 2 / 3, 0.5)
     assert (Counts().recall, Counts().bound_recall, Counts().whole_calls) == (None, None, None)

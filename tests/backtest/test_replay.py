@@ -18,7 +18,7 @@ from proxy.demo.configuration import policies
 from proxy.demo.measures import Outcome
 from proxy.demo.rehearsal import rehearse
 from proxy.demo.upstream import MODEL
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import TokenCounter
 from proxy.trimming import Policy, Summary
 from tests.backtest.histories import agent, call, counted, reply, result, user
@@ -27,7 +27,7 @@ BLOCKS = Rule()
 
 
 def policy(**settings: Any) -> PolicyStrategy:
-    return PolicyStrategy("mine", Policy.model_validate(settings))
+    return PolicyStrategy(name="mine", policy=Policy.model_validate(settings))
 
 
 DROPPING = policy(
@@ -51,7 +51,12 @@ def test_it_is_what_the_proxy_sends_and_what_the_provider_bills(rehearsed: Outco
     history = of_messages("demo", recording.messages, tools=list(recording.tools), model=MODEL)
     chosen = Settings(**yaml.safe_load(policies())).policies["default"] if name == "default" else Policy()
     ours = list(
-        replayed(Counted(history, TokenCounter("tiktoken")), PolicyStrategy(name, chosen), [BLOCKS], Model())
+        replayed(
+            Counted(history, TokenCounter("tiktoken")),
+            PolicyStrategy(name=name, policy=chosen),
+            [BLOCKS],
+            Model(),
+        )
     )
     theirs = (rehearsed.trimmed if name == "default" else rehearsed.whole).steps
     assert [request.tokens for request in ours] == [step.forwarded_tokens for step in theirs]
@@ -96,7 +101,7 @@ def test_what_was_decided_on_arrival_stays() -> None:
 
 
 def test_each_rule_counts_for_itself() -> None:
-    points = Rule("breakpoints")
+    points = Rule(matching="breakpoints")
     ready = counted(agent(5))
     for request in requests(ready, policy(), BLOCKS, points):
         assert request.uses[BLOCKS].sent == request.uses[points].sent == request.tokens
@@ -108,7 +113,7 @@ def test_each_rule_counts_for_itself() -> None:
 
 def test_the_proxy_s_marks_keep_what_does_not_change() -> None:
     ready = counted(agent(40))
-    marked, unmarked = Rule("breakpoints"), Rule("breakpoints", explicit=False)
+    marked, unmarked = Rule(matching="breakpoints"), Rule(matching="breakpoints", explicit=False)
     clearing = policy(
         trigger={"tokens": 6000},
         keep={"spans": 1},
@@ -182,14 +187,22 @@ def test_a_broken_history_is_replayed_as_it_is() -> None:
 
 def _planned(role: str) -> Any:
     class Planned:
-        view = (Message.of(user("new")),)
-        summary = Summary("## Before\nall of it", role, 3, 10, "statistics", 3, 100)  # type: ignore[arg-type]
+        view = (ChatMessage.of(user("new")),)
+        summary = Summary(
+            text="## Before\nall of it",
+            role=role,  # type: ignore[arg-type]
+            until=3,
+            tokens=10,
+            kind="statistics",
+            covered_messages=3,
+            covered_tokens=100,
+        )
 
     return Planned()
 
 
 def test_a_summary_is_merged_where_it_says_so() -> None:
-    lead = (Message.of({"role": "system", "content": "be brief"}),)
+    lead = (ChatMessage.of({"role": "system", "content": "be brief"}),)
     merged = sent_messages(lead, _planned("merge"))
     assert [message.text for message in merged] == ["be brief\n\n## Before\nall of it", "new"]
     assert sent_messages(lead, _planned("user")) == (*lead, *_planned("user").view)

@@ -70,7 +70,7 @@ def test_a_line_for_each_session(outcome: Outcome) -> None:
 def test_the_most_common_prices_are_the_usual_ones(outcome: Outcome) -> None:
     assert usual(outcome) == "read 0.1"
     silent = price_class(0.3)
-    mine = PriceClass("mine", silent.dollars, silent.prices)
+    mine = PriceClass(name="mine", dollars=silent.dollars, prices=silent.prices)
     assert usual(Backtest([], [mine], COUNTER, recall=False).run([history(agent(1))])) == "mine"
 
 

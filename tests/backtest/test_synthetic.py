@@ -7,8 +7,8 @@ from proxy.backtest.comparison import Backtest
 from proxy.backtest.histories import History
 from proxy.backtest.price import standard_classes
 from proxy.backtest.synthetic import stripped, synthetic_agents
+from proxy.dialects.chat.protocol import problems
 from proxy.tokens import TokenCounter
-from proxy.trimming import problems
 from tests.backtest.histories import figures_of
 
 COUNTER = TokenCounter("tiktoken")

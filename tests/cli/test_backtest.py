@@ -153,10 +153,10 @@ def test_stored_sessions_are_read_and_left_alone(run: Run, file: Path, config: P
     async def fill() -> None:
         store = await Store.open(f"sqlite:///{database}")
         for tenant in ("anne", "bert"):
-            talk = Talk(store, tenant, "shared")
+            talk = Talk(store=store, tenant=tenant, session="shared")
             await talk.say(f"{tenant} asks", f"{tenant} hears")
             await talk.say("more", "so")
-        await Talk(store, "anne", "empty").begin()
+        await Talk(store=store, tenant="anne", session="empty").begin()
         await store.close()
 
     asyncio.run(fill())

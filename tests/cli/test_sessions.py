@@ -23,8 +23,8 @@ def filled(config: Path) -> None:
     async def fill() -> None:
         store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
         for tenant in ("anne", "bert"):
-            await Talk(store, tenant, "shared").say(f"{tenant} asks", f"{tenant} hears")
-        odd = Talk(store, "anne", "会话/100%")
+            await Talk(store=store, tenant=tenant, session="shared").say(f"{tenant} asks", f"{tenant} hears")
+        odd = Talk(store=store, tenant="anne", session="会话/100%")
         asked = body("user", "[bold]look[/bold]\n  twice " + "x" * 300)
         exchange = await odd.begin(asked)
         called = (body("assistant", "", content=None, tool_calls=[CALL]),)

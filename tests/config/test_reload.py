@@ -63,7 +63,7 @@ class _Process:
 
 @asynccontextmanager
 async def following(path: Path | None = None, **overrides: Any) -> AsyncIterator[_Process]:
-    process = _Process(Source(path, overrides).read())
+    process = _Process(Source(path=path, overrides=overrides).read())
     async with process.reload.running():
         yield process
 
@@ -123,7 +123,7 @@ async def test_a_file_that_comes_later_is_taken() -> None:
 
 async def test_what_changed_before_it_served_is_taken_first() -> None:
     file = config(FIRST)
-    process = _Process(Source(file).read())
+    process = _Process(Source(path=file).read())
     file.write_text(SECOND)
     async with process.reload.running():
         assert process.rounds == 2
@@ -164,7 +164,7 @@ async def test_a_file_that_is_gone_takes_nothing_away(
     path: Path | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = config(FIRST, str(path or "config.yaml"))
-    process = _Process(Source(path).read())
+    process = _Process(Source(path=path).read())
     file.unlink()
     for _ in range(2):
         await process.reload.look()

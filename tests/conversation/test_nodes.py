@@ -17,18 +17,18 @@ from proxy.conversation.nodes import (
     node_id,
     version_of,
 )
-from proxy.dialects.chat.facts import Facts
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Facts, Message
+from proxy.dialects.chat.message import ChatMessage
 
-ASK = Message(b'{"role":"user","content":"hello"}')
-SAME = Message(b'{ "content": [{"type":"text","text":"hello"}], "role": "user" }')
-OTHER = Message(b'{"role":"user","content":"goodbye"}')
+ASK = ChatMessage(b'{"role":"user","content":"hello"}')
+SAME = ChatMessage(b'{ "content": [{"type":"text","text":"hello"}], "role": "user" }')
+OTHER = ChatMessage(b'{"role":"user","content":"goodbye"}')
 
 texts = st.lists(st.sampled_from(["a", "b", "c"]), max_size=8)
 
 
 def _messages(contents: list[str]) -> list[Message]:
-    return [Message.of({"role": "user", "content": content}) for content in contents]
+    return [ChatMessage.of({"role": "user", "content": content}) for content in contents]
 
 
 def test_a_name_is_forty_hexadecimal_digits() -> None:
@@ -87,7 +87,9 @@ def test_a_version_of_instructions_is_named_by_their_texts_as_an_array() -> None
 
 
 def _known(message: Message) -> Message:
-    return Message(message.raw, None, Facts(message.raw, message.role, has_own_fields=False, has_calls=True))
+    return ChatMessage(
+        message.raw, None, Facts(message.raw, message.role, has_own_fields=False, has_calls=True)
+    )
 
 
 @given(texts, texts)

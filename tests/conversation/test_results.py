@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.conversation.results import place_of_results
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 
 
 def _branch(words: str) -> list[Message]:
@@ -17,11 +18,11 @@ def _branch(words: str) -> list[Message]:
                 {"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}}
                 for one in word[1:]
             ]
-            made.append(Message.of({"role": "assistant", "content": None, "tool_calls": calls}))
+            made.append(ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls}))
         elif word[0] in "rs":
-            made.append(Message.of({"role": "tool", "tool_call_id": word[1:], "content": word[0]}))
+            made.append(ChatMessage.of({"role": "tool", "tool_call_id": word[1:], "content": word[0]}))
         else:
-            made.append(Message.of({"role": {"u": "user", "a": "assistant"}[word], "content": "x"}))
+            made.append(ChatMessage.of({"role": {"u": "user", "a": "assistant"}[word], "content": "x"}))
     return made
 
 
@@ -79,4 +80,4 @@ def test_of_calls_with_one_id_an_agents_own_open_one_is_meant(
 
 
 def test_a_result_without_an_id_belongs_nowhere() -> None:
-    assert place_of_results(_branch("u cX"), [Message(b'{"role":"tool","content":"x"}')]) is None
+    assert place_of_results(_branch("u cX"), [ChatMessage(b'{"role":"tool","content":"x"}')]) is None

@@ -9,29 +9,27 @@ from hypothesis import strategies as st
 from proxy.conversation.spans import (
     OpenCalls,
     Round,
-    Span,
-    calls_function,
-    is_result,
     open_calls,
     rounds,
     span_start,
     spans,
 )
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message, Span
+from proxy.dialects.chat.message import ChatMessage
 
-USER = Message.of({"role": "user", "content": "hello"})
-SYSTEM = Message.of({"role": "system", "content": "be kind"})
-REPLY = Message.of({"role": "assistant", "content": "well"})
-CALLS_FUNCTION = Message.of({"role": "assistant", "function_call": {"name": "f", "arguments": ""}})
-FUNCTION = Message.of({"role": "function", "name": "f", "content": "1"})
+USER = ChatMessage.of({"role": "user", "content": "hello"})
+SYSTEM = ChatMessage.of({"role": "system", "content": "be kind"})
+REPLY = ChatMessage.of({"role": "assistant", "content": "well"})
+CALLS_FUNCTION = ChatMessage.of({"role": "assistant", "function_call": {"name": "f", "arguments": ""}})
+FUNCTION = ChatMessage.of({"role": "function", "name": "f", "content": "1"})
 
 
 def block(*ids: str, **more: object) -> Message:
-    return Message.of({"role": "assistant", "tool_calls": [{"id": each} for each in ids], **more})
+    return ChatMessage.of({"role": "assistant", "tool_calls": [{"id": each} for each in ids], **more})
 
 
 def result(identity: str) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": identity, "content": "1"})
+    return ChatMessage.of({"role": "tool", "tool_call_id": identity, "content": "1"})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,9 @@ def result(identity: str) -> Message:
     ],
 )
 def test_spans(messages: list[Message], expected: list[tuple[int, int, int]]) -> None:
-    assert spans(messages) == tuple(Span(*each) for each in expected)
+    assert spans(messages) == tuple(
+        Span(start=start, stop=stop, round=number) for start, stop, number in expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_spans(messages: list[Message], expected: list[tuple[int, int, int]]) ->
     ],
 )
 def test_rounds(messages: list[Message], expected: list[tuple[int, int, int]]) -> None:
-    assert rounds(messages) == tuple(Round(*each) for each in expected)
+    assert rounds(messages) == tuple(
+        Round(number=number, start=start, stop=stop) for number, start, stop in expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,18 +111,12 @@ def test_rounds(messages: list[Message], expected: list[tuple[int, int, int]]) -
     ],
 )
 def test_open_calls(messages: list[Message], ids: tuple[str, ...] | None) -> None:
-    expected = OpenCalls(spans(messages)[-1], ids) if ids is not None else None
+    expected = OpenCalls(span=spans(messages)[-1], ids=ids) if ids is not None else None
     assert open_calls(messages) == expected
 
 
-def test_a_call_of_the_older_form_is_an_object_of_an_assistant() -> None:
-    assert calls_function(CALLS_FUNCTION)
-    assert not calls_function(Message.of({"role": "assistant", "content": "x", "function_call": None}))
-    assert not calls_function(Message.of({"role": "user", "content": "x", "function_call": {"name": "f"}}))
-
-
 def test_results_are_of_both_forms() -> None:
-    assert [is_result(each) for each in (result("a"), FUNCTION, USER, REPLY)] == [True, True, False, False]
+    assert [each.is_result for each in (result("a"), FUNCTION, USER, REPLY)] == [True, True, False, False]
 
 
 ANY = st.lists(
@@ -132,7 +128,9 @@ ANY = st.lists(
 
 @settings(deadline=None)
 @given(ANY)
-def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(messages: list[Message]) -> None:
+def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(
+    messages: list[Message],
+) -> None:
     parts, turns = spans(messages), rounds(messages)
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(messages)))
     assert [at for turn in turns for at in range(turn.start, turn.stop)] == list(range(len(messages)))

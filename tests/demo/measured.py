@@ -21,13 +21,35 @@ RECORDING = Recording(
         {"role": "assistant", "content": "farewell"},
     ),
 )
-FIRST = Step(1, 2, 1000, 2, 1000, 0, (), moved=False, stored=2)
-SECOND = Step(2, 4, 3000, 2, 2000, 1500, ("drop_oldest",), moved=True, stored=4)
+FIRST = Step(
+    turn=1,
+    messages=2,
+    tokens=1000,
+    forwarded_messages=2,
+    forwarded_tokens=1000,
+    cached_tokens=0,
+    edits=(),
+    moved=False,
+    stored=2,
+)
+SECOND = Step(
+    turn=2,
+    messages=4,
+    tokens=3000,
+    forwarded_messages=2,
+    forwarded_tokens=2000,
+    cached_tokens=1500,
+    edits=("drop_oldest",),
+    moved=True,
+    stored=4,
+)
 
 
 def run(*steps: Step, **changes: Any) -> Run:
     """Return a run in which everything holds."""
-    made = Run("demo", steps, replies_equal=True, stored_equal=True, bytes_equal=True, extended=True)
+    made = Run(
+        session="demo", steps=steps, replies_equal=True, stored_equal=True, bytes_equal=True, extended=True
+    )
     return replace(made, **changes)
 
 
@@ -35,6 +57,12 @@ def outcome(**changes: Any) -> Outcome:
     """Return an outcome in which everything holds."""
     untrimmed = replace(SECOND, forwarded_messages=4, forwarded_tokens=3000, edits=(), moved=False)
     made = Outcome(
-        RECORDING, 2500, 1500, 900, run(FIRST, SECOND), run(FIRST, untrimmed, session="demo-off"), 0
+        recording=RECORDING,
+        trigger=2500,
+        target=1500,
+        fixed_tokens=900,
+        trimmed=run(FIRST, SECOND),
+        whole=run(FIRST, untrimmed, session="demo-off"),
+        refused=0,
     )
     return replace(made, **changes)

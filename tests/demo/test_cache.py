@@ -4,7 +4,7 @@ from proxy.demo.cache import PrefixCache, Segment, shared_tokens
 
 
 def segment(name: str, tokens: int) -> Segment:
-    return Segment(name.encode(), tokens)
+    return Segment(text=name.encode(), tokens=tokens)
 
 
 def test_a_prompt_that_was_never_read_is_not_cached() -> None:

@@ -87,7 +87,7 @@ def test_data_reads_back_whatever_ends_the_lines(lines: list[bytes], end: bytes,
     text = b"".join(b"data:" + space + line + end for line in lines) + end
     data = b"\n".join(lines if space else [line.removeprefix(b" ") for line in lines])
 
-    assert decode([text * 2]) == [Event(text, data, is_done=data.strip() == b"[DONE]")] * 2
+    assert decode([text * 2]) == [Event(raw=text, data=data, is_done=data.strip() == b"[DONE]")] * 2
 
 
 @pytest.mark.parametrize(
@@ -106,28 +106,28 @@ def test_a_blank_line_in_cr_after_an_lf_waits_for_the_byte_that_tells() -> None:
     decoder = EventDecoder()
 
     assert decoder.feed(b"data: a\n\r") == []
-    assert decoder.feed(b"\ndata: b\n\r") == [Event(b"data: a\n\r\n", b"a")]
-    assert decoder.feed(b"data: c") == [Event(b"data: b\n\r", b"b")]
+    assert decoder.feed(b"\ndata: b\n\r") == [Event(raw=b"data: a\n\r\n", data=b"a")]
+    assert decoder.feed(b"data: c") == [Event(raw=b"data: b\n\r", data=b"b")]
 
 
 def test_an_lf_that_comes_after_cr_cr_belongs_to_the_next_event() -> None:
     decoder = EventDecoder()
 
-    assert decoder.feed(b"data: a\r\r") == [Event(b"data: a\r\r", b"a")]
+    assert decoder.feed(b"data: a\r\r") == [Event(raw=b"data: a\r\r", data=b"a")]
     assert decoder.feed(b"\n") == []
-    assert decoder.feed(b"data: b\r\r") == [Event(b"\ndata: b\r\r", b"b")]
+    assert decoder.feed(b"data: b\r\r") == [Event(raw=b"\ndata: b\r\r", data=b"b")]
     assert decoder.feed(b"\n") == []
-    assert decoder.flush() == [Event(b"\n", None)]
+    assert decoder.flush() == [Event(raw=b"\n", data=None)]
 
 
 def test_blank_lines_alone_are_passed_on_at_once() -> None:
     decoder = EventDecoder()
 
-    assert decoder.feed(b"\n") == [Event(b"\n", None)]
-    assert decoder.feed(b"\r\n") == [Event(b"\r\n", None)]
+    assert decoder.feed(b"\n") == [Event(raw=b"\n", data=None)]
+    assert decoder.feed(b"\r\n") == [Event(raw=b"\r\n", data=None)]
     assert decoder.feed(b"\r") == []
-    assert decoder.feed(b"data: a\r\r") == [Event(b"\r", None), Event(b"data: a\r\r", b"a")]
-    assert decoder.feed(b"\r") == [Event(b"\r", None)]
+    assert decoder.feed(b"data: a\r\r") == [Event(raw=b"\r", data=None), Event(raw=b"data: a\r\r", data=b"a")]
+    assert decoder.feed(b"\r") == [Event(raw=b"\r", data=None)]
 
 
 @pytest.mark.parametrize("rest", [b"\r", b"data: a\n\r"])
@@ -161,7 +161,7 @@ def test_a_cr_that_waited_at_the_end_of_the_stream_ended_its_event(rest: bytes) 
     ],
 )
 def test_fields_are_read_as_the_standard_says(text: bytes, data: bytes | None, name: str | None) -> None:
-    assert decode([text]) == [Event(text, data, name)]
+    assert decode([text]) == [Event(raw=text, data=data, name=name)]
 
 
 def test_a_byte_order_mark_counts_at_the_start_alone() -> None:
@@ -174,7 +174,7 @@ def test_a_byte_order_mark_counts_at_the_start_alone() -> None:
 def test_a_byte_order_mark_after_events_that_were_read_fast_does_not_count() -> None:
     decoder = EventDecoder()
 
-    assert decoder.feed(b"data: a\n\n") == [Event(b"data: a\n\n", b"a")]
+    assert decoder.feed(b"data: a\n\n") == [Event(raw=b"data: a\n\n", data=b"a")]
     (event,) = decoder.feed(b"\xef\xbb\xbfdata: b\n\n")
     assert event.data is None
 
@@ -189,10 +189,10 @@ def test_where_the_search_went_on_in_a_slow_event_does_not_bind_what_comes_after
 def test_what_breaks_off_is_handed_over_incomplete() -> None:
     decoder = EventDecoder()
 
-    assert decoder.feed(b'data: {"a":1}\n\ndata: {"b') == [Event(b'data: {"a":1}\n\n', b'{"a":1}')]
-    assert decoder.flush() == [Event(b'data: {"b', b'{"b', None, complete=False)]
+    assert decoder.feed(b'data: {"a":1}\n\ndata: {"b') == [Event(raw=b'data: {"a":1}\n\n', data=b'{"a":1}')]
+    assert decoder.flush() == [Event(raw=b'data: {"b', data=b'{"b', name=None, complete=False)]
     assert decoder.flush() == []
-    assert decoder.feed(b"data: c\n\n") == [Event(b"data: c\n\n", b"c")]
+    assert decoder.feed(b"data: c\n\n") == [Event(raw=b"data: c\n\n", data=b"c")]
 
 
 @pytest.mark.parametrize(

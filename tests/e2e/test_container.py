@@ -313,7 +313,13 @@ def running(
                 stdout=log,
                 stderr=log,
             )
-        it = Running(process, f"http://127.0.0.1:{port}", given, folder, outside / "log")
+        it = Running(
+            process=process,
+            url=f"http://127.0.0.1:{port}",
+            environment=given,
+            folder=folder,
+            log=outside / "log",
+        )
         try:
 
             def healthy() -> bool:

@@ -33,7 +33,12 @@ class Talk:
 
     def __init__(self, http: aiohttp.ClientSession, goal: int, talkers: int = TALKERS) -> None:
         self.talkers = [
-            Talker(http, "", f"{'appends' if number % 2 else 'resends'}-{number}", appends=number % 2 == 1)
+            Talker(
+                http=http,
+                base="",
+                session=f"{'appends' if number % 2 else 'resends'}-{number}",
+                appends=number % 2 == 1,
+            )
             for number in range(talkers)
         ]
         self.seen = 0

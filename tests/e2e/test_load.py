@@ -70,7 +70,7 @@ def crew(
 def _serving(folder: Path, provider: Upstream, store: str) -> Iterator[Crew]:
     config = config_file(folder, provider, store, telemetry={"log_level": "warning"})
     with Served(config, "--workers", str(WORKERS)).wait() as served:
-        yield Crew(served.url, store)
+        yield Crew(base=served.url, store=store)
         assert served.stop() == 0
         assert "Traceback" not in served.log
         assert "error" not in served.log
@@ -90,7 +90,7 @@ async def pair(crew: Crew) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp
     try:
         for _ in range(200):
             client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
-            talker = Talker(client, crew.base, "pair", appends=True)
+            talker = Talker(http=client, base=crew.base, session="pair", appends=True)
             exchange = await talker.say({"role": "user", "content": "who is there?"}, "echo", stream=False)
             if found.setdefault(exchange[-8:], client) is not client:
                 await client.close()
@@ -108,7 +108,7 @@ async def test_two_workers_append_to_one_session_at_the_same_moment(
 ) -> None:
     for number in range(ROUNDS):
         session = f"moment-{number}"
-        talkers = [Talker(client, crew.base, session, appends=True) for client in pair]
+        talkers = [Talker(http=client, base=crew.base, session=session, appends=True) for client in pair]
         for turn in range(2):  # the first creates the session, twice at once
             await asyncio.gather(
                 *(
@@ -134,7 +134,7 @@ async def test_the_same_request_at_two_workers_at_once_stores_nothing_twice(
 ) -> None:
     for number in range(ROUNDS):
         session = f"twice-{number}"
-        talkers = [Talker(client, crew.base, session, appends=False) for client in pair]
+        talkers = [Talker(http=client, base=crew.base, session=session, appends=False) for client in pair]
         for turn in range(2):
             said = [talker.say(_user(f"{session} {turn}"), "echo", stream=False) for talker in talkers]
             await asyncio.gather(*said)
@@ -145,9 +145,14 @@ async def test_the_same_request_at_two_workers_at_once_stores_nothing_twice(
 
 
 async def test_many_clients_of_few_sessions(crew: Crew, http: aiohttp.ClientSession) -> None:
-    appenders = [Talker(http, crew.base, f"load-{n % 6}", appends=True) for n in range(APPENDERS)]
+    appenders = [
+        Talker(http=http, base=crew.base, session=f"load-{n % 6}", appends=True) for n in range(APPENDERS)
+    ]
     # Most resend into sessions that other resenders use too, some into those of the appenders.
-    resenders = [Talker(http, crew.base, f"load-{n % 6 + 4}", appends=False) for n in range(RESENDERS)]
+    resenders = [
+        Talker(http=http, base=crew.base, session=f"load-{n % 6 + 4}", appends=False)
+        for n in range(RESENDERS)
+    ]
     left = iter(range(EXCHANGES))
 
     async def talk(name: str, talker: Talker) -> None:

@@ -39,7 +39,11 @@ def recording() -> Recording:
     lead = parts[0].messages[: parts[0].lead]
     said = [message for part in parts for message in _ended(part.messages[part.lead :])]
     system = [message for message in said if message["role"] in {"system", "developer"}]
-    return Recording("long", [*lead, *(message for message in said if message not in system)], parts[0].tools)
+    return Recording(
+        name="long",
+        messages=[*lead, *(message for message in said if message not in system)],
+        tools=parts[0].tools,
+    )
 
 
 def _ended(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

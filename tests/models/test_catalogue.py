@@ -53,7 +53,9 @@ def test_known_models(model: str, base_url: str | None, window: int) -> None:
 
 def test_a_model_that_caches_by_itself_writes_for_free() -> None:
     facts = catalogue().facts("gpt-4o", OPENAI)
-    assert facts.prices == Prices(0.5, 1.0, 4.0, 300.0, 1024, source="known")
+    assert facts.prices == Prices(
+        read=0.5, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="known"
+    )
     assert (facts.matching, facts.block, facts.breakpoints) == ("blocks", 128, "none")
 
 
@@ -68,7 +70,7 @@ def test_a_model_that_caches_at_breakpoints_pays_for_writing() -> None:
 
 def test_steps_of_the_price() -> None:
     prices = catalogue().facts("claude-sonnet-4-5", None).prices
-    assert prices.steps == (Step(200_000, 2.0),)
+    assert prices.steps == (Step(above=200_000, factor=2.0),)
     assert (prices.factor(200_000), prices.factor(200_001)) == (1.0, 2.0)
 
 
@@ -82,7 +84,7 @@ def test_where_nothing_is_cached_a_cached_token_costs_what_others_do() -> None:
 def test_a_model_that_nobody_knows() -> None:
     assert catalogue().facts("my-model", OPENAI) == ModelFacts(
         context_window=None,
-        prices=Prices(0.1, 1.0, 4.0, 300.0, 1024, source="assumed"),
+        prices=Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="assumed"),
         dollars=None,
         matching="blocks",
         block=128,
@@ -114,8 +116,8 @@ RULE = {
 def test_the_operators_word_counts_first(model: str) -> None:
     assert catalogue(RULE).facts(model, OPENAI) == ModelFacts(
         context_window=32_768,
-        prices=Prices(0.1, 1.2, 4.0, 60.0, 7, source="configured"),
-        dollars=Dollars(0.5, 0.05, 0.6, 2),
+        prices=Prices(read=0.1, write=1.2, output=4.0, lifetime=60.0, minimum=7, source="configured"),
+        dollars=Dollars(input=0.5, cached_read=0.05, cache_write=0.6, output=2),
         matching="breakpoints",
         block=128,
         breakpoints="anthropic",
@@ -174,7 +176,9 @@ def test_the_first_rule_that_fits_is_taken_alone() -> None:
 def test_prices_that_are_left_out() -> None:
     facts = catalogue({"match": ["a"], "prices": {"input": 2}}).facts("a", None)
     assert facts.dollars == Dollars(input=2, cached_read=2, cache_write=2, output=None)
-    assert facts.prices == Prices(1.0, 1.0, 4.0, 300.0, 1024, source="configured")
+    assert facts.prices == Prices(
+        read=1.0, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="configured"
+    )
 
 
 def test_steps_that_the_operator_names() -> None:
@@ -185,15 +189,24 @@ def test_steps_that_the_operator_names() -> None:
     rule = {"match": ["a"], "prices": {"input": 2, "cached_read": 0.5, "output": 3, "steps": steps}}
     facts = catalogue(rule).facts("a", None)
     assert facts.dollars == Dollars(
-        2, 0.5, 2, 3, steps=(DollarStep(1000, Dollars(4, 1, 4, 6)), DollarStep(2000, Dollars(8, 1, 9, 10)))
+        input=2,
+        cached_read=0.5,
+        cache_write=2,
+        output=3,
+        steps=(
+            DollarStep(above=1000, dollars=Dollars(input=4, cached_read=1, cache_write=4, output=6)),
+            DollarStep(above=2000, dollars=Dollars(input=8, cached_read=1, cache_write=9, output=10)),
+        ),
     )
-    assert facts.prices.steps == (Step(1000, 2.0), Step(2000, 4.0))
+    assert facts.prices.steps == (Step(above=1000, factor=2.0), Step(above=2000, factor=4.0))
 
 
 def test_what_costs_nothing_is_weighed_like_what_is_not_known() -> None:
     facts = catalogue({"match": ["a"], "prices": {"input": 0, "output": 0}}).facts("a", None)
-    assert facts.dollars == Dollars(0, 0, 0, 0)
-    assert facts.prices == Prices(0.1, 1.0, 4.0, 300.0, 1024, source="assumed")
+    assert facts.dollars == Dollars(input=0, cached_read=0, cache_write=0, output=0)
+    assert facts.prices == Prices(
+        read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="assumed"
+    )
 
 
 FALLBACK = {**RULE, "match": ["*"], "fallback": True}
@@ -202,8 +215,8 @@ FALLBACK = {**RULE, "match": ["*"], "fallback": True}
 def test_a_fallback_speaks_where_nothing_is_known() -> None:
     facts = catalogue(FALLBACK).facts("my-model", None)
     assert facts.context_window == 32_768
-    assert facts.prices == Prices(0.1, 1.2, 4.0, 60.0, 7, source="assumed")
-    assert facts.dollars == Dollars(0.5, 0.05, 0.6, 2)
+    assert facts.prices == Prices(read=0.1, write=1.2, output=4.0, lifetime=60.0, minimum=7, source="assumed")
+    assert facts.dollars == Dollars(input=0.5, cached_read=0.05, cache_write=0.6, output=2)
     assert (facts.matching, facts.breakpoints) == ("breakpoints", "anthropic")
 
 

@@ -12,7 +12,10 @@ STEPPED = Dollars(
     cached_read=0.1,
     cache_write=1.0,
     output=4.0,
-    steps=(DollarStep(1000, Dollars(2.0, 0.2, 2.0, 6.0)), DollarStep(5000, Dollars(3.0, 0.3, 3.0, 8.0))),
+    steps=(
+        DollarStep(above=1000, dollars=Dollars(input=2.0, cached_read=0.2, cache_write=2.0, output=6.0)),
+        DollarStep(above=5000, dollars=Dollars(input=3.0, cached_read=0.3, cache_write=3.0, output=8.0)),
+    ),
 )
 
 
@@ -111,4 +114,10 @@ def test_without_a_price_nothing_is_told() -> None:
 
 
 def test_what_is_free_costs_nothing() -> None:
-    assert cost({"prompt_tokens": 100, "completion_tokens": 10}, Dollars(0.0, 0.0, 0.0, 0.0)) == 0.0
+    assert (
+        cost(
+            {"prompt_tokens": 100, "completion_tokens": 10},
+            Dollars(input=0.0, cached_read=0.0, cache_write=0.0, output=0.0),
+        )
+        == 0.0
+    )

@@ -106,7 +106,9 @@ def test_a_known_address_decides_whose_list_counts() -> None:
 
 @small
 def test_who_sells_the_models_of_another_has_his_prices() -> None:
-    assert found("big-2", "https://shop.example/v1").dollars == Dollars(3, 3, 3, 6)
+    assert found("big-2", "https://shop.example/v1").dollars == Dollars(
+        input=3, cached_read=3, cache_write=3, output=6
+    )
 
 
 @small
@@ -115,7 +117,9 @@ def test_who_sells_the_models_of_another_has_his_prices() -> None:
 )
 @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:4000/v1"])
 def test_elsewhere_the_maker_is_found_by_the_name(name: str, base_url: str | None) -> None:
-    assert found(name, base_url) == Published(1000, Dollars(2, 0.5, 2, 8), caches=True)
+    assert found(name, base_url) == Published(
+        context_window=1000, dollars=Dollars(input=2, cached_read=0.5, cache_write=2, output=8), caches=True
+    )
 
 
 @small
@@ -127,15 +131,19 @@ def test_what_is_not_listed_is_not_known(name: str) -> None:
 @small
 def test_steps_hold_all_prices_above_them() -> None:
     assert found("shop/stairs") == Published(
-        None,
-        Dollars(
-            1.0,
-            0.1,
-            1.25,
-            5.0,
+        context_window=None,
+        dollars=Dollars(
+            input=1.0,
+            cached_read=0.1,
+            cache_write=1.25,
+            output=5.0,
             steps=(
-                DollarStep(1000, Dollars(2.0, 0.2, 2.0, 7.0)),
-                DollarStep(9000, Dollars(4.0, 0.2, 4.0, 7.0)),
+                DollarStep(
+                    above=1000, dollars=Dollars(input=2.0, cached_read=0.2, cache_write=2.0, output=7.0)
+                ),
+                DollarStep(
+                    above=9000, dollars=Dollars(input=4.0, cached_read=0.2, cache_write=4.0, output=7.0)
+                ),
             ),
         ),
         caches=True,
@@ -145,7 +153,13 @@ def test_steps_hold_all_prices_above_them() -> None:
 @small
 def test_a_step_of_the_output_alone_is_one_too() -> None:
     dollars = found("shop/stepped-output").dollars
-    assert dollars == Dollars(1, 1, 1, 5, steps=(DollarStep(500, Dollars(1, 1, 1, 6)),))
+    assert dollars == Dollars(
+        input=1,
+        cached_read=1,
+        cache_write=1,
+        output=5,
+        steps=(DollarStep(above=500, dollars=Dollars(input=1, cached_read=1, cache_write=1, output=6)),),
+    )
 
 
 @small
@@ -156,7 +170,7 @@ def test_writing_costs_at_least_the_input() -> None:
 
 @small
 def test_a_model_without_a_price_for_tokens() -> None:
-    assert found("shop/sound") == Published(None, None, caches=False)
+    assert found("shop/sound") == Published(context_window=None, dollars=None, caches=False)
 
 
 @small

@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from proxy.conversation import ROOT, Arrival, Kind
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.pipeline.body import Sending, body_of_view
 from proxy.pipeline.past import History
@@ -31,12 +32,12 @@ def request_of(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
 
 def past_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[Message] = ()) -> History:
     entries = [
-        Entry(message.without_own_fields(), 5, "ref_", position=place)
+        Entry(message=message.without_own_fields(), tokens=5, ref="ref_", position=place)
         for place, message in enumerate((*stored, *request.messages))
     ]
     return History(
         id="s",
-        arrival=Arrival(kind, ROOT, 0),
+        arrival=Arrival(kind=kind, base=ROOT, fresh=0),
         digest="d",
         entries=tuple(entries),
         nodes=(),
@@ -93,7 +94,7 @@ def test_what_is_left_out_goes_and_the_rest_keeps_its_bytes() -> None:
 
 def test_an_append_brings_what_is_stored() -> None:
     request = request_of(MORE)
-    stored = [Message.of(ASKED), Message.of(SAID)]
+    stored = [ChatMessage.of(ASKED), ChatMessage.of(SAID)]
     past = past_of(request, Kind.APPEND, stored)
     assert messages_of(body_of(request, past, plan_of(past))) == [ASKED, SAID, MORE]
 
@@ -113,7 +114,15 @@ def test_an_append_with_nothing_before_it_is_composed_too() -> None:
 def test_a_summary_that_is_merged_ends_the_instructions(lead: list[dict[str, Any]], told: str) -> None:
     request = request_of(*lead, ASKED, SAID, MORE)
     past = past_of(request)
-    summary = Summary("So far.", "merge", 2, 4, "statistics", 2, 10)
+    summary = Summary(
+        text="So far.",
+        role="merge",
+        until=2,
+        tokens=4,
+        kind="statistics",
+        covered_messages=2,
+        covered_tokens=10,
+    )
     body = body_of(request, past, plan_of(past, request.messages[2:], summary=summary))
     assert messages_of(body) == [{"role": "system", "content": told}, MORE]
 
@@ -121,7 +130,15 @@ def test_a_summary_that_is_merged_ends_the_instructions(lead: list[dict[str, Any
 def test_a_summary_in_a_message_of_its_own_is_in_the_view_already() -> None:
     request = request_of(SYSTEM, ASKED, SAID, MORE)
     past = past_of(request)
-    summary = Summary("So far.", "system", 2, 4, "statistics", 2, 10)
+    summary = Summary(
+        text="So far.",
+        role="system",
+        until=2,
+        tokens=4,
+        kind="statistics",
+        covered_messages=2,
+        covered_tokens=10,
+    )
     view = [summary.message, request.messages[2]]
     body = body_of(request, past, plan_of(past, view, summary=summary))
     assert messages_of(body) == [SYSTEM, {"role": "system", "content": "So far."}, MORE]
@@ -147,7 +164,15 @@ def test_marks_stand_at_the_ends_of_what_is_settled() -> None:
 def test_a_mark_counts_from_the_merged_instructions() -> None:
     request = request_of(ASKED, SAID, MORE)
     past = past_of(request)
-    summary = Summary("So far.", "merge", 2, 4, "statistics", 2, 10)
+    summary = Summary(
+        text="So far.",
+        role="merge",
+        until=2,
+        tokens=4,
+        kind="statistics",
+        covered_messages=2,
+        covered_tokens=10,
+    )
     plan = plan_of(past, request.messages[2:], summary=summary, settled=(1,))
     assert marks(body_of(request, past, plan, breakpoints="openai")) == [1]
 

@@ -37,7 +37,7 @@ async def asked(house: House, *, rounds: int, patience: float = 30) -> SummaryRo
     assert row is not None
     now = await present(row, None, house.chat.policies, house.means)
     assert now.policy is not None
-    return await compact(row, now, now.policy, Caller("t"), house.means, patience=patience)
+    return await compact(row, now, now.policy, Caller(tenant="t"), house.means, patience=patience)
 
 
 async def test_it_is_made_of_what_may_be_summed_up(provider: Provider, tmp_path: Path) -> None:

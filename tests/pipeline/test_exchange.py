@@ -241,7 +241,7 @@ async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path:
     async with opened(provider, tmp_path, sessions={"missing": "stateless"}) as house:
         asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": "hi"}]})
         client = Heard()
-        await house.chat.answer(Call("t", [], b"", asked), client)
+        await house.chat.answer(Call(tenant="t", headers=[], query=b"", body=asked), client)
         assert (client.status, "x-session-id" in client.headers) == (200, False)
         assert await house.store.sessions(None, limit=9) == ([], None)
 
@@ -260,7 +260,10 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
         for content in ("short", "long " * 5_000):
             asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": content}]})
             client = Heard()
-            await house.chat.answer(Call("t", [(b"x-session-id", content[:5].encode())], b"", asked), client)
+            await house.chat.answer(
+                Call(tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked),
+                client,
+            )
             assert client.status == 200
         assert threads[0] == threading.current_thread().name
         assert threads[1] != threads[0]

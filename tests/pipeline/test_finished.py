@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from proxy.dialects.chat.completion import CompletionAccumulator, read_completion
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.sse import EventDecoder
 from proxy.pipeline.finished import completion_of, events_of, finishing_reply
 from proxy.trimming import Entry
@@ -22,7 +22,9 @@ TOOLS = ("finish_task", "ask_user")
 
 
 def log(*messages: dict[str, Any]) -> list[Entry]:
-    return [Entry(Message.of(m), 1, f"ref_{i}", position=i) for i, m in enumerate(messages)]
+    return [
+        Entry(message=ChatMessage.of(m), tokens=1, ref=f"ref_{i}", position=i) for i, m in enumerate(messages)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_without_such_tools_nothing_is_finished() -> None:
 
 def test_the_answer_is_the_reply_as_it_was() -> None:
     raw = b'{"role": "assistant", "x-unknown": 1.50, "content": null, "tool_calls": []}'
-    body = completion_of(Message(raw), id="chatcmpl-1", created=7, model="m")
+    body = completion_of(ChatMessage(raw), id="chatcmpl-1", created=7, model="m")
     assert raw in body
     completion = read_completion(orjson.loads(body))
     assert completion.choices[0].finish_reason == "tool_calls"
@@ -62,7 +64,7 @@ def test_the_answer_is_the_reply_as_it_was() -> None:
 @pytest.mark.parametrize("message", [DONE, BOTH, {"role": "assistant", "content": "plain"}])
 def test_the_stream_amounts_to_the_same_reply(message: dict[str, Any], usage: bool) -> None:
     events = EventDecoder().feed(
-        events_of(Message.of(message), id="chatcmpl-1", created=7, model="m", usage=usage)
+        events_of(ChatMessage.of(message), id="chatcmpl-1", created=7, model="m", usage=usage)
     )
     reply = CompletionAccumulator()
     for event in events[:-1]:

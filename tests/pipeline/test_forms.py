@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from proxy.conversation import body_of
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.pipeline.forms import Variants
 from proxy.store import Mark
 
-STORED = Message(b'{"role":"assistant","content":"hi","refusal":null}')
-SENT = Message(b'{"role":"assistant","content":"hi"}')
+STORED = ChatMessage(b'{"role":"assistant","content":"hi","refusal":null}')
+SENT = ChatMessage(b'{"role":"assistant","content":"hi"}')
 
 
 def mark(node: str) -> Mark:
-    return Mark(node, 1, body_of(STORED), 3, None)
+    return Mark(node=node, depth=1, body=body_of(STORED), tokens=3, arrival=None)
 
 
 def test_only_what_differs_is_a_form_and_each_is_offered_once() -> None:

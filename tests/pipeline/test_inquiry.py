@@ -53,7 +53,9 @@ async def test_the_query_of_the_client_goes_to_no_route(provider: Provider, tmp_
     async with opened(provider, tmp_path, upstream={"routes": routes}) as house:
         for model in ("echo", "echo+ctx:4000"):
             body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]})
-            await house.chat.answer(Call("t", [SESSION], b"api-version=1&key=sk-client", body), Heard())
+            await house.chat.answer(
+                Call(tenant="t", headers=[SESSION], query=b"api-version=1&key=sk-client", body=body), Heard()
+            )
     base, route = provider.log
     assert (base.query, route.query) == ("api-version=1&key=sk-client", "")
     assert ("authorization", "Bearer sk-route") in route.headers

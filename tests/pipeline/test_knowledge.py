@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from proxy.config import ModelPrices, ModelRule
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.models import Catalogue
 from proxy.pipeline.knowledge import Knowledge
 from proxy.tokens import Calibration, TokenCounter
 from proxy.trimming import PlanningContext
 
-SYSTEM = Message.of({"role": "system", "content": "You are terse."})
-USER = Message.of({"role": "user", "content": "Good morning, how are you today?"})
+SYSTEM = ChatMessage.of({"role": "system", "content": "You are terse."})
+USER = ChatMessage.of({"role": "user", "content": "Good morning, how are you today?"})
 TOOLS = b'[{"type":"function","function":{"name":"look","parameters":{"type":"object"}}}]'
 RULE = ModelRule(match=("mine*",), context_window=4096, prices=ModelPrices(input=2, cached_read=0.5))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Call
+from proxy.dialects import Call
 from proxy.pipeline.offering import BEGUN, NOTHING_TO_SUM_UP, own_tools
 from proxy.pipeline.turn import ExchangeContext
 from proxy.recall import COMPRESS, RECALL, Recall
@@ -35,7 +35,7 @@ async def test_what_the_request_brings_can_be_found(recall: Recall) -> None:
     asked.ticket = replace(asked.ticket, plan=replace(asked.ticket.plan, view=LOG[2:]))
     own = own_tools(asked, recall)
     assert own.names == {RECALL, COMPRESS}
-    assert "text 0" in await own.answer(Call("c", RECALL, '{"query": "text 0"}'))
+    assert "text 0" in await own.answer(Call(id="c", name=RECALL, arguments='{"query": "text 0"}'))
 
 
 async def test_a_summary_that_is_asked_for_is_noted(recall: Recall) -> None:
@@ -43,7 +43,7 @@ async def test_a_summary_that_is_asked_for_is_noted(recall: Recall) -> None:
     asked.known = replace(asked.known, count=lambda message: len(message.raw))
     entries = tuple(replace(entry, tokens=5_000) for entry in asked.past.entries)
     asked.past = replace(asked.past, entries=entries)
-    assert await own_tools(asked, recall).answer(Call("c", COMPRESS, "{}")) == BEGUN
+    assert await own_tools(asked, recall).answer(Call(id="c", name=COMPRESS, arguments="{}")) == BEGUN
     assert isinstance(asked.compaction, SummaryRequest)
     assert asked.compaction.stop == 2
 
@@ -51,14 +51,20 @@ async def test_a_summary_that_is_asked_for_is_noted(recall: Recall) -> None:
 async def test_one_that_is_there_and_was_not_used_is_used(recall: Recall) -> None:
     asked = offering()
     asked.past = replace(asked.past, entries=asked.past.entries[2:3], prepared=ROW)
-    assert await own_tools(asked, recall).answer(Call("c", COMPRESS, "{}")) == BEGUN
+    assert await own_tools(asked, recall).answer(Call(id="c", name=COMPRESS, arguments="{}")) == BEGUN
     assert asked.compaction == ROW
 
 
 async def test_where_there_is_nothing_to_sum_up_that_is_said(recall: Recall) -> None:
     asked = offering()
     asked.past = replace(asked.past, entries=asked.past.entries[2:3])
-    assert await own_tools(asked, recall).answer(Call("c", COMPRESS, "{}")) == NOTHING_TO_SUM_UP
+    assert (
+        await own_tools(asked, recall).answer(Call(id="c", name=COMPRESS, arguments="{}"))
+        == NOTHING_TO_SUM_UP
+    )
     asked.policy = None
-    assert await own_tools(asked, recall).answer(Call("c", COMPRESS, "{}")) == NOTHING_TO_SUM_UP
+    assert (
+        await own_tools(asked, recall).answer(Call(id="c", name=COMPRESS, arguments="{}"))
+        == NOTHING_TO_SUM_UP
+    )
     assert asked.compaction is None

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.conversation import Kind, Mode
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.pipeline.asking import RequestContext
 from proxy.pipeline.past import WAITING, History, HistoryLoader, request_form
@@ -26,7 +26,7 @@ HALF = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": '
 
 
 def _form(data: dict[str, Any], reasoning: Any = "auto", *, partial: bool = False) -> dict[str, Any]:
-    return request_form(Message.of({"role": "assistant"} | data), reasoning, partial=partial).data
+    return request_form(ChatMessage.of({"role": "assistant"} | data), reasoning, partial=partial).data
 
 
 def test_what_only_a_response_has_goes() -> None:
@@ -42,7 +42,7 @@ def test_what_only_a_response_has_goes() -> None:
 
 
 def test_a_reply_without_them_keeps_its_bytes() -> None:
-    message = Message(b'{ "role":"assistant", "content": "hi" }')
+    message = ChatMessage(b'{ "role":"assistant", "content": "hi" }')
     assert request_form(message, "auto", partial=False) is message
 
 
@@ -88,14 +88,14 @@ def test_a_ref_names_a_text() -> None:
 
 # ------------------------------------------------------------------- a request in its place in the log
 
-ASKING = RequestContext("tenant")
+ASKING = RequestContext(tenant="tenant")
 COUNTER = TokenCounter("estimate")
 
 
 @pytest.fixture
 async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
     store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
-    yield Talk(store)
+    yield Talk(store=store)
     await store.close()
 
 
@@ -154,10 +154,14 @@ async def test_it_is_known_when_the_session_was_used_last(talk: Talk) -> None:
 async def test_what_a_cut_dropped_is_there_only_where_it_is_wanted(talk: Talk) -> None:
     first = await talk.say("one", "1")
     asked = body("user", "two")
-    gap = Gap(0, 2, "drop_oldest", "old", 10, 0)
-    made = Cut(3, "lean", "v1", (), 9, 1, 0, (gap,))
+    gap = Gap(start=0, stop=2, edit="drop_oldest", reason="old", tokens=10, tool_calls=0)
+    made = Cut(
+        position=3, policy="lean", version="v1", changes=(), tokens=9, messages=1, tool_calls=0, gaps=(gap,)
+    )
     exchange = await talk.begin(asked)
-    await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=made, kept=Kept((), (0,)))
+    await talk.settle(
+        exchange, asked, replies=(body("assistant", "2"),), cut=made, kept=Kept(nodes=(), messages=(0,))
+    )
     lean = replace(ASKING, policy="lean")
     past = await past_of(talk, user("three"), asking=lean)
     assert [(entry.position, entry.message.text) for entry in past.entries] == [

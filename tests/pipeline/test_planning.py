@@ -13,10 +13,24 @@ pytestmark = pytest.mark.anyio
 
 KNOWN = PlanningContext(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
 ENTRIES = tuple(
-    Entry(message("user" if at % 2 == 0 else "assistant", f"text {at}"), 10, f"ref_{at}", position=at)
+    Entry(
+        message=message("user" if at % 2 == 0 else "assistant", f"text {at}"),
+        tokens=10,
+        ref=f"ref_{at}",
+        position=at,
+    )
     for at in range(5)
 )
-PAST = History("s", Arrival(Kind.FIRST, ROOT, 0), ROOT, ENTRIES, (), (), (message("system", "S"),), size=9)
+PAST = History(
+    id="s",
+    arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+    digest=ROOT,
+    entries=ENTRIES,
+    nodes=(),
+    fresh=(),
+    instructions=(message("system", "S"),),
+    size=9,
+)
 POLICY = Policy.model_validate(
     {
         "trigger": {"tokens": 40},

@@ -52,7 +52,7 @@ SETTINGS = Settings(
 @pytest.fixture
 async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
     store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
-    yield Talk(store)
+    yield Talk(store=store)
     await store.close()
 
 
@@ -67,7 +67,16 @@ async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
         summarizer = Summarizer(SETTINGS.summarizer, upstream)
         summaries = Summaries(talk.store, summarizer, COUNTER, knowledge.facts_at, background.start)
         recall = Recall(talk.store)
-        means = AppServices(talk.store, upstream, background, memory, knowledge, summaries, recall, COUNTER)
+        means = AppServices(
+            store=talk.store,
+            upstream=upstream,
+            background=background,
+            memory=memory,
+            knowledge=knowledge,
+            summaries=summaries,
+            recall=recall,
+            counter=COUNTER,
+        )
         found = await preview(await present(row, policy, Policies(SETTINGS.policies), means))
     finally:
         await upstream.aclose()
@@ -126,7 +135,7 @@ async def test_what_takes_long_to_count_is_counted_in_a_thread(
 
 
 async def test_the_policy_is_the_tenants(talk: Talk) -> None:
-    his = Talk(talk.store, "bert")
+    his = Talk(store=talk.store, tenant="bert")
     await his.say("a", "b")
     assert (await shown(his))["policy"] == "bert"
     assert (await shown(his, "rest"))["policy"] == "rest"
@@ -140,8 +149,17 @@ async def test_every_message_that_is_not_sent_is_explained(talk: Talk) -> None:
     assert session is not None
     second = await talk.say("c", "d", base=session.head)
     path = await talk.store.path(talk.key, second.head)
-    gap = Gap(0, 2, "drop_oldest", "its round was the oldest", 10, 0)
-    cut = Cut(4, "tiny", SETTINGS.policies["tiny"].version, (), 9, 2, 0, (gap,))
+    gap = Gap(start=0, stop=2, edit="drop_oldest", reason="its round was the oldest", tokens=10, tool_calls=0)
+    cut = Cut(
+        position=4,
+        policy="tiny",
+        version=SETTINGS.policies["tiny"].version,
+        changes=(),
+        tokens=9,
+        messages=2,
+        tool_calls=0,
+        gaps=(gap,),
+    )
     asked = body("user", "e")
     exchange = await talk.begin(asked, base=second.head)
     await talk.settle(
@@ -150,7 +168,7 @@ async def test_every_message_that_is_not_sent_is_explained(talk: Talk) -> None:
         base=second.head,
         replies=(body("assistant", "f"),),
         cut=replace(cut, position=5),
-        kept=Kept((path[2].node, path[3].node), (0,)),
+        kept=Kept(nodes=(path[2].node, path[3].node), messages=(0,)),
     )
     stands = await shown(talk, "tiny")
     assert [message["content"] for message in stands["messages"]] == ["c", "d", "e", "f"]

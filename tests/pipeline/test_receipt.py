@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.pipeline.receipt import (
     PlanReport,
     expanded,
@@ -21,17 +21,42 @@ from proxy.pipeline.receipt import (
 from proxy.store import StandingCut
 from proxy.trimming import Change, Cut, Gap, Plan, Summary
 
-STUB = Message(b'{"role":"tool","tool_call_id":"c","content":"short"}')
+STUB = ChatMessage(b'{"role":"tool","tool_call_id":"c","content":"short"}')
 
 
 NODES = ["n0", "n1", "n2", "n3"]
-GAP = Gap(0, 1, "keep_tool_calls", "not among the newest 3 tool calls", 9, 1)
+GAP = Gap(
+    start=0,
+    stop=1,
+    edit="keep_tool_calls",
+    reason="not among the newest 3 tool calls",
+    tokens=9,
+    tool_calls=1,
+)
 
 
 FOUND = StandingCut(
-    Cut(5, "default", "v1", (Change(2, "truncate_tool_output", "long", STUB, 90, 10),), 50, 2, 1, (GAP,)),
-    "n3",
-    None,
+    cut=Cut(
+        position=5,
+        policy="default",
+        version="v1",
+        changes=(
+            Change(
+                position=2,
+                edit="truncate_tool_output",
+                reason="long",
+                message=STUB,
+                tokens_before=90,
+                tokens_after=10,
+            ),
+        ),
+        tokens=50,
+        messages=2,
+        tool_calls=1,
+        gaps=(GAP,),
+    ),
+    node="n3",
+    kept=None,
 )
 
 
@@ -40,33 +65,58 @@ def node_at(position: int) -> str | None:
 
 
 def _drop(position: int, tokens: int = 10, reason: str = "old") -> Change:
-    return Change(position, "drop_oldest", reason, None, tokens, 0)
+    return Change(
+        position=position,
+        edit="drop_oldest",
+        reason=reason,
+        message=None,
+        tokens_before=tokens,
+        tokens_after=0,
+    )
 
 
 def _shorten(position: int) -> Change:
-    return Change(position, "truncate_tool_output", "long", STUB, 90, 9)
+    return Change(
+        position=position,
+        edit="truncate_tool_output",
+        reason="long",
+        message=STUB,
+        tokens_before=90,
+        tokens_after=9,
+    )
 
 
 def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tuple[str, ...] = ()) -> Plan:
-    cut = Cut(5, "default", "v1", (), 50, 2, 1, (GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)))
+    cut = Cut(
+        position=5,
+        policy="default",
+        version="v1",
+        changes=(),
+        tokens=50,
+        messages=2,
+        tool_calls=1,
+        gaps=(GAP, Gap(start=2, stop=4, edit="drop_oldest", reason="old", tokens=30, tool_calls=0)),
+    )
     return Plan(
-        "default",
-        "v1",
-        cut,
-        moved,
-        "tokens 90 > 60" if moved else "",
-        arrivals,
-        200,
-        50,
-        (STUB,),
-        warnings,
+        policy="default",
+        version="v1",
+        cut=cut,
+        moved=moved,
+        fired="tokens 90 > 60" if moved else "",
+        arrivals=arrivals,
+        tokens_before=200,
+        tokens_sent=50,
+        view=(STUB,),
+        warnings=warnings,
         made=(_drop(2), _drop(3, 20)) if moved else (),
         earlier=(GAP,) if moved else cut.gaps,
     )
 
 
 def ticket(plan: Plan, instructions: int, messages: int, **told: Any) -> PlanReport:
-    return PlanReport("s", "e", plan, instructions, messages, **told)
+    return PlanReport(
+        session="s", exchange="e", plan=plan, instructions=instructions, messages=messages, **told
+    )
 
 
 def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
@@ -130,7 +180,17 @@ def test_a_move_of_another_version_began_anew() -> None:
 
 
 def test_a_summary_is_told_with_what_it_stands_for() -> None:
-    summary = Summary("So far.", "system", 4, 12, "statistics", 4, 130, 2, {"of": "its own"})
+    summary = Summary(
+        text="So far.",
+        role="system",
+        until=4,
+        tokens=12,
+        kind="statistics",
+        covered_messages=4,
+        covered_tokens=130,
+        generation=2,
+        state={"of": "its own"},
+    )
     receipt = receipt_of(ticket(replace(_plan(), summary=summary), 1, 4), None)
     assert receipt["summary"] == {
         "kind": "statistics",
@@ -157,7 +217,15 @@ def test_counts_are_told_as_upstream_has_them() -> None:
 
 
 def test_a_merged_summary_without_instructions_is_a_message_more() -> None:
-    summary = Summary("So far.", "merge", 4, 12, "statistics", 4, 130)
+    summary = Summary(
+        text="So far.",
+        role="merge",
+        until=4,
+        tokens=12,
+        kind="statistics",
+        covered_messages=4,
+        covered_tokens=130,
+    )
     plan = replace(_plan(), summary=summary)
     assert [ticket(plan, lead, 4).messages_sent for lead in (0, 1)] == [2, 2]
 
@@ -167,13 +235,16 @@ def test_the_log_line_of_a_window_that_is_not_known() -> None:
     assert (line["window"], line["ratio"], line["budget"]) == (None, None, None)
 
 
-GAPS = [GAP, Gap(2, 4, "drop_oldest", "old", 30, 0)]
+GAPS = [GAP, Gap(start=2, stop=4, edit="drop_oldest", reason="old", tokens=30, tool_calls=0)]
 
 
 def test_gaps_are_one_line_each_in_a_receipt() -> None:
     told = gaps_told(GAPS)
     lines = gap_lines(told, node_at, lambda _start, _stop: 0)
-    (first,) = plan_lines([Change(0, GAP.edit, GAP.reason, None, 9, 0)], node_at)
+    (first,) = plan_lines(
+        [Change(position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0)],
+        node_at,
+    )
     (second,) = plan_lines([_drop(2, 30)], node_at)
     assert lines == [first | {"stop": 1, "messages": 1}, second | {"stop": 4, "messages": 2}]
 
@@ -182,19 +253,30 @@ def test_the_tokens_of_a_gap_are_counted_where_the_receipt_has_none() -> None:
     old = [{name: value for name, value in gap.items() if name != "tokens"} for gap in gaps_told(GAPS)]
     lines = gap_lines(old, node_at, lambda start, stop: 100 * start + stop)
     assert [line["tokens_before"] for line in lines] == [1, 204]
-    empty = gaps_told([Gap(0, 1, "drop_oldest", "old", 0, 0)])
+    empty = gaps_told([Gap(start=0, stop=1, edit="drop_oldest", reason="old", tokens=0, tool_calls=0)])
     assert gap_lines(empty, node_at, lambda _start, _stop: 7)[0]["tokens_before"] == 0
 
 
 def test_gaps_are_shown_message_by_message() -> None:
     assert gap_messages(GAPS, node_at, [9, 8, 10, 20]) == plan_lines(
-        [Change(0, GAP.edit, GAP.reason, None, 9, 0), _drop(2), _drop(3, 20)], node_at
+        [
+            Change(
+                position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0
+            ),
+            _drop(2),
+            _drop(3, 20),
+        ],
+        node_at,
     )
 
 
 def test_headers_tell_what_was_done() -> None:
     plan = _plan(warnings=("a", "b\nc"))
-    headers = dict(PlanReport("会话", "e1", plan, 1, 4, ("d",)).headers())
+    headers = dict(
+        PlanReport(
+            session="会话", exchange="e1", plan=plan, instructions=1, messages=4, warnings=("d",)
+        ).headers()
+    )
     assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
     assert headers[b"x-context-tokens-before"] == b"200"
     assert headers[b"x-context-messages-sent"] == b"2"
@@ -205,13 +287,21 @@ def test_headers_tell_what_was_done() -> None:
 def test_a_stateless_request_has_no_session_to_name() -> None:
     headers = dict(
         PlanReport(
-            None,
-            "e1",
-            Plan(
-                "off", "", None, moved=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
+            session=None,
+            exchange="e1",
+            plan=Plan(
+                policy="off",
+                version="",
+                cut=None,
+                moved=False,
+                fired="",
+                arrivals=(),
+                tokens_before=0,
+                tokens_sent=0,
+                view=(),
             ),
-            0,
-            1,
+            instructions=0,
+            messages=1,
         ).headers()
     )
     assert b"x-session-id" not in headers

@@ -34,7 +34,7 @@ async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
 
 def call(**body: Any) -> Call:
     asked = {"model": "echo", "messages": [{"role": "user", "content": "hi"}], **body}
-    return Call("t", [(b"x-session-id", b"s")], b"", orjson.dumps(asked))
+    return Call(tenant="t", headers=[(b"x-session-id", b"s")], query=b"", body=orjson.dumps(asked))
 
 
 async def test_a_turn_has_all_that_is_planned_and_nothing_is_stored_yet(house: House) -> None:
@@ -55,7 +55,9 @@ async def test_ids_are_named_after_the_time_and_the_process_and_are_never_the_sa
 
 async def test_what_cannot_be_read_is_refused(house: House) -> None:
     with pytest.raises(InvalidRequest):
-        await Reception(house.settings, house.means, "0123abcd").turn(Call("t", [], b"", b"{"))
+        await Reception(house.settings, house.means, "0123abcd").turn(
+            Call(tenant="t", headers=[], query=b"", body=b"{")
+        )
 
 
 async def test_a_policy_that_changed_is_applied_to_the_whole_log(house: House, provider: Provider) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from proxy.dialects.chat.messages import Call, Message
+from proxy.dialects import Call, Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.own_calls import parted
 from proxy.errors import UpstreamUnreachable
 from proxy.pipeline.rounds import MOST_ASKS, MOST_CALLS, TOO_LONG, TOO_MANY, Rounds
@@ -145,7 +146,7 @@ async def test_an_error_that_cannot_be_read_is_closed() -> None:
 
 
 async def test_what_belongs_to_a_reply_says_everything_once() -> None:
-    reply = Message.of(message_of("A.B."))
+    reply = ChatMessage.of(message_of("A.B."))
     rounds = _rounds()
     assert rounds.hidden(reply, message_of("A.B."), partial=False) is None
 
@@ -153,17 +154,17 @@ async def test_what_belongs_to_a_reply_says_everything_once() -> None:
     hidden = rounds.hidden(reply, message_of("B."), partial=False)
     assert hidden is not None
     assert hidden.before == rounds.messages
-    assert hidden.reply == Message.of(message_of("B."))
+    assert hidden.reply == ChatMessage.of(message_of("B."))
     assert (hidden.after, hidden.tokens) == ((), 0)
 
-    nothing = rounds.hidden(Message.of(message_of("A.")), message_of(""), partial=False)
+    nothing = rounds.hidden(ChatMessage.of(message_of("A.")), message_of(""), partial=False)
     assert nothing is None  # the reply is what was said before the calls, and they led to nothing
 
 
 async def test_a_reply_that_is_all_of_the_last_round_is_sent_as_it_is() -> None:
     rounds = _rounds()
     await _answered(rounds, ">recall_context a")
-    hidden = rounds.hidden(Message.of(message_of("B.")), message_of("B."), partial=False)
+    hidden = rounds.hidden(ChatMessage.of(message_of("B.")), message_of("B."), partial=False)
     assert hidden is not None
     assert (len(hidden.before), hidden.reply) == (2, None)
 
@@ -173,7 +174,7 @@ async def test_the_form_with_all_calls_stands_for_a_mixed_reply() -> None:
     message = message_of("A. | >weather a | >recall_context b")
     await rounds.answer_mixed(message, parted(message, NAMES, "tool_calls"))
     theirs = message_of("A. | >weather a")
-    hidden = rounds.hidden(Message.of(theirs), theirs, partial=False)
+    hidden = rounds.hidden(ChatMessage.of(theirs), theirs, partial=False)
     assert hidden is not None
-    assert (hidden.before, hidden.reply) == ((), Message.of(message))
+    assert (hidden.before, hidden.reply) == ((), ChatMessage.of(message))
     assert [result.data for result in hidden.after] == [_result("b", "found for b")]

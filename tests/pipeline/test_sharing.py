@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.conversation import Arrival, Kind
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.pipeline.background import Background
 from proxy.pipeline.past import History, size_of
 from proxy.pipeline.sharing import PlanCoalescer, Where
@@ -19,22 +19,43 @@ from tests.support.talk import message
 
 pytestmark = pytest.mark.anyio
 
-WHERE = Where("t", "s", "b", "p", "v", None, "m")
+WHERE = Where(tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
 LONG = "x" * 200_000
-PLAIN = Plan("p", "v", None, moved=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=())
+PLAIN = Plan(
+    policy="p",
+    version="v",
+    cut=None,
+    moved=False,
+    fired="",
+    arrivals=(),
+    tokens_before=0,
+    tokens_sent=0,
+    view=(),
+)
 
 
 def past(kind: Kind, text: str = LONG, *, fresh: int = 1) -> History:
     """Return a request with two stored messages, which goes on from the second one."""
     said: list[Message] = [message("user", text), message("assistant", "a")]
     said += [message("user", f"new {number}") for number in range(fresh)]
-    entries = tuple(Entry(each, 1, "ref_", position=place) for place, each in enumerate(said))
-    bodies = tuple(Body(each, 1) for each in said[2:])
-    return History("s", Arrival(kind, "b", 2), "d", entries, ("a", "b"), bodies, (), size_of(said))
+    entries = tuple(
+        Entry(message=each, tokens=1, ref="ref_", position=place) for place, each in enumerate(said)
+    )
+    bodies = tuple(Body(message=each, tokens=1) for each in said[2:])
+    return History(
+        id="s",
+        arrival=Arrival(kind=kind, base="b", fresh=2),
+        digest="d",
+        entries=entries,
+        nodes=("a", "b"),
+        fresh=bodies,
+        instructions=(),
+        size=size_of(said),
+    )
 
 
 def cut(position: int) -> Cut:
-    return Cut(position, "p", "v", (), 1, 1, 0)
+    return Cut(position=position, policy="p", version="v", changes=(), tokens=1, messages=1, tool_calls=0)
 
 
 class _Deciding:
@@ -66,7 +87,7 @@ async def test_the_next_branch_goes_on_from_what_the_last_one_decided() -> None:
     mine, second = await moves.shared(past(Kind.REWIND), WHERE, decide)
     assert first.cut == second.cut == cut(2)
     assert (first.moved, second.moved) == (True, False)
-    assert (mine.standing, mine.borrowed) == (StandingCut(cut(2), "b", None), True)
+    assert (mine.standing, mine.borrowed) == (StandingCut(cut=cut(2), node="b", kept=None), True)
     elsewhere, _ = await moves.shared(past(Kind.REWIND), WHERE._replace(model="other"), decide)
     assert elsewhere.standing is None
 
@@ -136,7 +157,7 @@ async def test_a_request_without_anything_new_shares_nothing() -> None:
 async def test_a_cut_that_stands_there_already_is_not_replaced() -> None:
     moves, decide = PlanCoalescer(), _Deciding()
     await moves.shared(past(Kind.REWIND), WHERE, decide)
-    standing = StandingCut(cut(2), "b", ("a",))
+    standing = StandingCut(cut=cut(2), node="b", kept=("a",))
     mine, _ = await moves.shared(replace(past(Kind.REWIND), standing=standing), WHERE, decide)
     assert (mine.standing, mine.borrowed) == (standing, False)
 

@@ -51,23 +51,36 @@ ROW = SummaryRow(
 
 def turn(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 0) -> ExchangeContext:
     """A request that brings all of the log, of which some messages are stored."""
-    entries = tuple(Entry(each, 1, f"ref_{at}", position=at) for at, each in enumerate(LOG))
-    fresh = tuple(Body(each, 1) for each in LOG[stored:])
+    entries = tuple(
+        Entry(message=each, tokens=1, ref=f"ref_{at}", position=at) for at, each in enumerate(LOG)
+    )
+    fresh = tuple(Body(message=each, tokens=1) for each in LOG[stored:])
     base = NODES[stored - 1] if stored else ROOT
-    arrival = Arrival(kind, base, stored)
-    past = History("s", arrival, ROOT, entries, NODES[:stored], fresh, (), size=9, start=start, attempt=ROW)
+    arrival = Arrival(kind=kind, base=base, fresh=stored)
+    past = History(
+        id="s",
+        arrival=arrival,
+        digest=ROOT,
+        entries=entries,
+        nodes=NODES[:stored],
+        fresh=fresh,
+        instructions=(),
+        size=9,
+        start=start,
+        attempt=ROW,
+    )
     raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
-    call = Call("t", [(b"authorization", b"Bearer k")], b"v=1", raw)
+    call = Call(tenant="t", headers=[(b"authorization", b"Bearer k")], query=b"v=1", body=raw)
     ticket = report_of(past, nothing_sent(entries, KNOWN), KNOWN, "exc_1")
     return ExchangeContext(
-        call,
-        parse_chat_request(raw),
-        past,
-        ticket,
-        RequestContext("t"),
-        KNOWN,
-        FACTS,
-        time.monotonic(),
+        call=call,
+        request=parse_chat_request(raw),
+        past=past,
+        ticket=ticket,
+        asking=RequestContext(tenant="t"),
+        known=KNOWN,
+        facts=FACTS,
+        started=time.monotonic(),
         stored=True,
     )
 
@@ -110,7 +123,24 @@ def test_a_request_that_does_not_bring_all_of_it_is_read_from_the_store(asked: E
 def test_what_was_to_be_used_and_is_not_there_is_said() -> None:
     assert missed(None, None) == missed(replace(WANTED, urgent=False), ROW) == ()
     assert "no summary is ready" in missed(WANTED, None)[0]
-    used = Cut(4, "p", "v", (), 9, 1, 0, summary=Summary("So far.", "merge", 2, 7, "model", 2, 90))
+    used = Cut(
+        position=4,
+        policy="p",
+        version="v",
+        changes=(),
+        tokens=9,
+        messages=1,
+        tool_calls=0,
+        summary=Summary(
+            text="So far.",
+            role="merge",
+            until=2,
+            tokens=7,
+            kind="model",
+            covered_messages=2,
+            covered_tokens=90,
+        ),
+    )
     assert "no newer summary is ready" in missed(WANTED, ROW, used)[0]
     assert "is ready and was not used" in missed(WANTED, ROW)[0]
     assert missed(WANTED, ROW, reason="it is being left alone") == ("no summary: it is being left alone",)

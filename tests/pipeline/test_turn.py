@@ -26,7 +26,7 @@ from tests.support.talk import Talk, message
 pytestmark = pytest.mark.anyio
 
 COUNTER = TokenCounter("estimate")
-ASKING = RequestContext("t", idempotency="k", agent="boss")
+ASKING = RequestContext(tenant="t", idempotency="k", agent="boss")
 SYSTEM = {"role": "system", "content": "S"}
 SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
 
@@ -46,15 +46,31 @@ def planned(past: History, **policy: Any) -> Plan:
 
 
 def turn_of(request: ChatRequest, past: History, **policy: Any) -> ExchangeContext:
-    ticket = PlanReport("s", "exc_1", planned(past, **policy), len(past.instructions), len(past.entries))
-    call = Call("t", [], b"", request.raw)
-    return ExchangeContext(call, request, past, ticket, ASKING, KNOWN, FACTS, time.monotonic(), stored=True)
+    ticket = PlanReport(
+        session="s",
+        exchange="exc_1",
+        plan=planned(past, **policy),
+        instructions=len(past.instructions),
+        messages=len(past.entries),
+    )
+    call = Call(tenant="t", headers=[], query=b"", body=request.raw)
+    return ExchangeContext(
+        call=call,
+        request=request,
+        past=past,
+        ticket=ticket,
+        asking=ASKING,
+        known=KNOWN,
+        facts=FACTS,
+        started=time.monotonic(),
+        stored=True,
+    )
 
 
 @pytest.fixture
 async def talk(tmp_path: Path) -> Any:
     store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
-    yield Talk(store, "t", "s")
+    yield Talk(store=store, tenant="t", session="s")
     await store.close()
 
 
@@ -92,7 +108,15 @@ async def test_a_settlement_tells_what_came_of_it(talk: Talk) -> None:
     turn.mark("planned")
     replies = ((message("assistant", "one"), False), (message("assistant", "tw"), True))
     usage = {"prompt_tokens": 3}
-    outcome = Outcome(Status.PARTIAL, replies, ("stop", None), usage, "m-2", "it broke", 200)
+    outcome = Outcome(
+        status=Status.PARTIAL,
+        replies=replies,
+        finish_reasons=("stop", None),
+        usage=usage,
+        model="m-2",
+        error="it broke",
+        upstream_status=200,
+    )
     told = settlement_of(turn, outcome, 9, COUNTER)
     assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
     assert told.messages == opening_of(turn, 7, COUNTER).messages
@@ -116,7 +140,9 @@ async def test_a_settlement_tells_what_came_of_it(talk: Talk) -> None:
 
 async def test_a_failure_settles_without_replies(talk: Talk) -> None:
     turn = await first(talk, request_of(SAID))
-    told = settlement_of(turn, Outcome(Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER)
+    told = settlement_of(
+        turn, Outcome(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER
+    )
     assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
 
 
@@ -131,7 +157,7 @@ async def test_what_arrival_decided_is_told_of_new_messages_only(talk: Talk) -> 
     past = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     request = request_of([*past, {"role": "user", "content": "go"}, *block])
     turn = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
-    told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
+    told = settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER)
     assert [body.message.role for body in told.messages] == ["user", "assistant", "tool"]
     assert [[change.edit for change in changes] for changes in told.arrivals] == [
         [],
@@ -152,15 +178,15 @@ async def test_only_a_cut_that_moved_is_told(talk: Talk, moves: bool) -> None:
     trigger = {"every_request": True} if moves else {"tool_calls": 9}
     policy = {"trigger": trigger, "edits": [{"type": "keep_tool_calls", "last": 0}]}
     turn = await first(talk, request_of([*rounds, *SAID]), **policy)
-    told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
+    told = settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER)
     assert (told.cut is not None) == moves
     assert (told.tokens_sent < told.tokens_before) == moves
 
 
 async def test_what_it_cost_is_told(talk: Talk) -> None:
     turn = await first(talk, request_of(SAID))
-    assert settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
-    assert settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
+    assert settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
+    assert settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
 
 
 async def test_what_a_cut_kept_is_told_by_node_and_by_place(talk: Talk) -> None:
@@ -177,14 +203,14 @@ async def test_what_a_cut_kept_is_told_by_node_and_by_place(talk: Talk) -> None:
         "edits": [{"type": "drop_oldest"}],
     }
     turn = await first(talk, request_of([*past, *SAID]), **policy)
-    told = settlement_of(turn, Outcome(Status.COMPLETE), 9, COUNTER)
+    told = settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER)
     assert told.cut is not None
     assert told.kept is not None
     assert [(gap.start, gap.stop) for gap in told.cut.gaps] == [(1, 4)]
     assert told.kept == Kept(nodes=turn.past.nodes[:1], messages=(0,))
     # Of a window nobody knows what its branch had before it.
     window = replace(turn, past=replace(turn.past, start=2))
-    assert settlement_of(window, Outcome(Status.COMPLETE), 9, COUNTER).kept is None
+    assert settlement_of(window, Outcome(status=Status.COMPLETE), 9, COUNTER).kept is None
 
 
 async def test_events_are_marked_in_milliseconds(talk: Talk) -> None:

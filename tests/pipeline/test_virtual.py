@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from proxy.dialects.chat.gap import BLANK_LINE
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.own_calls import BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.errors import StoreUnavailable, UpstreamUnreachable
 from proxy.pipeline.relay import Outcome
@@ -78,7 +78,7 @@ def _check_reply(world: World, completion: Any, rounds: Sequence[str], text: str
     [(reply, partial)] = outcome.replies
     assert not partial
     assert (reply.text, [call.id for call in reply.calls]) == (text, calls)
-    said = [call for line in rounds for call in Message.of(message_of(line)).calls]
+    said = [call for line in rounds for call in ChatMessage.of(message_of(line)).calls]
     assert world.calls == [call for call in said if call.name in OWN]
     assert [(done.tool, done.chars) for done in outcome.answered] == [
         (call.name, len(f"found for {call.id}")) for call in world.calls
@@ -95,7 +95,7 @@ def _check_reply(world: World, completion: Any, rounds: Sequence[str], text: str
     sent = "".join(said.get("content") or "" for said in view if said["role"] == "assistant")
     assert sent == text.replace(BLANK_LINE, "")  # which no round said
     assert [call["id"] for said in view for call in said.get("tool_calls", ())] == [
-        call.id for line in rounds for call in Message.of(message_of(line)).calls
+        call.id for line in rounds for call in ChatMessage.of(message_of(line)).calls
     ]
 
 
@@ -213,7 +213,7 @@ def test_any_reply_in_any_pieces(lines: list[list[str]], order: str, names: str,
         rounds.append(line)
         said = "".join(part for part in parts if not part.startswith(">"))
         text += BLANK_LINE + said if text.endswith(".") and said else said
-        theirs = [call.id for call in Message.of(message_of(line)).calls if call.name not in OWN]
+        theirs = [call.id for call in ChatMessage.of(message_of(line)).calls if call.name not in OWN]
         if theirs or not called:
             calls = theirs
             break

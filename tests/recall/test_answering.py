@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from proxy.conversation import ROOT, body_of
-from proxy.dialects.chat.messages import Call, Message
+from proxy.dialects import Call, Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
 from proxy.recall.answering import FAILED, NO_COMPRESSION, UNAVAILABLE, OwnTools, Recall
 from proxy.recall.branch import Branch
@@ -26,7 +27,7 @@ FIRST: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "c1", "content": LOG},
 ]
 REPLY = {"role": "assistant", "content": "It is fine."}
-ASK = Message.of({"role": "user", "content": "What broke? A valve?"})
+ASK = ChatMessage.of({"role": "user", "content": "What broke? A valve?"})
 
 
 @pytest.fixture
@@ -38,13 +39,29 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 async def keep(store: Store, messages: Sequence[dict[str, Any]], session: str = "s", base: str = ROOT) -> str:
     """Store these messages and a reply; return the node of the reply."""
-    bodies = tuple(Body(Message.of(message), 1) for message in messages)
+    bodies = tuple(Body(message=ChatMessage.of(message), tokens=1) for message in messages)
     name = f"ex_{session}_{base[:8]}"
     opening = Opening(
-        *("t", session, name, 1, "resend", base, bodies, None, 0, "d", "m", None, "p", "v", False, {}, None)
+        tenant="t",
+        session=session,
+        exchange=name,
+        created_at=1,
+        kind="resend",
+        base=base,
+        messages=bodies,
+        instructions=None,
+        instructions_tokens=0,
+        digest="d",
+        model="m",
+        agent=None,
+        policy="p",
+        policy_version="v",
+        stream=False,
+        parameters={},
+        tools=None,
     )
     await store.begin(opening)
-    reply = Reply(Body(Message.of(REPLY), 1))
+    reply = Reply(body=Body(message=ChatMessage.of(REPLY), tokens=1))
     settled = await store.settle(
         Settlement(
             tenant="t",
@@ -72,11 +89,11 @@ async def keep(store: Store, messages: Sequence[dict[str, Any]], session: str = 
 
 @pytest.fixture
 async def branch(store: Store) -> Branch:
-    return Branch(KEY, await keep(store, FIRST), 4, (ASK,), frozenset({3, 4}))
+    return Branch(key=KEY, tip=await keep(store, FIRST), depth=4, fresh=(ASK,), whole=frozenset({3, 4}))
 
 
 def ref(message: dict[str, Any] | Message) -> str:
-    return ref_of(body_of(message if isinstance(message, Message) else Message.of(message)))
+    return ref_of(body_of(message if isinstance(message, Message) else ChatMessage.of(message)))
 
 
 async def ask(store: Store, branch: Branch, **arguments: Any) -> str:
@@ -91,7 +108,7 @@ async def test_a_ref_gives_the_original(store: Store, branch: Branch) -> None:
     assert f"{ref(FIRST[2])}: the result of a tool, lines 1-" in told
     assert "\nentry 1: fine\nentry 2: fine\n" in told
     assert await ask(store, branch, ref=ref(FIRST[2]), lines="2000") == await ask(
-        store, branch, ref=body_of(Message.of(FIRST[2])), lines="2000-3000"
+        store, branch, ref=body_of(ChatMessage.of(FIRST[2])), lines="2000-3000"
     )
     assert "\n2000: entry 2000: the valve broke\n" in await ask(
         store, branch, ref=ref(FIRST[2]), grep="broke$"
@@ -149,7 +166,7 @@ async def test_a_search_finds_what_is_not_before_the_model(store: Store, branch:
 
 async def test_only_this_branch_is_searched(store: Store, branch: Branch) -> None:
     head = await keep(store, [{"role": "user", "content": "a rainbow"}], base=branch.tip)
-    assert "a rainbow" in await ask(store, Branch(KEY, head, 6), query="rainbow")
+    assert "a rainbow" in await ask(store, Branch(key=KEY, tip=head, depth=6), query="rainbow")
     assert "Nothing" in await ask(store, branch, query="rainbow")
 
 
@@ -183,7 +200,7 @@ class _Failing(Store):
 
 @pytest.mark.parametrize("arguments", ['{"ref": "ref_ffffffffffffffff"}', '{"query": "a"}'])
 async def test_a_store_that_fails_or_waits_is_said_to(arguments: str) -> None:
-    branch = Branch(KEY, "n", 1)
+    branch = Branch(key=KEY, tip="n", depth=1)
     assert await Recall(_Failing(StoreUnavailable("gone"))).answer(branch, arguments) == UNAVAILABLE
     assert await Recall(_Failing(None), seconds=0).answer(branch, arguments) == UNAVAILABLE
 
@@ -194,16 +211,19 @@ async def test_calls_are_answered_by_their_names(store: Store, branch: Branch) -
 
     tools = OwnTools((RECALL, COMPRESS), Recall(store), branch, compress)
     assert tools.names == {RECALL, COMPRESS}
-    assert "valve broke" in await tools.answer(Call("1", RECALL, '{"query": "valve"}'))
-    assert await tools.answer(Call("1", COMPRESS, "what?")) == "It is being made."
+    assert "valve broke" in await tools.answer(Call(id="1", name=RECALL, arguments='{"query": "valve"}'))
+    assert await tools.answer(Call(id="1", name=COMPRESS, arguments="what?")) == "It is being made."
     assert (
-        await OwnTools((COMPRESS,), Recall(store), branch).answer(Call("1", COMPRESS, "")) == NO_COMPRESSION
+        await OwnTools((COMPRESS,), Recall(store), branch).answer(Call(id="1", name=COMPRESS, arguments=""))
+        == NO_COMPRESSION
     )
 
 
 async def test_a_mistake_of_ours_is_said_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    tools = OwnTools((RECALL,), Recall(_Failing(ZeroDivisionError())), Branch(KEY, "n", 1))
-    assert await tools.answer(Call("1", RECALL, '{"ref": "ref_ffffffffffffffff"}')) == FAILED
+    tools = OwnTools((RECALL,), Recall(_Failing(ZeroDivisionError())), Branch(key=KEY, tip="n", depth=1))
+    assert (
+        await tools.answer(Call(id="1", name=RECALL, arguments='{"ref": "ref_ffffffffffffffff"}')) == FAILED
+    )
     assert "a call of recall_context failed" in caplog.text
 
 
@@ -211,5 +231,5 @@ async def test_thousands_of_messages_are_searched(store: Store) -> None:
     said = [{"role": "user", "content": f"{number} " + "parcel " * 50} for number in range(3_000)]
     said[17] = {"role": "user", "content": "the door code is 9-tulip-4"}
     head = await keep(store, said)
-    told = await ask(store, Branch(KEY, head, 3_001), query="door code 9-tulip-4")
+    told = await ask(store, Branch(key=KEY, tip=head, depth=3_001), query="door code 9-tulip-4")
     assert "message 18\n  1| the door code is 9-tulip-4" in told

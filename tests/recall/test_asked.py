@@ -9,15 +9,24 @@ from proxy.recall.asked import ALLOWED, Asked, read_asked
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
-        ('{"ref": " ref_1 "}', Asked("ref_1", "", "", "")),
-        ('{"query": "a b", "ref": "", "lines": "", "grep": ""}', Asked("", "a b", "", "")),
-        ('{"query": "a", "ref": null, "lines": null, "grep": null}', Asked("", "a", "", "")),
-        ('{"ref": "r", "lines": "10 - 20", "grep": " x "}', Asked("r", "", "10-20", " x ")),
-        ('{"ref": "r", "lines": "7"}', Asked("r", "", "7-7", "")),
-        ('{"ref": "r", "lines": 7}', Asked("r", "", "7-7", "")),
-        ('{"ref": "r", "lines": [3, 9]}', Asked("r", "", "3-9", "")),
-        ('{"ref": "r", "lines": "x"}', Asked("r", "", "x", "")),
-        ('{"ref": "r", "more": 1}', Asked("r", "", "", "")),
+        ('{"ref": " ref_1 "}', Asked(ref="ref_1", query="", lines="", grep="")),
+        (
+            '{"query": "a b", "ref": "", "lines": "", "grep": ""}',
+            Asked(ref="", query="a b", lines="", grep=""),
+        ),
+        (
+            '{"query": "a", "ref": null, "lines": null, "grep": null}',
+            Asked(ref="", query="a", lines="", grep=""),
+        ),
+        (
+            '{"ref": "r", "lines": "10 - 20", "grep": " x "}',
+            Asked(ref="r", query="", lines="10-20", grep=" x "),
+        ),
+        ('{"ref": "r", "lines": "7"}', Asked(ref="r", query="", lines="7-7", grep="")),
+        ('{"ref": "r", "lines": 7}', Asked(ref="r", query="", lines="7-7", grep="")),
+        ('{"ref": "r", "lines": [3, 9]}', Asked(ref="r", query="", lines="3-9", grep="")),
+        ('{"ref": "r", "lines": "x"}', Asked(ref="r", query="", lines="x", grep="")),
+        ('{"ref": "r", "more": 1}', Asked(ref="r", query="", lines="", grep="")),
     ],
 )
 def test_what_is_asked_for(arguments: str, asked: Asked) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
-from proxy.recall.readable import described, readable
+from proxy.dialects.chat.message import ChatMessage
+from proxy.recall.readable import described
 
 CALL = {"id": "c", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
 TEXT = {"type": "text", "text": "look"}
@@ -34,7 +34,7 @@ PNG = "data:image/png;base64," + "A" * 40
     ],
 )
 def test_a_message_is_readable(message: dict[str, Any], text: str) -> None:
-    assert readable(Message.of(message)) == text
+    assert ChatMessage.of(message).readable() == text
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_message_is_readable(message: dict[str, Any], text: str) -> None:
     ],
 )
 def test_what_is_no_text_is_named(parts: list[Any], text: str) -> None:
-    assert readable(Message.of({"role": "user", "content": parts})) == text
+    assert ChatMessage.of({"role": "user", "content": parts}).readable() == text
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_what_is_no_text_is_named(parts: list[Any], text: str) -> None:
     ],
 )
 def test_a_message_is_described(message: dict[str, Any], tool: str, words: str) -> None:
-    assert described(Message.of(message), tool) == words
+    assert described(ChatMessage.of(message), tool) == words

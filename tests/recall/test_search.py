@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.recall.search import search
 
 
 def said(*texts: str) -> list[Message]:
-    return [Message.of({"role": "user", "content": text}) for text in texts]
+    return [ChatMessage.of({"role": "user", "content": text}) for text in texts]
 
 
 def order(messages: list[Message], query: str, **given: set[int]) -> list[int]:
@@ -71,7 +72,7 @@ def test_only_so_many_places_in_one_message_are_looked_at() -> None:
 
 def test_calls_are_searched_too() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"id":"#W99"}'}}
-    messages = [Message.of({"role": "assistant", "content": None, "tool_calls": [call]}), *said(*FILLER)]
+    messages = [ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [call]}), *said(*FILLER)]
     assert order(messages, "W99") == [0]
     assert order(messages, "find") == [0]
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.recall.lines import pattern_of
 from proxy.recall.search import Findings, search
 from proxy.recall.telling import MOST_SHOWN, NOTHING_MORE, QUOTED, counted, findings, original
@@ -14,7 +15,7 @@ ALL = slice(None)
 
 
 def result(text: Any, **fields: Any) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": "c1", "content": text, **fields})
+    return ChatMessage.of({"role": "tool", "tool_call_id": "c1", "content": text, **fields})
 
 
 def test_an_original_stands_whole_between_marks_that_name_it() -> None:
@@ -59,7 +60,7 @@ def test_what_was_asked_for_is_whole_where_it_fits() -> None:
 
 def test_an_image_is_named() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    told = original(REF, Message.of({"role": "user", "content": [part]}), ALL, None)
+    told = original(REF, ChatMessage.of({"role": "user", "content": [part]}), ALL, None)
     assert "what the user said" in told
     assert "[image_url: image/png, 3 bytes; only text can be shown here]" in told
 
@@ -87,7 +88,7 @@ def test_very_many_are_not() -> None:
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-CALLS = Message.of({"role": "assistant", "content": None, "tool_calls": [CALL]})
+CALLS = ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [CALL]})
 
 
 def told_of(messages: list[Message], query: str, *notes: str, all_messages: int | None = None) -> str:
@@ -121,13 +122,13 @@ def test_only_the_newest_may_have_been_searched() -> None:
     ],
 )
 def test_nothing_is_found(left_out: int, words: str) -> None:
-    told = findings([], Findings((), left_out), [], [], 0)
+    told = findings([], Findings(passages=(), left_out=left_out), [], [], 0)
     assert words in told
     assert told.endswith(NOTHING_MORE)
 
 
 def test_a_call_is_looked_for_near_its_result() -> None:
-    messages = [CALLS, *[Message.of({"role": "user", "content": "a"})] * 300, result("tulip")]
+    messages = [CALLS, *[ChatMessage.of({"role": "user", "content": "a"})] * 300, result("tulip")]
     assert "the result of a tool, message 302" in told_of(messages, "tulip")
 
 

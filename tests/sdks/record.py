@@ -59,18 +59,40 @@ class Sdk:
 
 
 SDKS = (
-    Sdk("openai", "talk_openai.py", ("openai==3.54.0",), ("json", "dump", "parse", "stream")),
-    Sdk("node", "talk_node.mjs", ("openai@6.49.0",)),
-    Sdk("langchain", "talk_langchain.py", ("langchain-openai==1.7.3", "langchain==1.4.7", "openai==3.54.0")),
-    Sdk("pydantic_ai", "talk_pydantic_ai.py", ("pydantic-ai-slim[openai]==2.68.0", "openai==3.54.0")),
-    Sdk("agents", "talk_agents.py", ("openai-agents==0.24.0", "openai==3.54.0")),
-    Sdk("agno", "talk_agno.py", ("agno==3.1.10", "openai==3.54.0"), ("json", "stream", OTHER_IDS)),
     Sdk(
-        "llama_index",
-        "talk_llama_index.py",
-        ("llama-index-llms-openai==0.8.3", "llama-index-core==0.14.25", "openai==2.54.0"),
+        name="openai",
+        script="talk_openai.py",
+        packages=("openai==3.54.0",),
+        modes=("json", "dump", "parse", "stream"),
     ),
-    Sdk("litellm", "talk_litellm.py", ("litellm==1.106.2", "mcp==2.3.0", "openai==2.54.0")),
+    Sdk(name="node", script="talk_node.mjs", packages=("openai@6.49.0",)),
+    Sdk(
+        name="langchain",
+        script="talk_langchain.py",
+        packages=("langchain-openai==1.7.3", "langchain==1.4.7", "openai==3.54.0"),
+    ),
+    Sdk(
+        name="pydantic_ai",
+        script="talk_pydantic_ai.py",
+        packages=("pydantic-ai-slim[openai]==2.68.0", "openai==3.54.0"),
+    ),
+    Sdk(name="agents", script="talk_agents.py", packages=("openai-agents==0.24.0", "openai==3.54.0")),
+    Sdk(
+        name="agno",
+        script="talk_agno.py",
+        packages=("agno==3.1.10", "openai==3.54.0"),
+        modes=("json", "stream", OTHER_IDS),
+    ),
+    Sdk(
+        name="llama_index",
+        script="talk_llama_index.py",
+        packages=("llama-index-llms-openai==0.8.3", "llama-index-core==0.14.25", "openai==2.54.0"),
+    ),
+    Sdk(
+        name="litellm",
+        script="talk_litellm.py",
+        packages=("litellm==1.106.2", "mcp==2.3.0", "openai==2.54.0"),
+    ),
 )
 
 
@@ -105,7 +127,7 @@ class Provider:
         except Refused as why:
             self.refused.append(str(why))
             status, kind, answer = why.status, b"application/json", orjson.dumps(why.body)
-        self.exchanges.append(Exchange(_kept(received), received.body, answer))
+        self.exchanges.append(Exchange(headers=_kept(received), request=received.body, response=answer))
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": answer})
 
@@ -230,7 +252,7 @@ def record(sdk: Sdk, mode: str, program: list[str]) -> Recorded:
         )
     if provider.refused or provider.replies:
         raise SystemExit(f"{sdk.name} {mode} did not come to the end: {provider.refused}")
-    return Recorded(f"{sdk.name}-{mode}", list(sdk.packages), provider.exchanges)
+    return Recorded(name=f"{sdk.name}-{mode}", packages=list(sdk.packages), exchanges=provider.exchanges)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.support.talk import Talk
 
 pytestmark = pytest.mark.anyio
 
-ADMIN, ANNE, BERT = Caller("", admin=True), Caller("anne"), Caller("bert")
+ADMIN, ANNE, BERT = Caller(tenant="", admin=True), Caller(tenant="anne"), Caller(tenant="bert")
 ODD = ["a/b", "100%", "a%2Fb", "会话", "a b+c", "ü?#&", "..", "%"]
 
 
@@ -52,7 +52,7 @@ def test_a_tenant_names_no_other(tenant: str) -> None:
 
 @pytest.mark.parametrize("name", ODD)
 async def test_an_id_in_a_path_is_decoded_once(services: Any, name: str) -> None:
-    await Talk(services.store, "anne", name).say("a", "b")
+    await Talk(store=services.store, tenant="anne", session=name).say("a", "b")
     for caller in (ANNE, ADMIN):
         assert (await session_of(quote(name, safe=""), services, caller)).id == name
     with pytest.raises(NotFound):
@@ -61,7 +61,7 @@ async def test_an_id_in_a_path_is_decoded_once(services: Any, name: str) -> None
 
 @pytest.mark.parametrize("written", ["none", "%00", "%ff", "%ED%A0%80", "", "s%20"])
 async def test_what_is_not_there(services: Any, written: str) -> None:
-    await Talk(services.store, "anne", "s").say("a", "b")
+    await Talk(store=services.store, tenant="anne", session="s").say("a", "b")
     for caller in (ANNE, ADMIN):
         with pytest.raises(NotFound) as found:
             await session_of(written, services, caller)
@@ -70,7 +70,7 @@ async def test_what_is_not_there(services: Any, written: str) -> None:
 
 async def test_one_name_and_two_owners(services: Any) -> None:
     for tenant in ("anne", "bert"):
-        await Talk(services.store, tenant, "s").say("a", "b")
+        await Talk(store=services.store, tenant=tenant, session="s").say("a", "b")
     assert (await session_of("s", services, ANNE)).tenant == "anne"
     assert (await session_of("s", services, BERT)).tenant == "bert"
     assert (await session_of("s", services, ADMIN, "bert")).tenant == "bert"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.server.display import shown
 
 CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -33,7 +33,7 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
     ],
 )
 def test_people_are_shown_clean_text_and_who_said_it(message: dict[str, Any], sender: str, text: str) -> None:
-    assert shown(Message.of(message), "writer") == (sender, text)
+    assert shown(ChatMessage.of(message), "writer") == (sender, text)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_people_are_shown_clean_text_and_who_said_it(message: dict[str, Any], se
     ],
 )
 def test_what_is_for_models_is_not_shown(message: dict[str, Any]) -> None:
-    assert shown(Message.of(message)) is None
+    assert shown(ChatMessage.of(message)) is None
 
 
 def test_a_million_spaces_take_no_time() -> None:
     """It goes on in one pass: with going back and forth it would take minutes."""
     for text in ("<a:" + " " * 10**6, " " * 10**6 + "<a", "<" + "a" * 10**6):
-        assert shown(Message.of({"role": "user", "content": text})) == ("user", text)
+        assert shown(ChatMessage.of({"role": "user", "content": text})) == ("user", text)

@@ -14,8 +14,10 @@ from proxy.store.address import PostgresServer, SqliteFile, address_of
 
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite", "sqlite+pysqlite"])
 def test_any_sqlite_driver_names_the_same_file(driver: str) -> None:
-    assert address_of(f"{driver}:///palimpsest.db") == SqliteFile(Path("palimpsest.db"))
-    assert address_of(f"{driver}:////var/lib/palimpsest.db") == SqliteFile(Path("/var/lib/palimpsest.db"))
+    assert address_of(f"{driver}:///palimpsest.db") == SqliteFile(path=Path("palimpsest.db"))
+    assert address_of(f"{driver}:////var/lib/palimpsest.db") == SqliteFile(
+        path=Path("/var/lib/palimpsest.db")
+    )
 
 
 @pytest.mark.parametrize(

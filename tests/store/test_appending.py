@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_an_append_reads_the_branch_with_its_texts(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     settled = await talk.say("two", "2")
     found = await ask(talk, message("user", "three"))
@@ -34,7 +34,7 @@ async def test_an_append_reads_the_branch_with_its_texts(store: Store) -> None:
 
 
 async def test_an_append_without_instructions_gets_the_newest_ones(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     system = (message("system", "S"),)
     asked = body("user", "one")
     exchange = await talk.begin(asked, instructions=system)
@@ -44,7 +44,7 @@ async def test_an_append_without_instructions_gets_the_newest_ones(store: Store)
 
 
 async def test_results_are_placed_at_their_calls(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     called = await said_with_calls(talk, "c1")
     found = await ask(talk, result_of("c1"))
     assert (found.arrival.base, found.arrival.at_head) == (called.head, False)
@@ -52,9 +52,16 @@ async def test_results_are_placed_at_their_calls(store: Store) -> None:
 
 
 async def test_what_was_said_since_stands_before_the_calls_that_are_answered(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     called = await said_with_calls(talk, "c1")
-    change = Change(2, "truncate_tool_output", "long", message("user", "o"), 5, 1)
+    change = Change(
+        position=2,
+        edit="truncate_tool_output",
+        reason="long",
+        message=message("user", "o"),
+        tokens_before=5,
+        tokens_after=1,
+    )
     other = await talk.say("other", "2", arrivals=((change,),))
     found = await ask(talk, result_of("c1"))
     assert (found.arrival.base, found.arrival.at_head, found.arrival.moves_head) == (called.head, False, True)
@@ -68,7 +75,7 @@ async def test_what_was_said_since_stands_before_the_calls_that_are_answered(sto
 
 
 async def test_calls_at_the_root_are_followed_too(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = (calling("c1"), body("user", "other"))
     await talk.settle(await talk.begin(*asked), *asked, replies=(body("assistant", "2"),))
     found = await ask(talk, result_of("c1"))
@@ -76,7 +83,7 @@ async def test_calls_at_the_root_are_followed_too(store: Store) -> None:
 
 
 async def test_a_reply_to_some_of_the_results_gives_way(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await said_with_calls(talk, "c1", "c2")
     first = body("tool", "1", tool_call_id="c1")
     early = await talk.settle(await talk.begin(first), first, replies=(body("assistant", "early"),))
@@ -90,9 +97,9 @@ async def test_a_reply_to_some_of_the_results_gives_way(store: Store) -> None:
 
 @pytest.mark.parametrize("goes_on", [False, True])
 async def test_the_same_results_once_more_go_where_they_stand(store: Store, goes_on: bool) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     called = await said_with_calls(talk, "c1")
-    result = Body(result_of("c1"), 5)
+    result = Body(message=result_of("c1"), tokens=5)
     await talk.settle(await talk.begin(result), result, replies=(body("assistant", "done"),))
     if goes_on:
         await talk.say("other", "2")
@@ -102,7 +109,7 @@ async def test_the_same_results_once_more_go_where_they_stand(store: Store, goes
 
 
 async def test_an_agents_own_open_call_is_meant_where_others_use_its_id(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     mine = await said_with_calls(talk, "c1", agent="A")
     await said_with_calls(talk, "c1", agent="B")
     found = await ask(talk, result_of("c1"), agent="A")
@@ -111,7 +118,7 @@ async def test_an_agents_own_open_call_is_meant_where_others_use_its_id(store: S
 
 
 async def test_what_a_cut_dropped_since_the_calls_is_read(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     called = await said_with_calls(talk, "c1")
     nodes = [*called.nodes, *called.replies]
     for number in range(2):
@@ -123,8 +130,8 @@ async def test_what_a_cut_dropped_since_the_calls_is_read(store: Store) -> None:
         exchange,
         asked,
         replies=(body("assistant", "end"),),
-        cut=cut_with(7, Gap(2, 6, "drop_oldest", "old", 20, 0)),
-        kept=Kept(tuple(nodes[:2]), (0,)),
+        cut=cut_with(7, Gap(start=2, stop=6, edit="drop_oldest", reason="old", tokens=20, tool_calls=0)),
+        kept=Kept(nodes=tuple(nodes[:2]), messages=(0,)),
     )
     assert texts(await ask(talk, message("user", "x"), policy="lean")) == ["one", "", "last", "end"]
     found = await ask(talk, result_of("c1"), policy="lean")
@@ -137,7 +144,7 @@ async def test_what_a_cut_dropped_since_the_calls_is_read(store: Store) -> None:
 
 
 async def test_an_append_reads_what_a_cut_kept_and_what_came_after_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await long_talk(talk, 6)
     found = await ask(talk, message("user", "new"), policy="lean")
     assert texts(found) == ["q0", "last", "end"]
@@ -151,7 +158,7 @@ async def test_an_append_reads_what_a_cut_kept_and_what_came_after_it(store: Sto
 
 
 async def test_the_whole_branch_is_read_where_it_is_wanted_or_no_cut_helps(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await long_talk(talk, 6)
     whole = await ask(talk, message("user", "new"), policy="lean", whole=True)
     assert len(whole.rows) == 12
@@ -163,7 +170,7 @@ async def test_the_whole_branch_is_read_where_it_is_wanted_or_no_cut_helps(store
 
 
 async def test_a_cut_of_another_branch_is_passed_over(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await long_talk(talk, 4)
     asked = body("user", "edited")
     exchange = await talk.begin(asked)
@@ -181,9 +188,9 @@ async def test_a_cut_of_another_branch_is_passed_over(store: Store) -> None:
 
 
 async def test_where_a_cut_does_not_say_what_it_kept_all_is_read(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
-    gap = Gap(0, 1, "drop_oldest", "old", 5, 0)
+    gap = Gap(start=0, stop=1, edit="drop_oldest", reason="old", tokens=5, tool_calls=0)
     await talk.settle(
         await talk.begin(asked), asked, replies=(body("assistant", "1"),), cut=cut_with(1, gap), kept=None
     )
@@ -195,29 +202,29 @@ async def test_where_a_cut_does_not_say_what_it_kept_all_is_read(store: Store) -
 
 async def test_a_cut_whose_messages_are_not_there_is_told(store: Store) -> None:
     """As where a session is deleted while a request that belongs to it is read."""
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     await talk.settle(
         await talk.begin(asked),
         asked,
         replies=(body("assistant", "1"),),
         cut=cut_with(1),
-        kept=Kept(("ab" * 20,), ()),
+        kept=Kept(nodes=("ab" * 20,), messages=()),
     )
     with pytest.raises(Conflict, match="deleted"):
         await ask(talk, message("user", "two"), policy="lean")
 
 
 async def test_an_append_to_a_base_that_the_cut_dropped_knows_how_deep_it_is(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("one", "1")).head
     exchange = await talk.begin(digest=ROOT)  # instructions alone: the cut is made at the reply itself
     await talk.settle(
         exchange,
         replies=(body("assistant", "2"),),
         base=base,
-        cut=cut_with(2, Gap(0, 2, "drop_oldest", "old", 10, 0)),
-        kept=Kept((), ()),
+        cut=cut_with(2, Gap(start=0, stop=2, edit="drop_oldest", reason="old", tokens=10, tool_calls=0)),
+        kept=Kept(nodes=(), messages=()),
     )
     found = await ask(talk, policy="lean", retried=True)
     assert found.arrival.base == base

@@ -4,7 +4,8 @@ import orjson
 import pytest
 
 from proxy.conversation import ROOT
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject
+from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import NotFound
 from proxy.store.records import Body, Kept, Status
 from proxy.store.store import Store
@@ -20,16 +21,25 @@ async def exported(store: Store, key: str) -> list[JsonObject]:
 
 
 async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
-    talk = Talk(store)
-    asked = Body(Message(b'{"role":"user",  "content":"spaced"}'), 4)
+    talk = Talk(store=store)
+    asked = Body(message=ChatMessage(b'{"role":"user",  "content":"spaced"}'), tokens=4)
     exchange = await talk.begin(asked, instructions=(message("system", "x"),), tools=b"[{}]")
-    gap = Gap(0, 1, "drop_oldest", "old", 4, 0)
+    gap = Gap(start=0, stop=1, edit="drop_oldest", reason="old", tokens=4, tool_calls=0)
     made = await talk.settle(
         exchange,
         asked,
         replies=(body("assistant", "1"),),
-        cut=Cut(1, "default", "v1", (), 9, 1, 0, (gap,)),
-        kept=Kept((), ()),
+        cut=Cut(
+            position=1,
+            policy="default",
+            version="v1",
+            changes=(),
+            tokens=9,
+            messages=1,
+            tool_calls=0,
+            gaps=(gap,),
+        ),
+        kept=Kept(nodes=(), messages=()),
     )
     failed = await talk.begin(
         body("user", "never answered"), forms=((made.head, message("assistant", "one")),)
@@ -81,7 +91,7 @@ async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
 
 
 async def test_what_stands_beside_the_messages_is_in_it_but_for_attempts(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     made = await say(talk, "one", reply("1", HIDDEN))
     for row in (summary("b", made.head, 2, created_at=2), summary("a", made.nodes[0], 1, created_at=1)):
         assert await store.keep_summary(talk.key, row)
@@ -103,7 +113,7 @@ async def test_what_stands_beside_the_messages_is_in_it_but_for_attempts(store: 
 
 
 async def test_a_long_session_comes_page_by_page_whole_and_parents_first(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = [body("user", f"m{number}") for number in range(250)]
     exchange = await talk.begin(*asked)
     await talk.settle(exchange, *asked, replies=(body("assistant", "end"),))

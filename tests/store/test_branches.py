@@ -10,7 +10,10 @@ from proxy.store.records import Mark
 
 
 def marks(*names: str) -> tuple[Mark, ...]:
-    return tuple(Mark(name, depth, "body", 3, None) for depth, name in enumerate(names, 1))
+    return tuple(
+        Mark(node=name, depth=depth, body="body", tokens=3, arrival=None)
+        for depth, name in enumerate(names, 1)
+    )
 
 
 def test_what_was_kept_is_known_as_far_as_the_names_agree() -> None:

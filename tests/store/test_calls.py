@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store.calls import calls_of, decode_calls, encode_calls
 from proxy.store.records import Reply, SessionRow
 from proxy.store.store import Store
@@ -38,7 +38,7 @@ def test_of_a_reply_that_broke_off_whole_calls_count() -> None:
 
 
 def test_names_come_back_from_their_column() -> None:
-    odd = Message(
+    odd = ChatMessage(
         b'{"role":"assistant","tool_calls":[{"id":"1","type":"function",'
         b'"function":{"name":"a\\u0000","arguments":"{}"}}]}'
     )
@@ -50,7 +50,7 @@ def test_names_come_back_from_their_column() -> None:
 
 
 async def test_the_row_names_the_calls_of_the_reply_at_the_head(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     assert (await row_of(talk)).calls == ()
     asked = body("user", "two")
@@ -66,7 +66,7 @@ async def test_the_row_names_the_calls_of_the_reply_at_the_head(store: Store) ->
 
 
 async def test_of_several_replies_the_first_one_counts(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     both = tuple(body("assistant", "", tool_calls=[call(name)]) for name in ("first", "second"))
     await talk.settle(await talk.begin(asked), asked, replies=both)
@@ -74,15 +74,15 @@ async def test_of_several_replies_the_first_one_counts(store: Store) -> None:
 
 
 async def test_of_a_reply_that_broke_off_the_row_names_whole_calls(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     broken = body("assistant", "", tool_calls=[call("finish", arguments='{"a')])
-    await settle(talk, await talk.begin(asked), asked, replies=(Reply(broken, partial=True),))
+    await settle(talk, await talk.begin(asked), asked, replies=(Reply(body=broken, partial=True),))
     assert (await row_of(talk)).calls == ()
 
 
 async def test_results_alone_are_calls_of_nobody(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     result = body("tool", "done", tool_call_id="c1")
     exchange = await talk.begin(result)
     await settle(talk, exchange, result, replies=(), finished=True)

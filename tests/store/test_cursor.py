@@ -10,7 +10,7 @@ from proxy.store.cursor import Cursor
 
 @given(st.integers(0, 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_a_cursor_comes_back_as_it_was(time: int, name: str) -> None:
-    assert Cursor.read(str(Cursor(time, name))) == Cursor(time, name)
+    assert Cursor.read(str(Cursor(time=time, name=name))) == Cursor(time=time, name=name)
 
 
 @pytest.mark.parametrize(

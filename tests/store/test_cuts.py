@@ -12,7 +12,15 @@ pytestmark = pytest.mark.anyio
 
 
 def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
-    return Cut(position, policy, version, changes, tokens=50, messages=3, tool_calls=1)
+    return Cut(
+        position=position,
+        policy=policy,
+        version=version,
+        changes=changes,
+        tokens=50,
+        messages=3,
+        tool_calls=1,
+    )
 
 
 async def newest(talk: Talk, head: str, policy: str = "default", agent: str | None = None) -> Cut | None:
@@ -29,7 +37,7 @@ async def say(talk: Talk, text: str, made: Cut | None, **changes: object) -> str
 
 
 async def test_a_branch_inherits_the_newest_cut_of_its_ancestors(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await say(talk, "one", cut(1))
     second = await say(talk, "two", cut(3))
     plain = await say(talk, "three", None)
@@ -43,7 +51,7 @@ async def test_a_branch_inherits_the_newest_cut_of_its_ancestors(store: Store) -
 
 
 async def test_each_policy_and_agent_has_its_own(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await say(talk, "one", cut(1))
     await say(talk, "two", cut(3, policy="other"))
     head = await say(talk, "three", cut(5), agent="writer")
@@ -54,7 +62,7 @@ async def test_each_policy_and_agent_has_its_own(store: Store) -> None:
 
 
 async def test_the_one_is_found_behind_many_of_branches_left_behind(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await say(talk, "one", cut(1))
     for number in range(70):
         await say(talk, f"left {number}", cut(10 + number), base=first, at_head=False)
@@ -62,27 +70,40 @@ async def test_the_one_is_found_behind_many_of_branches_left_behind(store: Store
 
 
 async def test_it_says_what_it_dropped_and_what_it_kept(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await say(talk, "one", None)
-    gap = Gap(0, 1, "drop_oldest", "its round was the oldest", 5, 0)
+    gap = Gap(start=0, stop=1, edit="drop_oldest", reason="its round was the oldest", tokens=5, tool_calls=0)
     made = replace(cut(3), gaps=(gap,))
-    head = await say(talk, "two", made, kept=Kept((first,), (0,)))
+    head = await say(talk, "two", made, kept=Kept(nodes=(first,), messages=(0,)))
     path = [row.node for row in await store.path(talk.key, head)]
-    assert await store.cut(talk.key, path, "default", None) == StandingCut(made, path[2], (first, path[2]))
+    assert await store.cut(talk.key, path, "default", None) == StandingCut(
+        cut=made, node=path[2], kept=(first, path[2])
+    )
     assert await store.cut_at(talk.key, path[2], "default", None) == made
 
 
 async def test_a_cut_that_nobody_said_what_it_kept_of_says_so(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     head = await say(talk, "one", cut(1))
     path = [row.node for row in await store.path(talk.key, head)]
-    assert await store.cut(talk.key, path, "default", None) == StandingCut(cut(1), path[0], None)
+    assert await store.cut(talk.key, path, "default", None) == StandingCut(
+        cut=cut(1), node=path[0], kept=None
+    )
 
 
 async def test_a_cut_once_made_stays(store: Store) -> None:
-    talk = Talk(store)
-    stub = Change(0, "clear_tool_results", "old", message("tool", "…"), 9, 1)
-    gone = Change(1, "drop_oldest", "older", None, 4, 0)
+    talk = Talk(store=store)
+    stub = Change(
+        position=0,
+        edit="clear_tool_results",
+        reason="old",
+        message=message("tool", "…"),
+        tokens_before=9,
+        tokens_after=1,
+    )
+    gone = Change(
+        position=1, edit="drop_oldest", reason="older", message=None, tokens_before=4, tokens_after=0
+    )
     made = cut(2, stub, gone)
     await say(talk, "one", made, base="", at_head=False)
     head = await say(talk, "one", cut(2, version="v2"), base="", at_head=False)
@@ -93,11 +114,22 @@ async def test_a_cut_once_made_stays(store: Store) -> None:
 
 
 def summed(position: int, text: str) -> Cut:
-    return replace(cut(position), summary=Summary(text, "system", position, 9, "statistics", position, 70))
+    return replace(
+        cut(position),
+        summary=Summary(
+            text=text,
+            role="system",
+            until=position,
+            tokens=9,
+            kind="statistics",
+            covered_messages=position,
+            covered_tokens=70,
+        ),
+    )
 
 
 async def test_the_summaries_of_a_branch_are_told_with_their_time(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await say(talk, "one", cut(1), settled_at=10)
     await say(talk, "two", summed(3, "A"), settled_at=20)
     await say(talk, "three", summed(5, "B"), settled_at=30)
@@ -114,7 +146,7 @@ async def test_the_summaries_of_a_branch_are_told_with_their_time(store: Store) 
 
 
 async def test_a_cut_without_a_summary_ends_those_before_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await say(talk, "one", summed(1, "A"))
     head = await say(talk, "two", cut(3, version="v2"))
     assert await store.summaries(talk.key, head, "default", None) == []

@@ -12,7 +12,20 @@ from tests.support.talk import message
 
 def text_of(number: int) -> str:
     shorter = message("tool", f"so short: {number:04}")
-    return encode_cut([Change(number, "clear_tool_results", "old", shorter, 900, 5)], (), ["a", "b"])
+    return encode_cut(
+        [
+            Change(
+                position=number,
+                edit="clear_tool_results",
+                reason="old",
+                message=shorter,
+                tokens_before=900,
+                tokens_after=5,
+            )
+        ],
+        (),
+        ["a", "b"],
+    )
 
 
 ROOM = 8 * (len(text_of(1)) + 30 + 500)
@@ -53,8 +66,16 @@ def test_a_cut_that_changes_again_and_again_leaves_others_where_they_are() -> No
 
 
 def test_what_its_items_take_counts_beside_the_text() -> None:
-    dropped = [Change(number, "drop_oldest", "old", None, 9, 0) for number in range(1000)]
-    gaps = [Gap(2 * number, 2 * number + 1, "drop_oldest", "old", 9, 0) for number in range(1000)]
+    dropped = [
+        Change(
+            position=number, edit="drop_oldest", reason="old", message=None, tokens_before=9, tokens_after=0
+        )
+        for number in range(1000)
+    ]
+    gaps = [
+        Gap(start=2 * number, stop=2 * number + 1, edit="drop_oldest", reason="old", tokens=9, tool_calls=0)
+        for number in range(1000)
+    ]
     for text in (encode_cut(dropped, (), None), encode_cut((), gaps, None)):
         # The text alone would have room.
         for most, stays in ((2 * len(text) + 50_000, False), (2 * len(text) + 70_000, True)):

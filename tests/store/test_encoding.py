@@ -6,31 +6,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store.encoding import Decided, decode_changes, decode_cut, encode_changes, encode_cut, encode_data
 from proxy.trimming import Account, Change, Gap, Summary
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-messages = st.builds(lambda text: Message.of({"role": "tool", "content": text}), words)
+messages = st.builds(lambda text: ChatMessage.of({"role": "tool", "content": text}), words)
 counts = st.integers(0, 10**6)
 dropped = st.builds(
     Change,
-    st.integers(0, 40),
-    st.sampled_from(["drop_oldest", "keep_rounds"]),
-    words,
-    st.none(),
-    counts,
-    st.just(0),
+    position=st.integers(0, 40),
+    edit=st.sampled_from(["drop_oldest", "keep_rounds"]),
+    reason=words,
+    message=st.none(),
+    tokens_before=counts,
+    tokens_after=st.just(0),
 )
-changed = st.builds(Change, st.integers(0, 40), words, words, st.none() | messages, counts, counts)
-gaps = st.lists(st.builds(Gap, counts, counts, words, words, counts, counts), max_size=5)
+changed = st.builds(
+    Change,
+    position=st.integers(0, 40),
+    edit=words,
+    reason=words,
+    message=st.none() | messages,
+    tokens_before=counts,
+    tokens_after=counts,
+)
+gaps = st.lists(
+    st.builds(Gap, start=counts, stop=counts, edit=words, reason=words, tokens=counts, tool_calls=counts),
+    max_size=5,
+)
 kept = st.none() | st.lists(words, max_size=5).map(tuple)
 states = st.dictionaries(words, counts | words | st.lists(words, max_size=2), max_size=3)
 roles = st.sampled_from(["merge", "system", "user"])
 summaries = st.none() | st.builds(
-    Summary, words, roles, counts, counts, st.just("statistics"), counts, counts, counts, states
+    Summary,
+    text=words,
+    role=roles,
+    until=counts,
+    tokens=counts,
+    kind=st.just("statistics"),
+    covered_messages=counts,
+    covered_tokens=counts,
+    generation=counts,
+    state=states,
 )
-accounts = st.none() | st.builds(Account, counts, st.floats(0, 1e9), st.floats(-1e9, 1e9))
+accounts = st.none() | st.builds(
+    Account, turns=counts, untrimmed=st.floats(0, 1e9), saved=st.floats(-1e9, 1e9)
+)
 
 
 @given(st.lists(dropped | changed))
@@ -56,24 +78,24 @@ def test_cuts_come_back_exactly(
 ) -> None:
     in_order = tuple(sorted(changes, key=lambda change: change.position))
     read = decode_cut(encode_cut(changes, gaps, kept, summary, account))
-    assert read == Decided(in_order, tuple(gaps), kept, summary, account)
+    assert read == Decided(changes=in_order, gaps=tuple(gaps), kept=kept, summary=summary, account=account)
 
 
 @given(st.lists(dropped | changed))
 def test_a_cut_that_was_stored_as_changes_alone_is_read(changes: list[Change]) -> None:
     text = encode_changes(changes)
-    assert decode_cut(text) == Decided(decode_changes(text), (), None)
+    assert decode_cut(text) == Decided(changes=decode_changes(text), gaps=(), kept=None)
 
 
 def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
     summary = Summary(
-        "abc\ud83d",
-        "merge",
-        2,
-        9,
-        "statistics",
-        2,
-        30,
+        text="abc\ud83d",
+        role="merge",
+        until=2,
+        tokens=9,
+        kind="statistics",
+        covered_messages=2,
+        covered_tokens=30,
         state={"rounds": 2, "k\ud83d": [{"text": "Z\udc00"}, None, 1.5]},
     )
     read = decode_cut(encode_cut((), (), None, summary)).summary
@@ -84,24 +106,54 @@ def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
 
 def test_what_else_is_no_text_is_refused() -> None:
     with pytest.raises(UnicodeEncodeError):
-        encode_cut((), [Gap(0, 1, "drop_oldest", "\ud83d", 1, 0)], None)
+        encode_cut(
+            (), [Gap(start=0, stop=1, edit="drop_oldest", reason="\ud83d", tokens=1, tool_calls=0)], None
+        )
 
 
 def test_a_cut_over_a_hundred_thousand_messages_takes_next_to_no_room() -> None:
-    gap = Gap(0, 100_000, "drop_oldest", "its round was the oldest", 12_000_000, 30_000)
+    gap = Gap(
+        start=0,
+        stop=100_000,
+        edit="drop_oldest",
+        reason="its round was the oldest",
+        tokens=12_000_000,
+        tool_calls=30_000,
+    )
     assert len(encode_cut((), (gap,), ())) < 200
 
 
 def test_thousands_of_dropped_messages_take_little_room() -> None:
     changes = [
-        Change(place, "drop_oldest", "older than the target allows", None, 120, 0) for place in range(5_000)
+        Change(
+            position=place,
+            edit="drop_oldest",
+            reason="older than the target allows",
+            message=None,
+            tokens_before=120,
+            tokens_after=0,
+        )
+        for place in range(5_000)
     ]
     assert len(encode_changes(changes)) < 5 * len(changes)
 
 
 def test_a_message_keeps_its_bytes() -> None:
     raw = '{ "content":"é\\u0000\\n", "role":"tool","n":1.0e3 }'.encode()
-    (change,) = decode_changes(encode_changes([Change(3, "truncate", "long", Message(raw), 9, 4)]))
+    (change,) = decode_changes(
+        encode_changes(
+            [
+                Change(
+                    position=3,
+                    edit="truncate",
+                    reason="long",
+                    message=ChatMessage(raw),
+                    tokens_before=9,
+                    tokens_after=4,
+                )
+            ]
+        )
+    )
     assert change.message is not None
     assert change.message.raw == raw
 

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_exchanges_are_listed_page_by_page_newest_first(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     made = [await talk.begin(created_at=1_000 + number // 2) for number in range(5)]
-    await Talk(store, "other").begin()
+    await Talk(store=store, tenant="other").begin()
     first, after = await store.exchanges(talk.key, limit=2)
     second, more = await store.exchanges(talk.key, limit=2, after=after)
     third, end = await store.exchanges(talk.key, limit=2, after=more)
@@ -25,9 +25,12 @@ async def test_exchanges_are_listed_page_by_page_newest_first(store: Store) -> N
 
 
 async def test_what_a_process_left_pending_is_interrupted_and_the_rest_is_not(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
-    left = [await talk.begin(body("user", "two")), await Talk(store, "other").begin(body("user", "two"))]
+    left = [
+        await talk.begin(body("user", "two")),
+        await Talk(store=store, tenant="other").begin(body("user", "two")),
+    ]
     assert await store.interrupt_pending(5_000) == 2
     assert await store.interrupt_pending(6_000) == 0
     for exchange in left:
@@ -40,7 +43,7 @@ async def test_what_a_process_left_pending_is_interrupted_and_the_rest_is_not(st
 
 
 async def test_only_what_the_processes_with_these_marks_left_is_interrupted(store: Store) -> None:
-    talk, other = Talk(store), Talk(store, "other")
+    talk, other = Talk(store=store), Talk(store=store, tenant="other")
     ids = [f"exc_{n:024x}{mark}" for n, mark in enumerate(("aaaaaaaa", "bbbbbbbb", "cccccccc", "aaaaaaaa"))]
     for exchange in ids[:3]:
         await store.begin(opening(exchange, body("user", "hello"), session=talk.session))

@@ -23,12 +23,21 @@ from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
 
-CUT = Cut(3, "default", "v1", (), 9, 1, 0, (Gap(0, 1, "drop_oldest", "old", 5, 0),))
+CUT = Cut(
+    position=3,
+    policy="default",
+    version="v1",
+    changes=(),
+    tokens=9,
+    messages=1,
+    tool_calls=0,
+    gaps=(Gap(start=0, stop=1, edit="drop_oldest", reason="old", tokens=5, tool_calls=0),),
+)
 
 
 async def told(store: Store) -> tuple[Talk, list[str]]:
     """Tell a story with all that stands beside messages; return it with the nodes of its branch."""
-    talk = Talk(store, "team", "story")
+    talk = Talk(store=store, tenant="team", session="story")
     asked = body("user", "one", 4)
     exchange = await talk.begin(asked, instructions=(message("system", "brief"),))
     first = await settle(
@@ -36,10 +45,21 @@ async def told(store: Store) -> tuple[Talk, list[str]]:
         exchange,
         asked,
         replies=(reply("1", HIDDEN),),
-        arrivals=((Change(0, "truncate_tool_output", "long", message("user", "o"), 4, 1),),),
+        arrivals=(
+            (
+                Change(
+                    position=0,
+                    edit="truncate_tool_output",
+                    reason="long",
+                    message=message("user", "o"),
+                    tokens_before=4,
+                    tokens_after=1,
+                ),
+            ),
+        ),
         scale=1.5,
     )
-    await talk.say("two", "2", cut=CUT, kept=Kept((first.head,), (0,)))
+    await talk.say("two", "2", cut=CUT, kept=Kept(nodes=(first.head,), messages=(0,)))
     calls = [{"id": "c1", "type": "function", "function": {"name": "finish", "arguments": "{}"}}]
     asked = body("user", "three")
     exchange = await talk.begin(asked, tools=b'[{"x":1}]')
@@ -66,7 +86,7 @@ async def test_a_fork_has_the_history_and_stands_at_its_end(store: Store) -> Non
     talk, nodes = await told(store)
     before = await row_of(talk)
     made = await store.fork("team", talk.key, nodes[-1], "fork")
-    new = Talk(store, "team", "fork")
+    new = Talk(store=store, tenant="team", session="fork")
     assert made == await row_of(new)
     assert (made.head, made.messages, made.rounds, made.tokens) == (nodes[-1], 6, 3, before.tokens)
     assert (made.model, made.tools, made.scale) == (before.model, before.tools, 1.5)
@@ -102,7 +122,7 @@ async def test_originals_are_read_in_the_fork_after_the_other_is_gone(store: Sto
     talk, nodes = await told(store)
     await store.fork("team", talk.key, nodes[-1], "fork")
     await store.delete(talk.key)
-    new = Talk(store, "team", "fork")
+    new = Talk(store=store, tenant="team", session="fork")
     asked = message("user", "one")
     assert await store.body(new.key, body_id(asked.raw)[:16]) == (body_id(asked.raw), asked)
     await new.say("four", "4")
@@ -112,7 +132,7 @@ async def test_originals_are_read_in_the_fork_after_the_other_is_gone(store: Sto
 async def test_ready_summaries_come_along_and_are_of_the_forks_branch(store: Store) -> None:
     talk, nodes = await told(store)
     await store.fork("team", talk.key, nodes[3], "fork")  # before the end of the branch they were made on
-    key = Talk(store, "team", "fork").key
+    key = Talk(store=store, tenant="team", session="fork").key
     rows = await store.summary_rows(key)
     assert [(row.id, row.tip, row.predecessor) for row in rows] == [
         ("sum_b", nodes[3], "sum_a"),
@@ -122,13 +142,13 @@ async def test_ready_summaries_come_along_and_are_of_the_forks_branch(store: Sto
     assert [row.usage for row in rows] == [None, None]
     ready, attempt = await store.prepared(key, [nodes[3]], RECIPE)
     assert (ready, attempt) == (rows[0], rows[0])
-    assert (await row_of(Talk(store, "team", "fork"))).cost is None
+    assert (await row_of(Talk(store=store, tenant="team", session="fork"))).cost is None
 
 
 async def test_what_comes_after_the_node_stays_away(store: Store) -> None:
     talk, nodes = await told(store)
     made = await store.fork("team", talk.key, nodes[1], "fork")
-    key = Talk(store, "team", "fork").key
+    key = Talk(store=store, tenant="team", session="fork").key
     assert (made.head, made.messages, made.hidden, made.summaries, made.calls) == (nodes[1], 2, 1, 1, ())
     assert len(await records(store, key, "node")) == 2
     assert len(await records(store, key, "body")) == 3  # the tools are one
@@ -139,7 +159,7 @@ async def test_what_comes_after_the_node_stays_away(store: Store) -> None:
 async def test_both_go_on_by_themselves(store: Store) -> None:
     talk, nodes = await told(store)
     await store.fork("team", talk.key, nodes[-1], "fork")
-    new = Talk(store, "team", "fork")
+    new = Talk(store=store, tenant="team", session="fork")
     await new.say("left", "l")
     await talk.say("right", "r")
     assert (await new.texts((await row_of(new)).head))[-2:] == ["left", "l"]
@@ -154,9 +174,9 @@ async def test_without_an_id_each_reply_leads_to_where_it_came_from(store: Store
     await store.fork("team", talk.key, nodes[-1], "fork")
     for node in (nodes[1], nodes[3], nodes[5]):
         assert await store.recorded("team", node) == ["story"]  # of two nobody would know which it is
-    own = await Talk(store, "team", "fork").say("left", "l")
+    own = await Talk(store=store, tenant="team", session="fork").say("left", "l")
     assert await store.recorded("team", own.head) == ["fork"]
-    await store.fork("team", Talk(store, "team", "fork").key, own.head, "second")
+    await store.fork("team", Talk(store=store, tenant="team", session="fork").key, own.head, "second")
     assert await store.recorded("team", own.head) == ["fork"]
     await store.delete(talk.key)
     assert await store.recorded("team", nodes[-1]) == []
@@ -166,11 +186,11 @@ async def test_without_an_id_each_reply_leads_to_where_it_came_from(store: Store
 
 
 async def test_a_history_without_instructions_and_tools_is_forked(store: Store) -> None:
-    talk = Talk(store, "team", "plain")
+    talk = Talk(store=store, tenant="team", session="plain")
     settled = await talk.say("one", "1")
     made = await store.fork("team", talk.key, settled.head, "fork")
     assert (made.instructions, made.tools, made.hidden, made.summaries) == (None, None, 0, 0)
-    assert await Talk(store, "team", "fork").texts(made.head) == ["one", "1"]
+    assert await Talk(store=store, tenant="team", session="fork").texts(made.head) == ["one", "1"]
 
 
 @pytest.mark.parametrize("node", [ROOT, "ab" * 20, "a\x00b"])
@@ -216,7 +236,7 @@ async def test_portions_make_the_same_as_one(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(module, "PORTION", 100)
     await store.fork("team", talk.key, nodes[-1], "whole")
     pieces, whole = [
-        [record async for record in store.export(Talk(store, "team", name).key)]
+        [record async for record in store.export(Talk(store=store, tenant="team", session=name).key)]
         for name in ("pieces", "whole")
     ]
     assert pieces[1:] == whole[1:]
@@ -280,7 +300,7 @@ async def test_a_text_that_is_missing_leaves_no_half_fork(store: Store) -> None:
 @pytest.mark.usefixtures("small_portions")
 async def test_a_fork_that_is_deleted_meanwhile_stays_away(store: Store) -> None:
     talk, nodes = await told(store)
-    key = Talk(store, "team", "fork").key
+    key = Talk(store=store, tenant="team", session="fork").key
     with pytest.raises(Conflict, match="deleted while"):
         await fork_session(Meddled(store, 2, lambda: store.delete(key)), "team", talk.key, nodes[-1], "fork")
     assert await store.find("fork") == []
@@ -289,7 +309,7 @@ async def test_a_fork_that_is_deleted_meanwhile_stays_away(store: Store) -> None
 @pytest.mark.usefixtures("small_portions")
 async def test_what_was_said_in_a_fork_meanwhile_is_not_lost(store: Store) -> None:
     talk, nodes = await told(store)
-    new = Talk(store, "team", "fork")
+    new = Talk(store=store, tenant="team", session="fork")
     made = await fork_session(
         Meddled(store, 2, lambda: new.say("early", "e")), "team", talk.key, nodes[-1], "fork"
     )

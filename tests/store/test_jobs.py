@@ -37,7 +37,7 @@ def fail(connection: Connection) -> None:
 
 async def job(unit: Any = put) -> Job:
     loop = asyncio.get_running_loop()
-    return Job(unit, loop.create_future(), loop)
+    return Job(unit=unit, future=loop.create_future(), loop=loop)
 
 
 async def test_a_unit_that_fails_among_others_takes_back_its_own_work_only(raw: sqlite3.Connection) -> None:
@@ -59,7 +59,10 @@ async def test_callers_hear_what_came_of_their_units(caplog: pytest.LogCaptureFi
     done, failed, left = await job(), await job(), await job()
     left.future.cancel()
     with caplog.at_level(logging.ERROR):
-        tell([(done, 1), (failed, Failed(LookupError("no"))), (left, Failed(LookupError("lost")))], here)
+        tell(
+            [(done, 1), (failed, Failed(error=LookupError("no"))), (left, Failed(error=LookupError("lost")))],
+            here,
+        )
     assert done.future.result() == 1
     assert isinstance(failed.future.exception(), LookupError)
     assert [record.getMessage() for record in caplog.records] == [

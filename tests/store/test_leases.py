@@ -30,18 +30,18 @@ asyncio.run(run(*sys.argv[1:]))
 
 
 async def test_one_has_it_at_a_time(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin()
     assert await store.lease(talk.key, "recipe", "a", 1_000, 2_000)
     assert not await store.lease(talk.key, "recipe", "b", 1_999, 5_000)
     assert await store.lease(talk.key, "other", "b", 1_000, 2_000)
-    other = Talk(store, session="another")
+    other = Talk(store=store, session="another")
     await other.begin()
     assert await store.lease(other.key, "recipe", "b", 1_000, 2_000)
 
 
 async def test_its_holder_prolongs_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin()
     assert await store.lease(talk.key, "recipe", "a", 1_000, 2_000)
     assert await store.lease(talk.key, "recipe", "a", 1_500, 9_000)
@@ -49,7 +49,7 @@ async def test_its_holder_prolongs_it(store: Store) -> None:
 
 
 async def test_who_comes_after_its_end_has_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin()
     assert await store.lease(talk.key, "recipe", "dead", 1_000, 2_000)
     assert await store.lease(talk.key, "recipe", "b", 2_000, 3_000)
@@ -57,7 +57,7 @@ async def test_who_comes_after_its_end_has_it(store: Store) -> None:
 
 
 async def test_what_is_given_back_is_free(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin()
     assert await store.lease(talk.key, "recipe", "a", 1_000, 2_000)
     await store.release(talk.key, "recipe", "b")  # that is not b's to give
@@ -68,7 +68,7 @@ async def test_what_is_given_back_is_free(store: Store) -> None:
 
 
 async def test_without_a_session_there_is_nothing_to_have(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     assert not await store.lease(talk.key, "recipe", "a", 1_000, 2_000)
     await talk.begin()
     assert await store.lease(talk.key, "recipe", "a", 1_000, 2_000)
@@ -79,14 +79,14 @@ async def test_without_a_session_there_is_nothing_to_have(store: Store) -> None:
 
 
 async def test_of_many_at_once_one_has_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin()
     asked = [store.lease(talk.key, "recipe", f"h{number}", 1_000, 2_000) for number in range(12)]
     assert sum(await asyncio.gather(*asked)) == 1
 
 
 async def test_two_processes_never_have_the_same_one(store: Store, store_url: str) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin()
     processes = [
         subprocess.Popen(  # noqa: ASYNC220, S603 - our own program; the two must run at once

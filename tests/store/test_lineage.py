@@ -34,7 +34,7 @@ def told(found: Lineage, end: str) -> list[str | None]:
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 66, 319, 320, 321, 700])
 async def test_a_branch_of_any_length_is_read_whole(store: Store, length: int) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     end = (await grown(talk, ROOT, "m", *range(1, length + 1))).nodes[-1]
     found = await store.lineage(talk.key, [end])
     assert told(found, end) == await names(store, talk, end)
@@ -46,7 +46,7 @@ async def test_a_branch_of_any_length_is_read_whole(store: Store, length: int) -
 
 
 async def test_branches_of_branches(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     trunk = await grown(talk, ROOT, "trunk", *[1] * 200)
     second = await grown(talk, trunk.nodes[99], "second", *[10] * 90)
     third = await grown(talk, second.nodes[4], "third", 100)
@@ -67,7 +67,7 @@ async def test_branches_of_branches(store: Store) -> None:
 
 
 async def test_what_branches_share_is_read_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     trunk = await grown(talk, ROOT, "trunk", *[1] * 300)
     ends = [(await grown(talk, trunk.nodes[299], f"turn {number}", 1)).head for number in range(20)]
     read: list[int] = []
@@ -85,7 +85,7 @@ async def test_what_branches_share_is_read_once(store: Store) -> None:
 
 
 async def test_what_is_not_stored_has_no_branch(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     end = (await talk.say("one", "1")).head
     found = await store.lineage(talk.key, [end, "f" * 40, ROOT, "a\x00"])
     assert told(found, end) == await names(store, talk, end)

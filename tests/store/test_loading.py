@@ -20,7 +20,10 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     records = await told(store)
     lines = [json.loads(json.dumps(record)) for record in records]  # by any JSON library
     made = await store.load("to", "copy", lines)
-    old, new = Talk(store, "from", "story"), Talk(store, "to", "copy")
+    old, new = (
+        Talk(store=store, tenant="from", session="story"),
+        Talk(store=store, tenant="to", session="copy"),
+    )
     before = await store.session("from", "story")
     assert before is not None
     assert made == await store.session("to", "copy")
@@ -47,13 +50,24 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     assert await store.instructions(new.key) == await store.instructions(old.key)
     first, reply = (await store.path(new.key, made.head))[:2]
     assert first.policy == "v1"
-    assert first.arrival == (Change(0, "truncate_tool_output", "long", message("user", "o"), 4, 1),)
+    assert first.arrival == (
+        Change(
+            position=0,
+            edit="truncate_tool_output",
+            reason="long",
+            message=message("user", "o"),
+            tokens_before=4,
+            tokens_after=1,
+        ),
+    )
     assert (reply.policy, reply.arrival) == (None, None)
     names = [row.node for row in await store.path(new.key, made.head)]
-    assert await store.cut(new.key, names, "default", "writer") == StandingCut(CUT, first.node, None)
+    assert await store.cut(new.key, names, "default", "writer") == StandingCut(
+        cut=CUT, node=first.node, kept=None
+    )
     later = await store.cut(old.key, names, "default", None)
     assert await store.cut(new.key, names, "default", None) == later
-    assert later == StandingCut(LATER, names[2], (names[1], names[2]))
+    assert later == StandingCut(cut=LATER, node=names[2], kept=(names[1], names[2]))
     assert await store.exchanges(new.key, limit=9) == ([], None)
     assert (made.hidden, made.summaries, made.cost, made.calls) == (1, 2, None, ("finish",))
     rows = await store.summary_rows(old.key)
@@ -96,8 +110,8 @@ async def test_a_session_that_is_there_is_not_loaded_over(store: Store) -> None:
 
 
 async def test_an_empty_session_is_a_session(store: Store) -> None:
-    await Talk(store, "from", "empty").begin(body("user", "never answered"))
-    records = [record async for record in store.export(Talk(store, "from", "empty").key)]
+    await Talk(store=store, tenant="from", session="empty").begin(body("user", "never answered"))
+    records = [record async for record in store.export(Talk(store=store, tenant="from", session="empty").key)]
     made = await store.load("to", "empty", records)
     assert (made.head, made.messages, made.instructions) == ("", 0, None)
 
@@ -112,6 +126,6 @@ async def test_messages_from_elsewhere_are_imported(store: Store) -> None:
     for record in records:
         record.pop("source", None)
     made = await store.load("to", "copy", records)
-    assert {row.source for row in await store.path(Talk(store, "to", "copy").key, made.head)} == {
-        Source.IMPORT
-    }
+    assert {
+        row.source for row in await store.path(Talk(store=store, tenant="to", session="copy").key, made.head)
+    } == {Source.IMPORT}

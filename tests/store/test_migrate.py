@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from proxy.conversation import ROOT, body_of, content_hash, content_key, names_under
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.store.migrate import config, current, downgrade, expected, upgrade
 from proxy.store.schema import METADATA
@@ -130,7 +130,7 @@ async def test_conversations_of_the_first_tables_are_found_as_new_ones_are(url: 
     """Revision 2: messages by what they say, replies by whose they are."""
     await upgrade(url, "0001")
     said = [("user", "hi", "client"), ("assistant", "Hello!", "upstream"), ("assistant", "made up", "client")]
-    messages = [Message.of({"role": role, "content": text}) for role, text, _ in said]
+    messages = [ChatMessage.of({"role": role, "content": text}) for role, text, _ in said]
     names = names_under(ROOT, map(content_hash, messages))
 
     def fill(connection: Connection) -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_request_is_stored_before_it_is_answered(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "hello \x00 мир", 7, name="Ann")
     exchange = await talk.begin(
         asked,
@@ -52,7 +52,7 @@ async def test_a_request_is_stored_before_it_is_answered(store: Store) -> None:
 
 
 async def test_a_session_whose_first_request_is_open_is_there_and_holds_nothing(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin(body("user", "hello"), created_at=1_234, instructions=(message("system", "x"),))
     row = await store.session("tenant", "session")
     assert row is not None
@@ -64,7 +64,7 @@ async def test_a_session_whose_first_request_is_open_is_there_and_holds_nothing(
 
 
 async def test_a_second_time_changes_nothing(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "hello")
     exchange = await talk.begin(asked)
     await talk.settle(exchange, asked, replies=(body("assistant", "hi"),))
@@ -74,7 +74,7 @@ async def test_a_second_time_changes_nothing(store: Store) -> None:
 
 
 async def test_a_session_changes_when_an_exchange_ends_and_never_back(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.begin(created_at=5_000)
     later = await talk.begin(created_at=6_000)
     earlier = await talk.begin(created_at=4_000)
@@ -92,7 +92,7 @@ async def test_a_session_changes_when_an_exchange_ends_and_never_back(store: Sto
 async def test_another_form_of_a_stored_message_is_kept_with_the_exchange_that_brought_it(
     store: Store,
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     settled = await talk.say("hello", "hi")
     form = message("assistant", "hi", name="other")
     await talk.begin(body("user", "more"), forms=((settled.head, form),))
@@ -106,7 +106,7 @@ async def test_another_form_of_a_stored_message_is_kept_with_the_exchange_that_b
 
 @pytest.mark.parametrize("field", ["tenant", "session", "model", "agent", "policy"])
 async def test_a_name_that_cannot_be_stored_is_refused_on_every_database(store: Store, field: str) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     with pytest.raises(InvalidRequest, match=field) as refused:
         await talk.begin(body("user", "hello"), **{field: "a\x00b"})
     assert refused.value.param == field
@@ -114,7 +114,7 @@ async def test_a_name_that_cannot_be_stored_is_refused_on_every_database(store: 
 
 
 async def test_instructions_are_stored_again_with_a_session_that_was_made_again(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     brief = (message("system", "be brief"),)
     asked = body("user", "hello")
     exchange = await talk.begin(asked, instructions=brief)

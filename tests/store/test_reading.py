@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.errors import InvalidRequest
 from proxy.store.reading import read_records
 from proxy.store.store import Store

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Executable
 
 from proxy.conversation import ROOT, Kind, Manner
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store import store as module
 from proxy.store.branches import Branches
 from proxy.store.connection import Connection, Parameters, Rows
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
-    found = await ask(Talk(store), message("user", "hi"))
-    assert found == HistorySnapshot(found.arrival)
+    found = await ask(Talk(store=store), message("user", "hi"))
+    assert found == HistorySnapshot(arrival=found.arrival)
     assert found.arrival.kind is Kind.FIRST
 
 
 async def test_it_is_known_when_the_session_was_used_last(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1", settled_at=7_000)
     told = [message("user", "one"), message("assistant", "1"), message("user", "two")]
     for asked in (told[2:], told, [message("user", "other"), message("assistant", "x"), told[2]]):
@@ -48,7 +48,7 @@ async def test_it_is_known_when_the_session_was_used_last(store: Store) -> None:
 
 
 async def test_a_resend_reads_what_was_noted_about_its_messages(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     settled = await talk.say("one", "1")
     found = await ask(talk, message("user", "one"), message("assistant", "1"), message("user", "two"))
     assert (found.arrival.kind, found.arrival.base, found.arrival.fresh) == (Kind.RESEND, settled.head, 2)
@@ -58,7 +58,7 @@ async def test_a_resend_reads_what_was_noted_about_its_messages(store: Store) ->
 
 
 async def test_a_window_is_found_by_what_its_first_message_says(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     for number in range(5):
         await talk.say(f"q{number}", f"a{number}", kind="resend")
     seen = [
@@ -72,7 +72,7 @@ async def test_a_window_is_found_by_what_its_first_message_says(store: Store) ->
 
 
 async def test_a_window_is_found_where_its_first_message_stands_a_hundred_times(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     for number in range(100):
         await talk.say("go on", f"a{number}", kind="resend")
     seen = [message("user", "go on"), message("assistant", "a98"), message("user", "go on")]
@@ -85,7 +85,7 @@ async def test_a_window_is_found_where_its_first_message_stands_a_hundred_times(
 
 
 async def test_a_foreign_history_knows_nothing_of_the_session(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     found = await ask(talk, message("user", "x"), message("assistant", "y"), message("user", "z"))
     assert found.arrival.kind is Kind.FOREIGN
@@ -93,19 +93,19 @@ async def test_a_foreign_history_knows_nothing_of_the_session(store: Store) -> N
 
 
 async def test_a_request_in_another_manner_stands_aside(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     system = (message("system", "S"),)
     asked = body("user", "one")
     exchange = await talk.begin(asked, instructions=system, tools=b"[{}]", model="big")
     await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
-    title = Manner("other", None, "small")
+    title = Manner(instructions="other", tools=None, model="small")
     assert (await ask(talk, message("user", "title?"), manner=title)).arrival.kind is Kind.SIDE
-    usual = Manner(None, None, "big")
+    usual = Manner(instructions=None, tools=None, model="big")
     assert (await ask(talk, message("user", "two"), manner=usual)).arrival.kind is Kind.APPEND
 
 
 async def test_a_summary_of_what_is_carried_along_is_not_used(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     called = await said_with_calls(talk, "c1")
     other = await talk.say("other", "2")
     before = summary("before", called.nodes[0], 1)
@@ -131,7 +131,7 @@ async def _answered(talk: Talk, what: str, answer: str, at: int, **changes: Any)
 
 
 async def test_an_announced_retry_finds_its_request_behind_others(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await _answered(talk, "one", "1", 1_000)
     await _answered(talk, "go", "2", 2_000)
     first = await store.session(talk.tenant, talk.session)
@@ -144,7 +144,7 @@ async def test_an_announced_retry_finds_its_request_behind_others(store: Store) 
 
 
 async def test_a_repeated_key_announces_a_retry_of_just_that_request(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await _answered(talk, "go", "1", 1_000, idempotency="k1")
     await _answered(talk, "go", "2", 2_000, idempotency="k2")
     assert texts(await ask(talk, message("user", "go"), idempotency="k2")) == ["go", "1"]
@@ -154,7 +154,7 @@ async def test_a_repeated_key_announces_a_retry_of_just_that_request(store: Stor
 
 
 async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_reply(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await _answered(talk, "one", "1", 1_000)
     exchange = await _asked(talk, "two", created_at=2_000)
     # Both at once have one place.
@@ -169,7 +169,7 @@ async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_re
 
 
 async def test_a_resend_finds_the_cut_of_its_branch(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await long_talk(talk, 3)
     said = [
         message("user", "q0"),
@@ -199,7 +199,7 @@ async def _say(talk: Talk, *said: Body, answer: str, base: str = ROOT, **changes
 
 
 async def test_a_reply_recorded_from_upstream_leads_to_its_session(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     head = await _say(talk, body("user", "hi"), answer="Hello!")
     assert await store.recorded("tenant", head) == ["session"]
     assert await store.recorded("other", head) == []
@@ -207,11 +207,11 @@ async def test_a_reply_recorded_from_upstream_leads_to_its_session(store: Store)
 
 
 async def test_a_reply_behind_one_that_the_client_brought_leads_nowhere(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     brought = [body("user", "hi"), body("assistant", "made up"), body("user", "and?")]
     head = await _say(talk, *brought, answer="Hm.")
     assert await store.recorded("tenant", head) == []
-    vouched = Talk(store, session="vouched")
+    vouched = Talk(store=store, session="vouched")
     assert await _say(vouched, *brought, answer="Hm.", vouched=2) == head
     assert await store.recorded("tenant", head) == ["vouched"]
     further = await _say(talk, body("user", "go on"), answer="So.", base=head)
@@ -220,7 +220,8 @@ async def test_a_reply_behind_one_that_the_client_brought_leads_nowhere(store: S
 
 async def test_of_conversations_that_begin_alike_two_are_told(store: Store) -> None:
     heads = [
-        await _say(Talk(store, session=name), body("user", "hi"), answer="Hello!") for name in ("a", "b", "c")
+        await _say(Talk(store=store, session=name), body("user", "hi"), answer="Hello!")
+        for name in ("a", "b", "c")
     ]
     assert len(set(heads)) == 1
     assert len(await store.recorded("tenant", heads[0])) == 2
@@ -232,7 +233,7 @@ async def test_of_conversations_that_begin_alike_two_are_told(store: Store) -> N
 async def test_a_long_reading_is_begun_here_and_done_elsewhere(
     store: Store, monkeypatch: pytest.MonkeyPatch, most: int, policy: str | None, cut: bool
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     asked = body("user", "two")
     await talk.settle(
@@ -257,10 +258,17 @@ async def test_a_long_reading_is_begun_here_and_done_elsewhere(
 
 
 async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     more = message("user", "more")
-    question = HistoryQuery("tenant", "session", incoming([more]), [more], policy=None, agent=None)
+    question = HistoryQuery(
+        tenant="tenant",
+        session="session",
+        incoming=incoming([more]),
+        messages=[more],
+        policy=None,
+        agent=None,
+    )
     with pytest.raises(TooLong):
         await store._database.read(lambda connection: recall(connection, question, Branches(), most=1))
     found = await store._database.read(lambda connection: recall(connection, question, Branches(), most=2))
@@ -268,7 +276,7 @@ async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
 
 
 async def test_a_resend_reads_what_is_new_since_the_last_one(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     said: list[Message] = []
     for number in range(4):
         said += [message("user", f"q{number}"), message("assistant", f"a{number}")]
@@ -277,7 +285,14 @@ async def test_a_resend_reads_what_is_new_since_the_last_one(store: Store) -> No
 
     def asked(most: int, *more: Message) -> Any:
         messages = [*said, *more]
-        question = HistoryQuery("tenant", "session", incoming(messages), messages, policy=None, agent=None)
+        question = HistoryQuery(
+            tenant="tenant",
+            session="session",
+            incoming=incoming(messages),
+            messages=messages,
+            policy=None,
+            agent=None,
+        )
         return store._database.read(lambda connection: recall(connection, question, branches, most=most))
 
     with pytest.raises(TooLong):
@@ -294,7 +309,7 @@ async def test_a_resend_reads_what_is_new_since_the_last_one(store: Store) -> No
 
 
 async def test_a_session_that_was_made_again_is_not_taken_for_the_old_one(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     said = [message("user", "q"), message("assistant", "a")]
     for at, tokens in ((1_000, 5), (2_000, 7)):
         asked = body("user", "q", tokens)
@@ -306,11 +321,13 @@ async def test_a_session_that_was_made_again_is_not_taken_for_the_old_one(store:
 
 
 async def test_a_long_window_is_looked_for_elsewhere(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     for number in range(5):
         await talk.say(f"q{number}", f"a{number}", kind="resend")
     seen = [message("assistant", "a2"), message("user", "q3"), message("assistant", "a3")]
-    question = HistoryQuery("tenant", "session", incoming(seen), seen, policy=None, agent=None)
+    question = HistoryQuery(
+        tenant="tenant", session="session", incoming=incoming(seen), messages=seen, policy=None, agent=None
+    )
     with pytest.raises(TooLong):
         await store._database.read(lambda connection: recall(connection, question, Branches(), most=2))
     found = await store._database.read(lambda connection: recall(connection, question, Branches(), most=3))
@@ -324,7 +341,7 @@ async def test_a_long_window_is_looked_for_elsewhere(store: Store) -> None:
 
 
 async def test_what_was_hidden_of_a_reply_is_read_with_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await say(talk, "one", reply("1", HIDDEN))
     await talk.say("two", "2")
     last = await say(talk, "three", reply("3", HIDDEN))
@@ -341,19 +358,21 @@ async def test_what_was_hidden_of_a_reply_is_read_with_it(store: Store) -> None:
 
 
 async def test_what_was_hidden_of_messages_that_a_cut_dropped_is_not_read(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await say(talk, "one", reply("1", HIDDEN))
     asked = body("user", "two")
-    cut = cut_with(3, Gap(0, 2, "drop_oldest", "old", 10, 0))
+    cut = cut_with(3, Gap(start=0, stop=2, edit="drop_oldest", reason="old", tokens=10, tool_calls=0))
     exchange = await talk.begin(asked)
-    last = await settle(talk, exchange, asked, replies=(reply("2", HIDDEN),), cut=cut, kept=Kept((), (0,)))
+    last = await settle(
+        talk, exchange, asked, replies=(reply("2", HIDDEN),), cut=cut, kept=Kept(nodes=(), messages=(0,))
+    )
     assert (await ask(talk, message("user", "three"), policy="lean")).hidden == {last.head: HIDDEN}
     whole = await ask(talk, message("user", "three"), policy="lean", whole=True)
     assert len(whole.hidden) == 2
 
 
 async def test_the_summaries_of_the_branch_are_found_by_whoever_goes_on_with_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     last = await talk.say("two", "2")
     rows = await store.path(talk.key, last.head)
@@ -379,12 +398,16 @@ async def test_the_summaries_of_the_branch_are_found_by_whoever_goes_on_with_it(
 
 
 async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await talk.say("one", "1")
     asked = body("user", "two")
-    cut = cut_with(3, Gap(0, 3, "drop_oldest", "old", 15, 0))
+    cut = cut_with(3, Gap(start=0, stop=3, edit="drop_oldest", reason="old", tokens=15, tool_calls=0))
     last = await talk.settle(
-        await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=cut, kept=Kept((), ())
+        await talk.begin(asked),
+        asked,
+        replies=(body("assistant", "2"),),
+        cut=cut,
+        kept=Kept(nodes=(), messages=()),
     )
     for name, node, until, tip in (
         ("by its end", first.nodes[0], 1, last.head),
@@ -401,13 +424,13 @@ async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(st
 
 
 async def test_without_summaries_and_hidden_rounds_nothing_is_asked_for(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     question = HistoryQuery(
-        "tenant",
-        "session",
-        incoming([message("user", "two")]),
-        [message("user", "two")],
+        tenant="tenant",
+        session="session",
+        incoming=incoming([message("user", "two")]),
+        messages=[message("user", "two")],
         policy="lean",
         agent=None,
         recipe=RECIPE,
@@ -435,13 +458,15 @@ async def test_without_summaries_and_hidden_rounds_nothing_is_asked_for(store: S
 
 
 async def test_many_hidden_rounds_are_read_elsewhere(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     for number in range(3):
         await say(talk, f"q{number}", reply(f"a{number}", HIDDEN))
     said = [
         message(role, f"{sign}{n}") for n in range(3) for role, sign in (("user", "q"), ("assistant", "a"))
     ]
-    question = HistoryQuery("tenant", "session", incoming(said), said, policy=None, agent=None)
+    question = HistoryQuery(
+        tenant="tenant", session="session", incoming=incoming(said), messages=said, policy=None, agent=None
+    )
     branches = Branches()
     await store._database.read(lambda connection: recall(connection, question, branches))
     with pytest.raises(TooLong):
@@ -450,15 +475,15 @@ async def test_many_hidden_rounds_are_read_elsewhere(store: Store) -> None:
     assert len(found.hidden) == 3
 
 
-@pytest.mark.parametrize("manner", [None, Manner("other", "tools", "small")])
+@pytest.mark.parametrize("manner", [None, Manner(instructions="other", tools="tools", model="small")])
 async def test_whoever_goes_on_with_a_fork_may_append(store: Store, manner: Manner | None) -> None:
     """An agent that was given a history has instructions and tools of its own, and still goes on with it."""
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked, instructions=(message("system", "x"),))
     last = await talk.settle(exchange, asked, replies=(body("assistant", "1"),), kind="resend", scale=1.5)
     await store.fork("tenant", talk.key, last.head, "fork")
-    new = Talk(store, session="fork")
+    new = Talk(store=store, session="fork")
     found = await ask(new, message("user", "go on"), manner=manner)
     assert (found.arrival.kind, found.arrival.base, texts(found)) == (Kind.APPEND, last.head, ["one", "1"])
     assert (found.scale, found.model, found.instructions) == (1.5, "model", (message("system", "x"),))
@@ -469,12 +494,17 @@ async def test_whoever_goes_on_with_a_fork_may_append(store: Store, manner: Mann
 
 
 async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None:
-    talk, asked = Talk(store), list[str]()
+    talk, asked = Talk(store=store), list[str]()
     await talk.say("q", "a", kind="resend")
     said = [message("user", "q"), message("assistant", "a")]
     branches = Branches()
     question = HistoryQuery(
-        "tenant", "session", incoming([*said, said[0]]), [*said, said[0]], policy="p", agent=None
+        tenant="tenant",
+        session="session",
+        incoming=incoming([*said, said[0]]),
+        messages=[*said, said[0]],
+        policy="p",
+        agent=None,
     )
 
     class _Counting:
@@ -511,11 +541,11 @@ async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None
 
 
 async def test_a_cut_that_came_after_the_last_look_is_seen(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     settled = await talk.say("q", "a", kind="resend")
     said = [message("user", "q"), message("assistant", "a"), message("user", "more")]
     assert (await ask(talk, *said, policy="default")).cut is None
-    mine = Cut(2, "default", "v1", (), 1, 1, 0)
+    mine = Cut(position=2, policy="default", version="v1", changes=(), tokens=1, messages=1, tool_calls=0)
     exchange = await talk.begin(beside := body("user", "beside"), base=settled.head)
     await talk.settle(
         exchange, beside, replies=(body("assistant", "b"),), cut=mine, base=settled.head, at_head=False

@@ -48,7 +48,7 @@ def test_every_table_of_a_session_begins_its_key_with_the_session() -> None:
 async def test_the_log_cannot_be_changed_only_deleted(
     store: Store, table: Table, values: dict[str, object]
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = await talk.begin(instructions=(message("system", "be brief"),))
     await talk.settle(asked)
     settled = await say(talk, "hello", reply("hi", asides.HIDDEN))

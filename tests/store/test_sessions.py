@@ -20,12 +20,12 @@ pytestmark = pytest.mark.anyio
 
 async def test_sessions_of_one_name_belong_to_their_tenants(store: Store) -> None:
     for tenant in ("b", "a"):
-        await Talk(store, tenant, "same").say(f"of {tenant}", "ok")
-    await Talk(store, "a", "other").say("x", "ok")
+        await Talk(store=store, tenant=tenant, session="same").say(f"of {tenant}", "ok")
+    await Talk(store=store, tenant="a", session="other").say("x", "ok")
     mine = await store.session("a", "same")
     assert mine is not None
     assert (mine.tenant, mine.id, mine.key) == ("a", "same", session_key("a", "same"))
-    assert await Talk(store).texts(mine.head) == []  # another session's key does not reach it
+    assert await Talk(store=store).texts(mine.head) == []  # another session's key does not reach it
     assert [row.tenant for row in await store.find("same")] == ["a", "b"]
     assert await store.find("none") == []
     assert await store.session("c", "same") is None
@@ -33,7 +33,7 @@ async def test_sessions_of_one_name_belong_to_their_tenants(store: Store) -> Non
 
 @pytest.mark.parametrize("name", ["会话 🦊", "a b%2F", "x" * 500, "'; DROP TABLE sessions; --"])
 async def test_any_name_is_a_name(store: Store, name: str) -> None:
-    await Talk(store, name, name).say("one", "1")
+    await Talk(store=store, tenant=name, session=name).say("one", "1")
     (row,) = await store.find(name)
     assert (row.tenant, row.id) == (name, name)
 
@@ -41,8 +41,8 @@ async def test_any_name_is_a_name(store: Store, name: str) -> None:
 async def test_sessions_are_listed_page_by_page_newest_first(store: Store) -> None:
     for number in range(7):
         # Pairs share a time, so that the order within one must hold too.
-        await Talk(store, "a", f"s{number}").begin(created_at=1_000 + number // 2)
-    await Talk(store, "b", "theirs").begin(created_at=1_001)
+        await Talk(store=store, tenant="a", session=f"s{number}").begin(created_at=1_000 + number // 2)
+    await Talk(store=store, tenant="b", session="theirs").begin(created_at=1_001)
     pages, after = [], None
     while True:
         page, after = await store.sessions("a", limit=3, after=after)
@@ -60,9 +60,9 @@ async def test_sessions_are_listed_page_by_page_newest_first(store: Store) -> No
 
 async def test_a_page_shows_nobody_twice_though_a_session_moves_meanwhile(store: Store) -> None:
     for number in range(4):
-        await Talk(store, "a", f"s{number}").begin(created_at=1_000 + number)
+        await Talk(store=store, tenant="a", session=f"s{number}").begin(created_at=1_000 + number)
     first, after = await store.sessions("a", limit=2)
-    await Talk(store, "a", "s2").begin(created_at=2_000)
+    await Talk(store=store, tenant="a", session="s2").begin(created_at=2_000)
     second, end = await store.sessions("a", limit=2, after=after)
     assert [row.id for row in (*first, *second)] == ["s3", "s2", "s1", "s0"]
     assert end is None
@@ -74,12 +74,20 @@ async def test_a_cursor_of_another_making_is_refused(store: Store) -> None:
 
 
 async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_others(store: Store) -> None:
-    gone, stays = Talk(store, "a", "gone"), Talk(store, "a", "stays")
+    gone, stays = (
+        Talk(store=store, tenant="a", session="gone"),
+        Talk(store=store, tenant="a", session="stays"),
+    )
     for talk in (gone, stays):
         asked = body("user", "one")
         exchange = await talk.begin(asked, instructions=(message("system", "x"),), tools=b"[{}]")
         settled = await talk.settle(
-            exchange, asked, replies=(body("assistant", "1"),), cut=Cut(1, "default", "v1", (), 1, 1, 0)
+            exchange,
+            asked,
+            replies=(body("assistant", "1"),),
+            cut=Cut(
+                position=1, policy="default", version="v1", changes=(), tokens=1, messages=1, tool_calls=0
+            ),
         )
         await talk.begin(asked, forms=((settled.head, message("assistant", "one")),))
         second = await say(talk, "two", reply("2", HIDDEN))
@@ -103,7 +111,7 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
 
 
 async def test_opening_a_session_makes_it_once_and_tells_its_newest_instructions(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     unit = partial(open_session, key=talk.key, tenant="tenant", session="session", at=1_234)
     assert await store._database.write(unit) is None
     made = await store.session("tenant", "session")

@@ -22,14 +22,29 @@ pytestmark = pytest.mark.anyio
 
 
 def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
-    return Cut(position, policy, version, changes, tokens=50, messages=3, tool_calls=1)
+    return Cut(
+        position=position,
+        policy=policy,
+        version=version,
+        changes=changes,
+        tokens=50,
+        messages=3,
+        tool_calls=1,
+    )
 
 
 async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = [body("user", "what?", 4), body("tool", "42", 6, tool_call_id="c", agent="digger")]
     stub = message("tool", "[cut]")
-    change = Change(1, "truncate_tool_output", "too long", stub, 6, 2)
+    change = Change(
+        position=1,
+        edit="truncate_tool_output",
+        reason="too long",
+        message=stub,
+        tokens_before=6,
+        tokens_after=2,
+    )
     exchange = await talk.begin(*asked, kind="first", instructions=(message("system", "x"),))
     settled = await talk.settle(
         exchange,
@@ -43,7 +58,7 @@ async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
     names = names_under(
         ROOT, map(content_hash, [asked[0].message, asked[1].message, message("assistant", "42.")])
     )
-    assert settled == Settled(names[2], (names[0], names[1]), (names[2],))
+    assert settled == Settled(head=names[2], nodes=(names[0], names[1]), replies=(names[2],))
     user, tool, reply = await store.path(talk.key, settled.head)
     assert [row.node for row in (user, tool, reply)] == names
     assert [row.parent for row in (user, tool, reply)] == [ROOT, *names[:2]]
@@ -79,7 +94,7 @@ async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
 
 
 async def test_the_sums_go_on_from_request_to_request(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     await talk.say("two", "2")
     settled = await talk.say("three", "3", tokens_before=10, tokens_sent=10)
@@ -91,14 +106,14 @@ async def test_the_sums_go_on_from_request_to_request(store: Store) -> None:
 
 
 async def test_without_a_reply_the_exchange_alone_is_settled(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     before = await talk.say("one", "1")
     asked = body("user", "two")
     exchange = await talk.begin(asked, instructions=(message("system", "new"),))
     failed = await talk.settle(
         exchange, asked, status=Status.FAILED, receipt={"error": "boom"}, settled_at=9_000
     )
-    assert failed == Settled(before.head, (), ())
+    assert failed == Settled(head=before.head, nodes=(), replies=())
     session = await store.session("tenant", "session")
     assert session is not None
     assert (session.head, session.requests, session.updated_at) == (before.head, 1, 9_000)
@@ -110,7 +125,7 @@ async def test_without_a_reply_the_exchange_alone_is_settled(store: Store) -> No
 
 
 async def test_a_retry_after_a_failure_makes_nothing_twice(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "two")
     first = await talk.begin(asked)
     await talk.settle(first, asked, status=Status.FAILED)
@@ -121,7 +136,7 @@ async def test_a_retry_after_a_failure_makes_nothing_twice(store: Store) -> None
 
 
 async def test_settling_twice_is_settling_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     first = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
@@ -134,7 +149,7 @@ async def test_settling_twice_is_settling_once(store: Store) -> None:
 
 
 async def test_an_exchange_taken_for_interrupted_is_settled_by_its_live_worker(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     assert await store.interrupt_pending(1_500) == 1
@@ -145,19 +160,23 @@ async def test_an_exchange_taken_for_interrupted_is_settled_by_its_live_worker(s
 
 
 async def test_what_was_deleted_meanwhile_does_not_come_back(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     assert await store.delete(talk.key)
-    assert await talk.settle(exchange, asked, replies=(body("assistant", "1"),)) == Settled(ROOT, (), ())
+    assert await talk.settle(exchange, asked, replies=(body("assistant", "1"),)) == Settled(
+        head=ROOT, nodes=(), replies=()
+    )
     assert await store.session("tenant", "session") is None
     await talk.say("anew", "yes")  # the same id, used again: the old exchange stays away
-    assert await talk.settle(exchange, asked, replies=(body("assistant", "1"),)) == Settled(ROOT, (), ())
+    assert await talk.settle(exchange, asked, replies=(body("assistant", "1"),)) == Settled(
+        head=ROOT, nodes=(), replies=()
+    )
     assert len(await store.branches(talk.key)) == 1
 
 
 async def test_several_replies_stand_side_by_side_and_the_head_takes_the_first(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     replies = (body("assistant", "a"), body("assistant", "b"), body("assistant", "a"))
@@ -168,7 +187,7 @@ async def test_several_replies_stand_side_by_side_and_the_head_takes_the_first(s
 
 
 async def test_a_rewind_is_a_branch_that_shares_what_lies_before(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await talk.say("one", "1")
     old = await talk.say("two", "2")
     new = await talk.say("zwei", "2", base=first.head, at_head=False, kind="rewind")
@@ -181,7 +200,7 @@ async def test_a_rewind_is_a_branch_that_shares_what_lies_before(store: Store) -
 
 
 async def test_a_request_beside_the_conversation_leaves_it_as_it_is(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked, instructions=(message("system", "ours"),))
     head = (await talk.settle(exchange, asked, replies=(body("assistant", "1"),), kind="resend")).head
@@ -202,7 +221,7 @@ async def test_a_request_beside_the_conversation_leaves_it_as_it_is(store: Store
 
 
 async def test_the_newest_instructions_replace_older_ones_and_absent_ones_do_not(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     for text in ("old", "new", None):
         leading = None if text is None else (message("system", text), message("developer", text))
         exchange = await talk.begin(body("user", "x"), instructions=leading)
@@ -214,7 +233,7 @@ async def test_the_newest_instructions_replace_older_ones_and_absent_ones_do_not
 
 
 async def test_appends_at_once_all_become_nodes_under_one_another(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = [body("user", f"q{number}") for number in range(50)]
     exchanges = await asyncio.gather(*(talk.begin(one) for one in asked))
     settled = await asyncio.gather(
@@ -235,7 +254,7 @@ async def test_appends_at_once_all_become_nodes_under_one_another(store: Store) 
 
 
 async def test_the_same_request_at_once_is_one_branch(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchanges = [await talk.begin(asked, base=ROOT) for _ in range(10)]
     reply = (body("assistant", "1"),)
@@ -248,8 +267,10 @@ async def test_the_same_request_at_once_is_one_branch(store: Store) -> None:
 
 
 async def test_a_cut_is_kept_at_the_last_message_of_its_request(store: Store) -> None:
-    talk = Talk(store)
-    made = cut(1, Change(0, "drop_oldest", "old", None, 5, 0))
+    talk = Talk(store=store)
+    made = cut(
+        1, Change(position=0, edit="drop_oldest", reason="old", message=None, tokens_before=5, tokens_after=0)
+    )
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),), cut=made, agent="writer")
@@ -260,7 +281,7 @@ async def test_a_cut_is_kept_at_the_last_message_of_its_request(store: Store) ->
 
 
 async def test_a_cut_of_a_request_without_new_messages_is_kept_at_its_base(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("one", "1")).nodes[0]
     exchange = await talk.begin(base=base)
     await talk.settle(exchange, replies=(body("assistant", "I"),), base=base, at_head=False, cut=cut(1))
@@ -268,7 +289,7 @@ async def test_a_cut_of_a_request_without_new_messages_is_kept_at_its_base(store
 
 
 async def test_an_append_whose_head_moved_meanwhile_keeps_no_cut(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("one", "1")).head
     asked = body("user", "three")
     exchange = await talk.begin(asked, base=base)
@@ -283,10 +304,17 @@ async def test_an_append_whose_head_moved_meanwhile_keeps_no_cut(store: Store) -
 
 
 async def test_a_change_of_arrival_is_read_at_the_place_where_the_message_came_to_stand(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("one", "1")).head
     asked = body("tool", "long", tool_call_id="c")
-    change = Change(2, "truncate_tool_output", "long", message("tool", "l"), 5, 1)
+    change = Change(
+        position=2,
+        edit="truncate_tool_output",
+        reason="long",
+        message=message("tool", "l"),
+        tokens_before=5,
+        tokens_after=1,
+    )
     exchange = await talk.begin(asked, base=base)
     await talk.say("two", "2")
     settled = await talk.settle(
@@ -294,18 +322,27 @@ async def test_a_change_of_arrival_is_read_at_the_place_where_the_message_came_t
     )
     row = (await store.path(talk.key, settled.nodes[0]))[-1]
     assert row.depth == 5
-    assert row.arrival == (Change(4, change.edit, change.reason, change.message, 5, 1),)
+    assert row.arrival == (
+        Change(
+            position=4,
+            edit=change.edit,
+            reason=change.reason,
+            message=change.message,
+            tokens_before=5,
+            tokens_after=1,
+        ),
+    )
 
 
 async def test_where_nothing_was_decided_nothing_is_recorded(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     settled = await talk.say("one", "1", arrivals=(), policy_version="")
     row = (await store.path(talk.key, settled.nodes[0]))[0]
     assert (row.arrival, row.policy) == (None, None)
 
 
 async def test_a_reply_that_broke_off_is_marked(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     plain = settlement(exchange, asked, replies=(body("assistant", "unfini"),), status=Status.PARTIAL)
@@ -317,7 +354,7 @@ async def test_a_reply_that_broke_off_is_marked(store: Store) -> None:
 
 
 async def test_an_agent_that_cannot_be_stored_does_not_lose_the_reply(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one", agent="a\x00b")
     exchange = await talk.begin(asked)
     settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
@@ -325,7 +362,7 @@ async def test_an_agent_that_cannot_be_stored_does_not_lose_the_reply(store: Sto
 
 
 async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     before = await talk.say("one", "1")
     asked = body("user", "two")
     exchange = await talk.begin(asked)
@@ -348,7 +385,7 @@ async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pyt
 async def test_a_log_that_was_deleted_before_the_opening_fails_the_exchange_and_leaves_none_pending(
     store: Store,
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("one", "1")).head
     assert await store.delete(talk.key)
     anew = await talk.say("other", "o")
@@ -364,7 +401,7 @@ async def test_a_log_that_was_deleted_before_the_opening_fails_the_exchange_and_
         settled_at=9_000,
         receipt={"usage": {"total_tokens": 7}, "error": None},
     )
-    assert settled == Settled(anew.head, (), ())
+    assert settled == Settled(head=anew.head, nodes=(), replies=())
     row = await store.exchange(exchange)
     assert row is not None
     assert (row.status, row.settled_at, row.nodes, row.replies) == (Status.FAILED, 9_000, (), ())
@@ -405,7 +442,7 @@ async def row_of(talk: Talk) -> SessionRow:
 
 
 async def test_messages_that_a_stored_reply_answers_become_nodes_and_the_head_follows(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "do it")
     before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),))
     settled = await finish(talk, result("a"), settled_at=4_000)
@@ -430,7 +467,7 @@ async def test_messages_that_a_stored_reply_answers_become_nodes_and_the_head_fo
 
 
 async def test_the_same_result_sent_again_is_stored_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "do it")
     await talk.settle(await talk.begin(asked), asked, replies=(finishing("a", "b"),))
     first = await finish(talk, result("a"))
@@ -447,17 +484,17 @@ async def test_the_same_result_sent_again_is_stored_once(store: Store) -> None:
 
 
 async def test_a_history_that_is_sent_again_makes_nothing(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "do it")
     before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),), kind="resend")
     settled = await finish(talk, base=before.head, at_head=False)
-    assert settled == Settled(before.head, (), ())
+    assert settled == Settled(head=before.head, nodes=(), replies=())
     row = await row_of(talk)
     assert (row.head, row.messages, row.calls) == (before.head, 2, ("finish_a",))
 
 
 async def test_a_resend_that_goes_back_to_the_finished_task_takes_the_head_along(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "do it")
     before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),))
     later = await talk.say("and then?", "this")
@@ -479,7 +516,7 @@ async def test_a_resend_that_goes_back_to_the_finished_task_takes_the_head_along
 
 
 async def test_a_late_result_leaves_the_head_where_the_session_went_on(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "do it")
     before = await talk.settle(await talk.begin(asked), asked, replies=(finishing("a"),))
     later = await talk.say("and then?", "this", at_head=False, base=before.head)
@@ -492,7 +529,7 @@ async def test_a_late_result_leaves_the_head_where_the_session_went_on(store: St
 async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_was_planned(
     store: Store,
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await talk.say("one", "1")
     last = await talk.say("two", "2")
     planned = await finish(talk, body("user", "odd"), base=first.head, at_head=False, kind="append")
@@ -503,18 +540,18 @@ async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_
 
 
 async def test_a_base_that_is_gone_fails_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     before = await talk.say("one", "1")
     settled = await finish(talk, result("a"), base="ab" * 20, at_head=False)
-    assert settled == Settled(before.head, (), ())
+    assert settled == Settled(head=before.head, nodes=(), replies=())
     row = await store.exchange(talk.exchanges[-1])
     assert row is not None
     assert (row.status, row.nodes) == (Status.FAILED, ())
 
 
 async def test_a_session_without_messages_stays_one(store: Store) -> None:
-    talk = Talk(store)
-    assert await finish(talk) == Settled(ROOT, (), ())
+    talk = Talk(store=store)
+    assert await finish(talk) == Settled(head=ROOT, nodes=(), replies=())
     row = await row_of(talk)
     assert (row.head, row.messages, row.calls) == (ROOT, 0, ())
 
@@ -523,7 +560,7 @@ async def test_a_session_without_messages_stays_one(store: Store) -> None:
 
 
 async def test_costs_add_up_whatever_came_of_the_request(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
     assert (await row_of(talk)).cost is None
     await talk.say("two", "2", cost=0.5)
@@ -569,7 +606,7 @@ async def statements(store: Store, unit: Callable[[Connection], object]) -> list
 
 async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
     """A turn in which nothing was hidden is settled by as many statements as before anything could be."""
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1")
 
     async def settled(*replies: Reply) -> list[str]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from msgspec.structs import replace as replace_change
 
 from proxy.conversation import ROOT, content_hash, names_under
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.store.records import Body, Kept, SessionRow, Settled, Status
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut
@@ -20,7 +20,15 @@ pytestmark = pytest.mark.anyio
 
 
 def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
-    return Cut(position, policy, version, changes, tokens=50, messages=3, tool_calls=1)
+    return Cut(
+        position=position,
+        policy=policy,
+        version=version,
+        changes=changes,
+        tokens=50,
+        messages=3,
+        tool_calls=1,
+    )
 
 
 def calling(*ids: str) -> Body:
@@ -33,7 +41,7 @@ def call(name: str) -> JsonObject:
 
 
 async def test_nothing_comes_between_open_calls_and_their_results(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     start = await talk.say("start", "ok")
     late, asked, reply = body("user", "slow"), body("user", "tool"), calling("c1")
     slow = await talk.begin(late, base=start.head)
@@ -56,7 +64,7 @@ async def test_nothing_comes_between_open_calls_and_their_results(store: Store) 
 
 
 async def test_what_was_planned_after_the_calls_goes_on_under_them(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "tool")
     exchange = await talk.begin(asked)
     called = await talk.settle(exchange, asked, replies=(calling("c1"),))
@@ -69,7 +77,7 @@ async def test_what_was_planned_after_the_calls_goes_on_under_them(store: Store)
 
 @pytest.mark.parametrize("between", [1, 20])
 async def test_a_late_result_goes_to_its_calls_and_not_to_the_head(store: Store, between: int) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "tool")
     exchange = await talk.begin(asked)
     called = await talk.settle(exchange, asked, replies=(calling("c1", "c2"),))
@@ -95,7 +103,7 @@ async def test_a_late_result_goes_to_its_calls_and_not_to_the_head(store: Store,
 
 
 async def test_a_result_whose_call_is_not_near_the_head_goes_to_the_head(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = [body("user", "tool"), calling("c1"), *(body("user", f"m{number}") for number in range(63))]
     exchange = await talk.begin(*asked)
     far = await talk.settle(exchange, *asked, replies=(body("assistant", "far"),))
@@ -114,7 +122,7 @@ async def test_a_result_whose_call_is_not_near_the_head_goes_to_the_head(store: 
 async def test_results_that_stand_there_already_stay_before_the_others_of_their_block(
     store: Store, goes_on: bool
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked, first = body("user", "tool"), body("tool", "1", tool_call_id="c1")
     exchange = await talk.begin(asked)
     called = await talk.settle(exchange, asked, replies=(calling("c1", "c2"),))
@@ -130,7 +138,7 @@ async def test_results_that_stand_there_already_stay_before_the_others_of_their_
 
 
 async def test_calls_that_broke_off_are_not_waited_for(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     start = await talk.say("start", "ok")
     late, asked = body("user", "slow"), body("user", "tool")
     slow = await talk.begin(late, base=start.head)
@@ -149,7 +157,7 @@ async def test_calls_that_broke_off_are_not_waited_for(store: Store) -> None:
 
 
 async def test_the_exchange_says_where_its_messages_went(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("one", "1")).head
     asked = body("user", "three")
     exchange, failing = await talk.begin(asked, base=base), await talk.begin(asked, base=base)
@@ -166,7 +174,14 @@ async def _between(talk: Talk, *calls: str) -> tuple[str, Settled, Settled]:
     called = await talk.settle(
         await talk.begin(asked, agent="A"), asked, replies=(calling(*calls),), agent="A"
     )
-    change = Change(2, "truncate_tool_output", "long", message("user", "b!"), 5, 1)
+    change = Change(
+        position=2,
+        edit="truncate_tool_output",
+        reason="long",
+        message=message("user", "b!"),
+        tokens_before=5,
+        tokens_after=1,
+    )
     exchange = await talk.begin(other, agent="B")
     spoke = await settle_asides(
         talk,
@@ -191,7 +206,7 @@ async def _answer(
 
 
 async def test_what_is_carried_along_says_what_it_said_and_the_old_nodes_stay(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     before, called, spoke = await _between(talk, "c1")
     old = await store.path(talk.key, spoke.head)
     settled = await _answer(talk, called, "42", "ra")
@@ -227,7 +242,7 @@ async def test_what_is_carried_along_says_what_it_said_and_the_old_nodes_stay(st
 
 
 async def test_what_is_carried_along_twice_is_there_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     _, called, spoke = await _between(talk, "c1")
     first = await _answer(talk, called, "42", "ra")
     exchange = await talk.begin(base=called.head)  # somebody goes back to where B had just spoken
@@ -246,7 +261,7 @@ async def test_what_is_carried_along_twice_is_there_once(store: Store) -> None:
 
 
 async def test_calls_that_wait_are_carried_along_until_their_results_come(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked, other = body("user", "a"), body("user", "b")
     first = await talk.settle(await talk.begin(asked, agent="A"), asked, replies=(calling("ca"),), agent="A")
     second = await talk.settle(await talk.begin(other, agent="B"), other, replies=(calling("cb"),), agent="B")
@@ -259,7 +274,7 @@ async def test_calls_that_wait_are_carried_along_until_their_results_come(store:
 
 
 async def test_of_calls_with_one_id_an_agents_own_are_answered(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked, other = body("user", "a"), body("user", "b")
     first = await talk.settle(await talk.begin(asked, agent="A"), asked, replies=(calling("c1"),), agent="A")
     await talk.settle(await talk.begin(other, agent="B"), other, replies=(calling("c1"),), agent="B")
@@ -273,7 +288,7 @@ async def test_of_calls_with_one_id_an_agents_own_are_answered(store: Store) -> 
 async def test_a_cut_is_kept_where_what_is_carried_along_is_what_was_planned(
     store: Store, planned: bool
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     before, called, spoke = await _between(talk, "c1")
     carried = (*spoke.nodes, *spoke.replies, called.head)
     if not planned:
@@ -284,7 +299,7 @@ async def test_a_cut_is_kept_where_what_is_carried_along_is_what_was_planned(
         "42",
         "ra",
         cut=cut(5),
-        kept=Kept((before, spoke.replies[0], called.head), (0,)),
+        kept=Kept(nodes=(before, spoke.replies[0], called.head), messages=(0,)),
         carried=carried,
     )
     rows = await store.path(talk.key, settled.head)
@@ -302,7 +317,7 @@ async def test_a_cut_is_kept_where_what_is_carried_along_is_what_was_planned(
 
 
 async def test_results_sent_twice_at_once_carry_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     _, called, _ = await _between(talk, "c1")
     asked = body("tool", "42", tool_call_id="c1")
     twins = [await append(talk, asked, base=called.head, agent="A") for _ in range(2)]
@@ -319,7 +334,7 @@ async def test_results_sent_twice_at_once_carry_once(store: Store) -> None:
 async def test_the_same_results_sent_again_are_stored_once_and_take_nothing_from_the_head(
     store: Store, goes_on: bool, at_head: bool, agent: str
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "tool")
     called = await talk.settle(await talk.begin(asked), asked, replies=(calling("c1"),))
     first = await _answer(talk, called, "42", "ra")
@@ -331,7 +346,7 @@ async def test_the_same_results_sent_again_are_stored_once_and_take_nothing_from
 
 
 async def test_calls_that_were_known_are_found_however_far_up_they_are(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "tool")
     called = await talk.settle(await talk.begin(asked), asked, replies=(calling("c1"),))
     many = [body("user", f"m{number}") for number in range(100)]
@@ -342,7 +357,7 @@ async def test_calls_that_were_known_are_found_however_far_up_they_are(store: St
 
 
 async def test_results_of_calls_that_the_session_went_back_from_become_a_branch(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     start = await talk.say("start", "ok")
     asked = body("user", "tool")
     called = await talk.settle(await talk.begin(asked), asked, replies=(calling("c1"),))
@@ -376,7 +391,7 @@ async def base_of(store: Store, exchange: str) -> str:
 async def test_the_same_append_twice_at_once_has_one_place(
     store: Store, answered_first: str, knows: bool
 ) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     one = await append(talk, asked, base=base, created_at=1_500)
@@ -409,7 +424,7 @@ async def test_the_same_append_twice_at_once_has_one_place(
 
 
 async def test_first_messages_sent_twice_at_once_have_one_place(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked, answer = body("user", "b"), (body("assistant", "1"),)
     twins = [await append(talk, asked, kind="first") for _ in range(10)]
     settled = await asyncio.gather(
@@ -420,7 +435,7 @@ async def test_first_messages_sent_twice_at_once_have_one_place(store: Store) ->
 
 
 async def test_a_twin_goes_where_the_other_one_came_to_stand(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
@@ -434,7 +449,7 @@ async def test_a_twin_goes_where_the_other_one_came_to_stand(store: Store) -> No
 
 
 async def test_the_head_stays_where_something_came_after_the_first_of_twins(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
@@ -448,7 +463,7 @@ async def test_the_head_stays_where_something_came_after_the_first_of_twins(stor
 
 @pytest.mark.parametrize("whole", ["early", "late"])
 async def test_of_twins_a_whole_reply_goes_before_one_that_broke_off(store: Store, whole: str) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
@@ -466,7 +481,7 @@ async def test_of_twins_a_whole_reply_goes_before_one_that_broke_off(store: Stor
 
 
 async def test_what_is_said_again_later_is_no_twin(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "go on")
     first = await talk.settle(await append(talk, asked), asked, replies=(body("assistant", "1"),))
     exchange = await append(talk, asked, base=first.head)
@@ -481,7 +496,7 @@ async def test_what_is_said_again_later_is_no_twin(store: Store) -> None:
     ids=["another agent", "long after", "no append", "other words"],
 )
 async def test_what_is_no_twin_follows_the_head(store: Store, other: dict[str, Any]) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     one = await append(talk, asked, base=base)
@@ -499,7 +514,7 @@ async def test_what_is_no_twin_follows_the_head(store: Store, other: dict[str, A
 
 
 async def test_one_that_was_not_answered_leaves_its_twin_alone(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     one, two = await append(talk, asked, base=base), await append(talk, asked, base=base)
@@ -510,7 +525,7 @@ async def test_one_that_was_not_answered_leaves_its_twin_alone(store: Store) -> 
 
 
 async def test_the_results_of_one_call_sent_twice_have_one_place(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "tool")
     exchange = await append(talk, asked)
     called = await talk.settle(exchange, asked, replies=(calling("c1"),))
@@ -523,7 +538,7 @@ async def test_the_results_of_one_call_sent_twice_have_one_place(store: Store) -
 
 
 async def test_a_twin_stays_with_the_other_one_where_the_same_was_said_once_more(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "go on")
     slow, quick = await append(talk, asked, base=base), await append(talk, asked, base=base)
@@ -537,7 +552,7 @@ async def test_a_twin_stays_with_the_other_one_where_the_same_was_said_once_more
 
 
 async def test_a_twin_of_what_is_not_answered_yet_takes_no_turn_from_the_branch(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     pending, twin = await append(talk, asked, base=base), await append(talk, asked, base=base)
@@ -552,7 +567,7 @@ async def test_a_twin_of_what_is_not_answered_yet_takes_no_turn_from_the_branch(
 
 
 async def test_results_of_one_block_that_come_at_once_all_stay_there(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "tool")
     exchange = await append(talk, asked)
     called = await talk.settle(exchange, asked, replies=(calling("c1", "c2", "c3"),))
@@ -567,7 +582,7 @@ async def test_results_of_one_block_that_come_at_once_all_stay_there(store: Stor
 
 
 async def test_a_repetition_of_what_was_answered_long_ago_stays_there(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     first = await talk.say("b", "1", base=base)
     after = await talk.say("after", "yes")
@@ -588,7 +603,7 @@ async def test_a_repetition_of_what_was_answered_long_ago_stays_there(store: Sto
 
 @pytest.mark.parametrize("at", [30_000, 700_000])
 async def test_a_retry_that_comes_late_leaves_the_head_with_what_came_after(store: Store, at: int) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     first = await talk.settle(

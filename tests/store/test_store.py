@@ -56,7 +56,7 @@ async def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
 
 async def test_two_stores_on_one_database_see_one_another(store: Store, store_url: str) -> None:
     other = await Store.open(store_url)
-    here, there = Talk(store), Talk(other)
+    here, there = Talk(store=store), Talk(store=other)
     await asyncio.gather(*(talk.say(f"{number}", "ok") for number in range(15) for talk in (here, there)))
     session = await other.session("tenant", "session")
     assert session is not None
@@ -67,15 +67,15 @@ async def test_two_stores_on_one_database_see_one_another(store: Store, store_ur
 
 
 async def test_what_was_settled_is_there_after_a_restart(store: Store, store_url: str) -> None:
-    settled = await Talk(store).say("one", "1")
+    settled = await Talk(store=store).say("one", "1")
     await store.close()
     again = await Store.open(store_url)
-    assert await Talk(again).texts(settled.head) == ["one", "1"]
+    assert await Talk(store=again).texts(settled.head) == ["one", "1"]
     await again.close()
 
 
 async def test_a_settlement_whose_caller_is_cancelled_is_stored(store: Store, store_url: str) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     async with asyncio.TaskGroup() as tasks:
@@ -87,13 +87,13 @@ async def test_a_settlement_whose_caller_is_cancelled_is_stored(store: Store, st
     again = await Store.open(store_url)
     session = await again.session("tenant", "session")
     assert session is not None
-    assert await Talk(again).texts(session.head) == ["one", "1"]
+    assert await Talk(store=again).texts(session.head) == ["one", "1"]
     await again.close()
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
 async def test_what_cannot_be_stored_is_not_there(store: Store, name: str) -> None:
-    key = Talk(store).key
+    key = Talk(store=store).key
     assert await store.find(name) == []
     assert await store.sessions(name, limit=5) == ([], None)
     assert await store.path(key, name) == []

@@ -35,7 +35,7 @@ async def booked(talk: Talk) -> tuple[int, float | None]:
 
 
 async def test_it_comes_back_as_it_was_kept(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await nodes_of(talk, "one", "two")
     kept = summary("a", nodes[1], 2, tip=nodes[3], predecessor="sum_0", generation=3, asked=True)
     tried = failed("b", nodes[1], 2, usage=None, cost=None, exchange=None, created_at=4_000)
@@ -46,7 +46,7 @@ async def test_it_comes_back_as_it_was_kept(store: Store) -> None:
 
 
 async def test_what_no_database_holds_does_not_lose_it(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     (node, _) = await nodes_of(talk, "one")
     odd = summary("a", node, 1, text="a\x00b\ud83e", state={"k": ["\ud83e\x00"]}, model="m\x00")
     assert await store.keep_summary(talk.key, odd)
@@ -56,7 +56,7 @@ async def test_what_no_database_holds_does_not_lose_it(store: Store) -> None:
 
 
 async def test_it_is_kept_and_paid_for_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     (node, _) = await nodes_of(talk, "one")
     assert await booked(talk) == (0, None)
     assert await store.keep_summary(talk.key, summary("a", node, 1, cost=None))
@@ -70,7 +70,7 @@ async def test_it_is_kept_and_paid_for_once(store: Store) -> None:
 
 async def test_the_second_of_two_that_are_ready_at_one_node_is_paid_for_and_not_kept(store: Store) -> None:
     """Its maker had lost the lease meanwhile, and did not know."""
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await nodes_of(talk, "one", "two")
     first = summary("a", nodes[1], 2)
     assert await store.keep_summary(talk.key, first)
@@ -85,14 +85,14 @@ async def test_the_second_of_two_that_are_ready_at_one_node_is_paid_for_and_not_
 
 
 async def test_where_only_attempts_stand_a_ready_one_is_kept(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     (node, _) = await nodes_of(talk, "one")
     assert await store.keep_summary(talk.key, failed("a", node, 1, status=SummaryStatus.REFUSED))
     assert await store.keep_summary(talk.key, summary("b", node, 1))
 
 
 async def test_of_many_at_once_one_is_kept(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     (node, _) = await nodes_of(talk, "one")
     rows = [summary(str(number), node, 1, cost=1.0) for number in range(8)]
     assert sum(await asyncio.gather(*(store.keep_summary(talk.key, row) for row in rows))) == 1
@@ -101,7 +101,7 @@ async def test_of_many_at_once_one_is_kept(store: Store) -> None:
 
 
 async def test_without_its_session_it_is_gone(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     (node, _) = await nodes_of(talk, "one")
     await store.delete(talk.key)
     assert not await store.keep_summary(talk.key, summary("a", node, 1))
@@ -112,7 +112,7 @@ async def test_without_its_session_it_is_gone(store: Store) -> None:
 
 
 async def test_the_ready_one_that_covers_most_and_the_one_tried_last_are_found(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await nodes_of(talk, "one", "two", "three")
     most = summary("most", nodes[3], 4, created_at=1_000)
     less = summary("less", nodes[1], 2, created_at=2_000)
@@ -131,7 +131,7 @@ async def test_the_ready_one_that_covers_most_and_the_one_tried_last_are_found(s
 
 
 async def test_a_branch_is_recognised_by_the_end_on_which_it_was_made(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await nodes_of(talk, "one", "two")
     made = summary("a", nodes[0], 1, tip=nodes[2])
     await store.keep_summary(talk.key, made)
@@ -140,7 +140,7 @@ async def test_a_branch_is_recognised_by_the_end_on_which_it_was_made(store: Sto
 
 
 async def test_behind_any_number_of_another_branch_it_is_found(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     nodes = await nodes_of(talk, "one", "two")
     mine = summary("mine", nodes[0], 1, created_at=1_000)
     await store.keep_summary(talk.key, mine)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.conversation import body_id
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store.records import Body
 from proxy.store.store import Store
 from proxy.store.texts import is_message, messages_in, named_bodies
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_text_is_found_by_the_beginning_of_its_name(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     name = body_id(asked.message.raw)
     await talk.begin(asked, tools=b'[{"type":"function"}]')
@@ -31,14 +31,14 @@ async def test_a_beginning_that_two_names_share_names_neither(
     names = {b'{"a":1}': shared + "0" * 28, b'{"b":1}': shared + "f" * 28}
     for module in ("texts", "opening"):
         monkeypatch.setattr(f"proxy.store.{module}.body_of", lambda text: names[text.raw])
-    talk = Talk(store)
-    await talk.begin(*(Body(Message(raw), 1) for raw in names))
+    talk = Talk(store=store)
+    await talk.begin(*(Body(message=ChatMessage(raw), tokens=1) for raw in names))
     assert await store.body(talk.key, shared) is None
-    assert await store.body(talk.key, shared + "f") == (shared + "f" * 28, Message(b'{"b":1}'))
+    assert await store.body(talk.key, shared + "f") == (shared + "f" * 28, ChatMessage(b'{"b":1}'))
 
 
 async def test_tools_are_no_message_and_messages_no_tools(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "one")
     await talk.begin(asked, tools=b'[{"type":"function"}]')
     tools = body_id(b'[{"type":"function"}]')
@@ -49,10 +49,10 @@ async def test_tools_are_no_message_and_messages_no_tools(store: Store) -> None:
 
 
 async def test_equal_instructions_are_one_version_and_keep_their_bytes(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     leading = (
-        Message(b'{"role":"system", "content":"a"}'),
-        Message(b' {"role":"developer","content":"\\u00e9"}'),
+        ChatMessage(b'{"role":"system", "content":"a"}'),
+        ChatMessage(b' {"role":"developer","content":"\\u00e9"}'),
     )
     versions = set()
     for at in (1_000, 2_000):
@@ -78,4 +78,4 @@ def test_a_text_given_twice_is_one_body() -> None:
 def test_a_message_begins_with_a_brace() -> None:
     assert is_message(b' \n{"role":"user"}')
     assert not is_message(b"\t[]")
-    assert messages_in('[{"a": 1} ,{"b":2}]') == (Message(b'{"a": 1}'), Message(b'{"b":2}'))
+    assert messages_in('[{"a": 1} ,{"b":2}]') == (ChatMessage(b'{"a": 1}'), ChatMessage(b'{"b":2}'))

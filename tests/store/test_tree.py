@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_path_leads_from_the_root_to_the_node(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     first = await talk.say("one", "1")
     second = await talk.say("two", "2")
     assert [row.node for row in await store.path(talk.key, second.head)] == [
@@ -31,7 +31,7 @@ async def test_a_path_leads_from_the_root_to_the_node(store: Store) -> None:
 
 
 async def test_the_messages_of_an_agent_are_known_by_its_name(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("one", "1", agent="A")
     settled = await talk.say("two", "2")
     rows = await store.path(talk.key, settled.head)
@@ -39,7 +39,7 @@ async def test_the_messages_of_an_agent_are_known_by_its_name(store: Store) -> N
 
 
 async def test_a_branch_of_thousands_of_messages_is_read_and_known(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = [body("user", f"m{number}", 1) for number in range(1_999)]
     exchange = await talk.begin(*asked)
     settled = await talk.settle(exchange, *asked, replies=(body("assistant", "end", 1),))
@@ -53,7 +53,7 @@ async def test_a_branch_of_thousands_of_messages_is_read_and_known(store: Store)
 
 
 async def test_a_text_that_stands_in_many_places_is_stored_once(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     for _ in range(3):
         await talk.say("continue", "done")
     records = [record async for record in store.export(talk.key)]
@@ -64,9 +64,9 @@ async def test_a_text_that_stands_in_many_places_is_stored_once(store: Store) ->
 async def test_a_message_comes_back_to_the_byte(store: Store) -> None:
     text = '{ "role" : "user",\n "content":"\\u0000 \\ud83e\\udd8a é 𝕏","x":1.0e3,"x":1' + "0" * 30 + "}"
     raw = text.encode()
-    talk = Talk(store)
+    talk = Talk(store=store)
     asked = body("user", "placeholder")
-    asked = type(asked)(type(asked.message)(raw), 3)
+    asked = type(asked)(message=type(asked.message)(raw), tokens=3)
     exchange = await talk.begin(asked)
     settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
     row = (await store.path(talk.key, settled.head))[0]
@@ -75,7 +75,7 @@ async def test_a_message_comes_back_to_the_byte(store: Store) -> None:
 
 
 async def test_what_is_stored_keeps_the_count_it_was_stored_with(store: Store) -> None:
-    talk = Talk(store)
+    talk = Talk(store=store)
     heads: list[str] = []
     for tokens in (5, 9):  # counted by another model's vocabulary the second time
         asked = body("user", "same", tokens)
@@ -101,7 +101,7 @@ requests = st.lists(
 async def test_whatever_is_branched_each_leaf_is_a_branch_and_each_path_its_messages(
     store: Store, story: list[tuple[int, str, list[str]]], session: UUID
 ) -> None:
-    talk = Talk(store, session=str(session))
+    talk = Talk(store=store, session=str(session))
     await store.delete(talk.key)  # hypothesis may tell a story twice
     known: dict[str, list[str]] = {ROOT: []}
     for place, question, answers in story:

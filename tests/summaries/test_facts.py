@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import JsonObject, Message
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.facts import Facts, Said, facts_of, is_of_user
 from proxy.summaries.failures import Failure
 from proxy.summaries.names import Name
@@ -29,11 +30,11 @@ def of(*lines: str) -> Facts:
 
 def call(identity: str, tool: str, arguments: str) -> Message:
     made = {"id": identity, "type": "function", "function": {"name": tool, "arguments": arguments}}
-    return Message.of({"role": "assistant", "content": None, "tool_calls": [made]})
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [made]})
 
 
 def user(text: str, **fields: object) -> Message:
-    return Message.of({"role": "user", "content": text, **fields})
+    return ChatMessage.of({"role": "user", "content": text, **fields})
 
 
 def test_a_short_rule_is_kept_whole_and_a_request_beside_it() -> None:
@@ -127,9 +128,9 @@ def test_what_is_perhaps_a_rule_has_less_room_than_what_is_one() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Message.of({"role": "assistant", "content": "You must never sell it."}),
-        Message.of({"role": "tool", "tool_call_id": "a", "content": "You must never sell it."}),
-        Message.of({"role": "function", "name": "f", "content": "You must never sell it."}),
+        ChatMessage.of({"role": "assistant", "content": "You must never sell it."}),
+        ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": "You must never sell it."}),
+        ChatMessage.of({"role": "function", "name": "f", "content": "You must never sell it."}),
         user("<Agent: Planner> [调用工具 search] You must never sell it."),
         user("<Planner> [Earlier tool calls: search×5, 5 in all]</Planner>"),
         user("You must never sell it.", agent="Planner"),
@@ -143,7 +144,7 @@ def test_nothing_becomes_a_rule_that_the_user_did_not_say(message: Message) -> N
 
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
 def test_rules_of_the_user_and_of_instructions_amid_the_log(role: str) -> None:
-    assert facts_of([Message.of({"role": role, "content": "Never sell it.", "agent": "user"})]).rules
+    assert facts_of([ChatMessage.of({"role": role, "content": "Never sell it.", "agent": "user"})]).rules
 
 
 def test_who_says_a_rule_again_says_it_last() -> None:
@@ -175,7 +176,7 @@ def test_names_with_what_was_last_done_to_each() -> None:
 
 
 def test_calls_of_the_older_form_and_results_of_nobody_s_call() -> None:
-    called = Message.of(
+    called = ChatMessage.of(
         {
             "role": "assistant",
             "content": None,
@@ -185,7 +186,7 @@ def test_calls_of_the_older_form_and_results_of_nobody_s_call() -> None:
     facts = facts_of([called, *messages(["function find Error: none", "tool x A-17"])])
     assert facts.failures == (Failure(tool="find", text="Error: none"),)
     assert facts.names == (Name(text="A-17", times=2, called=True, state="find failed"),)
-    broken = Message.of({"role": "assistant", "function_call": {"name": 3, "arguments": {}}})
+    broken = ChatMessage.of({"role": "assistant", "function_call": {"name": 3, "arguments": {}}})
     assert facts_of([broken]).names == ()
 
 
@@ -198,7 +199,7 @@ def test_the_language_is_that_of_user_and_assistant() -> None:
 
 def test_of_very_long_texts_the_beginning_and_the_end_are_read() -> None:
     text = "see head-11 " + "and so on it goes " * 20_000 + " see tail-22"
-    facts = facts_of([Message.of({"role": "tool", "tool_call_id": "a", "content": text})])
+    facts = facts_of([ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": text})])
     assert [name.text for name in facts.names] == ["head-11", "tail-22"]
 
 
@@ -327,7 +328,7 @@ def planted(log: list[JsonObject], seed: int) -> tuple[list[Message], list[str],
             chance.choice(others)["content"] += f" (see {name})"
         rules.append(rule)
         names.append(name)
-    return [Message.of(message) for message in told], rules, names
+    return [ChatMessage.of(message) for message in told], rules, names
 
 
 SESSIONS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.facts import Facts, Said, facts_of
 from proxy.summaries.gates import Verdict, judge, missing
 from proxy.summaries.source import Source
@@ -27,7 +27,7 @@ FLIGHT, FIX, FILM, TOUR = (
 @cache
 def source(name: str) -> Source:
     log = json.loads((RECORDED / f"{name}.json").read_text("utf-8"))["messages"]
-    return Source.of([Message.of(message) for message in log if message["role"] != "system"])
+    return Source.of([ChatMessage.of(message) for message in log if message["role"] != "system"])
 
 
 def count(text: str) -> int:

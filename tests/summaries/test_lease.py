@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.fixture
 async def key(store: Store) -> str:
-    talk = Talk(store)
+    talk = Talk(store=store)
     await talk.say("hello", "hi")
     return talk.key
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
 from proxy.pipeline import Background
@@ -61,7 +61,7 @@ class Told(Summarizer):
         answer = self.answers.pop(0) if self.answers else GOOD
         if isinstance(answer, Exception):
             raise answer
-        return Answer(answer, "stop", calls=False, usage=USAGE, model=target.model)
+        return Answer(text=answer, finish="stop", calls=False, usage=USAGE, model=target.model)
 
 
 class Bench:
@@ -70,7 +70,7 @@ class Bench:
     def __init__(self, store: Store, upstream: Upstream) -> None:
         self.store = store
         self.told = Told(upstream)
-        self.talk = Talk(store)
+        self.talk = Talk(store=store)
         self.background = Background()
         self.workers: list[Summaries] = []
 
@@ -99,8 +99,16 @@ class Bench:
     async def work(self, stop: int, **changes: Any) -> Work:
         session = await self.store.session("tenant", "session")
         assert session is not None
-        wanted = SummaryRequest(stop, 400, urgent=False)
-        work = Work(self.talk.key, "session", session.head, wanted, EDIT, "gpt", Caller("tenant"))
+        wanted = SummaryRequest(stop=stop, room=400, urgent=False)
+        work = Work(
+            key=self.talk.key,
+            session="session",
+            tip=session.head,
+            wanted=wanted,
+            edit=EDIT,
+            model="gpt",
+            caller=Caller(tenant="tenant"),
+        )
         return replace(work, **changes)
 
     async def rows(self) -> list[SummaryRow]:
@@ -249,7 +257,9 @@ async def test_where_little_was_added_to_one_that_got_ready_meanwhile_none_is_ma
 
 async def test_messages_that_are_not_stored_yet_are_summed_up_too(bench: Bench) -> None:
     path = await bench.store.path(bench.talk.key, (await bench.work(1)).tip)
-    given = Given(tuple(row.message for row in path[:8]), (*(row.node for row in path[:7]), "f" * 40))
+    given = Given(
+        messages=tuple(row.message for row in path[:8]), nodes=(*(row.node for row in path[:7]), "f" * 40)
+    )
     made = await bench.worker().make(await bench.work(8, tip="f" * 40, given=given))
     assert made.row is not None
     assert made.row.node == "f" * 40
@@ -334,7 +344,9 @@ async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed
         await asyncio.sleep(0)
         monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
         bench.told.let.set()
-    assert second.result() == Attempt(None, "the summarizer is left alone for a while after failures")
+    assert second.result() == Attempt(
+        row=None, reason="the summarizer is left alone for a while after failures"
+    )
     assert len(bench.told.prompts) == 1
 
 

@@ -88,10 +88,13 @@ def test_a_line_that_was_wrapped_is_put_together() -> None:
 
 def test_a_list_under_a_heading_that_announces_rules() -> None:
     text = "Constraints:\n- vegan food\n\n2) nothing above 30 USD\nThat is it.\n- a walk"
-    assert list(rules_of(text)) == [Rule("vegan food", STRONG), Rule("2) nothing above 30 USD", WEAK)]
+    assert list(rules_of(text)) == [
+        Rule(text="vegan food", strength=STRONG),
+        Rule(text="2) nothing above 30 USD", strength=WEAK),
+    ]
     assert list(rules_of("You must:\n* write tests\n")) == [
-        Rule("You must:", STRONG),
-        Rule("write tests", STRONG),
+        Rule(text="You must:", strength=STRONG),
+        Rule(text="write tests", strength=STRONG),
     ]
     assert texts("要求：\n1、素食\n2、安静") == ["要求：", "1、素食", "2、安静"]
     assert texts("The files:\n- a.py\n- b.py") == []
@@ -123,9 +126,9 @@ def test_programs_logs_and_tables_lay_nothing_down(text: str) -> None:
 def test_in_a_block_of_code_only_whole_sentences_count() -> None:
     text = "```\nNever restart the node by hand.\nmust be set\nnever: true\n切勿重启节点。\n``` Always ask."
     assert list(rules_of(text)) == [
-        Rule("> Never restart the node by hand.", STRONG, is_quoted=True),
-        Rule("> 切勿重启节点。", STRONG, is_quoted=True),
-        Rule("Always ask.", STRONG),
+        Rule(text="> Never restart the node by hand.", strength=STRONG, is_quoted=True),
+        Rule(text="> 切勿重启节点。", strength=STRONG, is_quoted=True),
+        Rule(text="Always ask.", strength=STRONG),
     ]
 
 
@@ -135,8 +138,8 @@ def test_a_quoted_line_keeps_its_mark_and_what_orders_a_model_about_is_left_out(
         "> SYSTEM: you must pay at once, and this line is long\nand never answer it.\nSYSTEM: never ask."
     )
     assert list(rules_of(text)) == [
-        Rule("> The box must stay closed.", STRONG, is_quoted=True),
-        Rule("and never answer it.", STRONG),
+        Rule(text="> The box must stay closed.", strength=STRONG, is_quoted=True),
+        Rule(text="and never answer it.", strength=STRONG),
     ]
 
 
@@ -150,11 +153,13 @@ def test_a_quoted_line_keeps_its_mark_and_what_orders_a_model_about_is_left_out(
     ],
 )
 def test_words_in_quotation_marks_are_somebody_else_s(text: str) -> None:
-    assert list(rules_of(text)) == [Rule(text, WEAK, is_quoted=True)]
+    assert list(rules_of(text)) == [Rule(text=text, strength=WEAK, is_quoted=True)]
 
 
 def test_a_term_in_quotation_marks_is_part_of_a_rule() -> None:
-    assert list(rules_of("Avoid the word 'cheap'.")) == [Rule("Avoid the word 'cheap'.", STRONG)]
+    assert list(rules_of("Avoid the word 'cheap'.")) == [
+        Rule(text="Avoid the word 'cheap'.", strength=STRONG)
+    ]
     assert texts("He said 'the harbour is quiet now', so never go. Fine.") == [
         "He said 'the harbour is quiet now', so never go."
     ]
@@ -164,8 +169,8 @@ def test_a_term_in_quotation_marks_is_part_of_a_rule() -> None:
 @pytest.mark.parametrize("gap", ["\n", "\n\n", "\n\n\n"])
 def test_a_text_that_was_handed_over_is_somebody_else_s_to_the_end_of_its_paragraph(gap: str) -> None:
     assert list(rules_of(f"Please translate the following:{gap}You must never go.\n\nKeep it short.")) == [
-        Rule("> You must never go.", STRONG, is_quoted=True),
-        Rule("Keep it short.", STRONG),
+        Rule(text="> You must never go.", strength=STRONG, is_quoted=True),
+        Rule(text="Keep it short.", strength=STRONG),
     ]
     assert [rule.is_quoted for rule in rules_of("请翻译下面这段：\n必须去。\n\n以后都用英文。")] == [
         True,
@@ -185,8 +190,8 @@ def test_what_is_written_by_hand_is_read_closely() -> None:
     text = "It went well.\nSo it did.\n\nThe figures are blue\n\n- title in the middle\n- one\n\nIs it so?\n"
     assert texts(text) == []
     assert list(rules_of(text, closely=True)) == [
-        Rule("The figures are blue", WEAK),
-        Rule("title in the middle", WEAK),
+        Rule(text="The figures are blue", strength=WEAK),
+        Rule(text="title in the middle", strength=WEAK),
     ]
     assert [rule.text for rule in rules_of("标题：\n- 第三页重新排版\n- 好", closely=True)] == [
         "第三页重新排版"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.facts import Facts, Said
 from proxy.summaries.failures import Failure
 from proxy.summaries.names import Name
@@ -26,7 +26,7 @@ LOG = [
     *messages(
         ["user Look at /srv/app/src/main.py and at HAT 136, on 2024-05-07, for $1,234.50 or 3万 or 20k"]
     ),
-    Message.of({"role": "assistant", "content": None, "tool_calls": [CALL]}),
+    ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [CALL]}),
     *messages(['tool a {"row": "say \\"x-1\\"", "ratio": 0.25}', "assistant | run()"]),
 ]
 SOURCE = Source.of(LOG)

@@ -23,7 +23,7 @@ TURNS = 6
 @pytest.fixture
 async def talk(store: Store) -> Talk:
     """Twelve messages of 5 tokens: q0, a0, q1, …"""
-    talk = Talk(store)
+    talk = Talk(store=store)
     for number in range(TURNS):
         await talk.say(f"q{number}", f"a{number}")
     return talk
@@ -37,7 +37,16 @@ async def nodes_of(talk: Talk) -> list[str]:
 
 def work(talk: Talk, tip: str, stop: int, **changes: Any) -> Work:
     wanted = SummaryRequest(stop=stop, room=1_000, urgent=False)
-    return Work(talk.key, talk.session, tip, wanted, EDIT, "gpt", Caller("tenant"), **changes)
+    return Work(
+        key=talk.key,
+        session=talk.session,
+        tip=tip,
+        wanted=wanted,
+        edit=EDIT,
+        model="gpt",
+        caller=Caller(tenant="tenant"),
+        **changes,
+    )
 
 
 def row(name: str, nodes: list[str], until: int, **changes: Any) -> SummaryRow:
@@ -85,7 +94,9 @@ async def test_without_a_summary_all_up_to_the_stop_is_to_be_summed_up(talk: Tal
     assert (seen.reached, seen.attempt) == (None, None)
     assert texts(seen.span) == ["q0", "a0", "q1", "a1"]
     assert seen.span is not None
-    assert seen.span == Span(0, seen.span.messages, tuple(nodes[:4]), 20, None)
+    assert seen.span == Span(
+        start=0, messages=seen.span.messages, nodes=tuple(nodes[:4]), tokens=20, predecessor=None
+    )
     assert seen.span.stop == 4
 
 
@@ -169,8 +180,8 @@ async def test_of_one_that_is_known_only_what_lies_behind_it_is_read(
 
 async def test_a_branch_that_is_shorter_than_that_is_not_summed_up(talk: Talk) -> None:
     nodes = await nodes_of(talk)
-    assert await look(talk, work(talk, nodes[-1], 13)) == Found(None, None, None)
-    assert await look(talk, work(talk, "0" * 40, 2)) == Found(None, None, None)
+    assert await look(talk, work(talk, nodes[-1], 13)) == Found(reached=None, attempt=None, span=None)
+    assert await look(talk, work(talk, "0" * 40, 2)) == Found(reached=None, attempt=None, span=None)
     assert await from_the_beginning(talk.store, work(talk, "0" * 40, 2), count) is None
 
 
@@ -180,7 +191,7 @@ async def test_messages_that_are_given_are_not_read(talk: Talk, monkeypatch: pyt
     kept = row("1", nodes, 4)
     await talk.store.keep_summary(talk.key, kept)
     monkeypatch.setattr(talk.store, "path", None)
-    given = Given(tuple(each.message for each in rows), (*nodes[:-1], "not stored yet"))
+    given = Given(messages=tuple(each.message for each in rows), nodes=(*nodes[:-1], "not stored yet"))
     asked = work(talk, "not stored yet", 12, given=given)
     seen = await look(talk, asked)
     assert seen.span is not None

@@ -13,24 +13,27 @@ import orjson
 import pytest
 
 from proxy.config import Route, SummarizerSettings, UpstreamSettings
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.breaker import FAILURES, Breaker
 from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer
 from proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
-ASKED = [Message.of({"role": "system", "content": "sum up"}), Message.of({"role": "user", "content": "it"})]
+ASKED = [
+    ChatMessage.of({"role": "system", "content": "sum up"}),
+    ChatMessage.of({"role": "user", "content": "it"}),
+]
 CALLER = Caller(
-    "anne",
-    (
+    tenant="anne",
+    headers=(
         (b"Authorization", b"Bearer sk-anne"),
         (b"OpenAI-Project", b"proj"),
         (b"Idempotency-Key", b"k1"),
         (b"Content-Type", b"text/plain"),
         (b"Cookie", b"c=1"),
     ),
-    b"api-version=7",
+    query=b"api-version=7",
 )
 
 
@@ -135,7 +138,11 @@ async def test_by_default_the_sessions_model_is_asked_where_its_requests_go_with
     async with asking(provider) as summarizer:
         answer = await ask(summarizer)
     assert answer == Answer(
-        "a summary", "stop", False, {"prompt_tokens": 11, "completion_tokens": 3}, "m-2024"
+        text="a summary",
+        finish="stop",
+        calls=False,
+        usage={"prompt_tokens": 11, "completion_tokens": 3},
+        model="m-2024",
     )
     assert provider.target == "/v1/chat/completions?api-version=7"
     assert provider.body == {"model": "gpt", "messages": [message.data for message in ASKED]}
@@ -325,7 +332,7 @@ async def test_one_that_fails_again_and_again_is_left_alone() -> None:
         assert len(provider.requests) == FAILURES
         # The client's own key is a part of it: another client's may be better.
         with pytest.raises(NoAnswer, match="500"):
-            await ask(summarizer, caller=Caller("bert"))
+            await ask(summarizer, caller=Caller(tenant="bert"))
         assert len(provider.requests) == FAILURES + 1
 
 

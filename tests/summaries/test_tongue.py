@@ -45,5 +45,5 @@ def test_a_script_is_that_of_more_than_half(text: str, script: str) -> None:
 
 def test_code_paths_and_identifiers_have_no_language() -> None:
     text = "查看 `the_function and the rest` src/the/and.py the.and.of user_and_the and2the 完毕"
-    assert tongue_of(text) == Tongue({"Chinese": 4}, {})
+    assert tongue_of(text) == Tongue(scripts={"Chinese": 4}, small={})
     assert tongue_of(text).size == 4

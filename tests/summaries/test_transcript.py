@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.transcript import Part, parts, token_of
 from tests.trimming.histories import TRIED
 from tests.trimming.notation import messages
@@ -25,11 +26,11 @@ def test_each_message_stands_under_its_role() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"q": "sun"}'}}
     log = [
         *messages(["user What is the weather?"]),
-        Message.of(
+        ChatMessage.of(
             {"role": "assistant", "content": "I look.", "tool_calls": [call], "reasoning_content": "Hm."}
         ),
         *messages(["tool a sunny", "assistant | find()", "function find none"]),
-        Message.of({"role": "user", "content": "Thanks", "agent": "Ann\nLee", "name": "bob"}),
+        ChatMessage.of({"role": "user", "content": "Thanks", "agent": "Ann\nLee", "name": "bob"}),
     ]
     assert told(log).split("\n") == [
         "[# user]",
@@ -50,7 +51,9 @@ def test_each_message_stands_under_its_role() -> None:
 
 def test_of_media_only_the_kind_is_told() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    log = [Message.of({"role": "user", "content": [{"type": "text", "text": "Look"}, image, 3]})]
+    log: list[Message] = [
+        ChatMessage.of({"role": "user", "content": [{"type": "text", "text": "Look"}, image, 3]})
+    ]
     assert told(log) == "[# user]\nLook\n[# image_url]"
 
 
@@ -106,4 +109,4 @@ def test_of_no_messages_there_is_no_part() -> None:
 
 
 def test_a_fence() -> None:
-    assert Part("said", "12ab34cd").fenced == "<transcript-12ab34cd>\nsaid\n</transcript-12ab34cd>"
+    assert Part(text="said", token="12ab34cd").fenced == "<transcript-12ab34cd>\nsaid\n</transcript-12ab34cd>"

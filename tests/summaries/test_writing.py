@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.overflow import Overflow
 from proxy.models import Catalogue
 from proxy.store import SummaryRow, SummaryStatus
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.anyio
 RULE = "You must never write to the folder /etc/parcels."
 GOOD = "## Goal\nmove the parcels to the depot\n## Next step\nlook for the depot"
 TALK = [
-    Message.of({"role": role, "content": text})
+    ChatMessage.of({"role": role, "content": text})
     for role, text in [
         ("user", f"Please move the parcels to the depot. {RULE}"),
         ("assistant", "I will move the parcels and look for the depot."),
@@ -42,7 +43,13 @@ TALK = [
 ]
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
 WORK = Work(
-    "key", "s", "tip", SummaryRequest(12, 400, urgent=False), Summarize(mode="model"), "gpt", Caller("t")
+    key="key",
+    session="s",
+    tip="tip",
+    wanted=SummaryRequest(stop=12, room=400, urgent=False),
+    edit=Summarize(mode="model"),
+    model="gpt",
+    caller=Caller(tenant="t"),
 )
 
 
@@ -63,7 +70,7 @@ class Told(Summarizer):
 
 
 def said(text: str, finish: str = "stop", *, calls: bool = False) -> Answer:
-    return Answer(text, finish, calls=calls, usage=USAGE, model="m-2024")
+    return Answer(text=text, finish=finish, calls=calls, usage=USAGE, model="m-2024")
 
 
 @pytest.fixture
@@ -78,7 +85,13 @@ def span_of(messages: Sequence[Message] = TALK, predecessor: SummaryRow | None =
     tokens = sum(TokenCounter("estimate").messages(messages, "gpt"))
     if predecessor is not None:
         tokens += predecessor.covered_tokens
-    return Span(start, tuple(messages), tuple(f"n{at}" for at in range(len(messages))), tokens, predecessor)
+    return Span(
+        start=start,
+        messages=tuple(messages),
+        nodes=tuple(f"n{at}" for at in range(len(messages))),
+        tokens=tokens,
+        predecessor=predecessor,
+    )
 
 
 async def written(told: Told, span: Span | None = None, work: Work = WORK, *rules: ModelRule) -> Written:
@@ -88,7 +101,7 @@ async def written(told: Told, span: Span | None = None, work: Work = WORK, *rule
 
 async def test_in_a_room_for_no_more_than_its_heading_there_is_none(upstream: Upstream) -> None:
     told = Told(upstream, "## Goal\nthe depot", "## Goal\nthe depot")
-    work = replace(WORK, wanted=SummaryRequest(12, 52, urgent=True))
+    work = replace(WORK, wanted=SummaryRequest(stop=12, room=52, urgent=True))
     made = await written(told, span_of(TALK[1:]), work)
     assert (made.status, made.text) == (SummaryStatus.REFUSED, "")
     assert made.reason == "nothing but its heading fits within 52 tokens"
@@ -101,7 +114,9 @@ async def test_a_good_answer_becomes_a_summary(upstream: Upstream) -> None:
     assert made.text.startswith("Archived Session Summary\n")
     assert RULE in made.text
     assert "look for the depot" in made.text
-    counted = TokenCounter("estimate").message(Message.of({"role": "system", "content": made.text}), "gpt")
+    counted = TokenCounter("estimate").message(
+        ChatMessage.of({"role": "system", "content": made.text}), "gpt"
+    )
     assert made.tokens == counted <= WORK.wanted.room
     assert State.model_validate(made.state).told == GOOD
     assert (made.spending.tries, made.spending.usage, made.spending.cost) == (1, USAGE, None)
@@ -146,11 +161,17 @@ async def test_no_answer_ends_it_and_what_was_spent_is_known(upstream: Upstream)
 
 async def test_what_it_would_save_is_not_paid_for_with_more(upstream: Upstream) -> None:
     few = [
-        Message.of({"role": "user", "content": RULE}),
-        Message.of({"role": "assistant", "content": "Yes."}),
+        ChatMessage.of({"role": "user", "content": RULE}),
+        ChatMessage.of({"role": "assistant", "content": "Yes."}),
     ]
     work = Work(
-        "k", "s", "t", SummaryRequest(2, 400, urgent=False), Summarize(mode="model"), "gpt", Caller("t")
+        key="k",
+        session="s",
+        tip="t",
+        wanted=SummaryRequest(stop=2, room=400, urgent=False),
+        edit=Summarize(mode="model"),
+        model="gpt",
+        caller=Caller(tenant="t"),
     )
     made = await written(Told(upstream, *["## Goal\nwrite to the folder"] * 2), span_of(few), work)
     assert made.status is SummaryStatus.REFUSED
@@ -159,7 +180,7 @@ async def test_what_it_would_save_is_not_paid_for_with_more(upstream: Upstream) 
 async def test_it_goes_on_from_the_summary_before_it(upstream: Upstream) -> None:
     first = await written(Told(upstream, GOOD))
     before = row(first)
-    later = [Message.of({"role": "user", "content": f"Later: {'other words ' * 40}"})] * 4
+    later = [ChatMessage.of({"role": "user", "content": f"Later: {'other words ' * 40}"})] * 4
     told = Told(upstream, "## Goal\nother words, later")
     made = await written(told, span_of(later, before))
     assert made.status is SummaryStatus.READY
@@ -206,7 +227,7 @@ def row(made: Written) -> SummaryRow:
 
 
 LONG = [
-    Message.of(
+    ChatMessage.of(
         {"role": ("user", "assistant")[at % 2], "content": f"part {at}: {'parcels and depots ' * 150}"}
     )
     for at in range(20)
@@ -254,7 +275,16 @@ async def test_a_model_that_finds_everything_too_long_is_given_up(
 
 async def test_a_prompt_of_the_operators_is_used_and_needs_no_headings(upstream: Upstream) -> None:
     edit = Summarize(mode="model", prompt="Task goal, in 3 lines.", heading="What was", language="en")
-    work = Work("k", "s", "t", WORK.wanted, edit, "gpt", Caller("t"), hint="Ask for more.")
+    work = Work(
+        key="k",
+        session="s",
+        tip="t",
+        wanted=WORK.wanted,
+        edit=edit,
+        model="gpt",
+        caller=Caller(tenant="t"),
+        hint="Ask for more.",
+    )
     told = Told(upstream, "They want to move the parcels to the depot.")
     made = await written(told, None, work)
     assert made.status is SummaryStatus.READY
@@ -265,7 +295,7 @@ async def test_a_prompt_of_the_operators_is_used_and_needs_no_headings(upstream:
 
 async def test_chinese_is_summed_up_in_chinese(upstream: Upstream) -> None:
     talk = [
-        Message.of({"role": role, "content": f"{text}{'请把包裹送到仓库，然后检查清单。' * 12}"})
+        ChatMessage.of({"role": role, "content": f"{text}{'请把包裹送到仓库，然后检查清单。' * 12}"})
         for role, text in [("user", "必须先检查清单。"), ("assistant", "好的。")] * 4
     ]
     told = Told(upstream, "## 目标\n把包裹送到仓库\n## 下一步\n检查清单")
@@ -285,10 +315,10 @@ async def test_what_no_database_holds_is_not_sent(upstream: Upstream) -> None:
 async def test_usage_is_added_up_whatever_is_in_it(upstream: Upstream) -> None:
     odd: dict[str, Any] = {"prompt_tokens": 1, "tier": "a", "audio": None, "details": {"x": 1}}
     newer: dict[str, Any] = {"prompt_tokens": 2.5, "tier": "b", "audio": {"x": 2}, "cached": True}
-    answers = [Answer("", "stop", calls=False, usage=usage, model="m") for usage in (odd, None)]
+    answers = [Answer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, None)]
     made = await written(Told(upstream, *answers))
     assert made.spending.usage == odd
-    answers = [Answer("", "stop", calls=False, usage=usage, model="m") for usage in (odd, newer)]
+    answers = [Answer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, newer)]
     made = await written(Told(upstream, *answers))
     assert made.spending.usage == {
         "prompt_tokens": 3.5,

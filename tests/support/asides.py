@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store import Body, Reply, Settled, Status, SummaryRow, SummaryStatus
 from proxy.trimming import Hidden
 from tests.support.talk import Talk, body, message, settlement
@@ -49,11 +49,11 @@ def failed(name: str, node: str, until: int, **changes: Any) -> SummaryRow:
 
 HIDDEN = Hidden(
     before=(
-        Message(b'{"role":"assistant", "tool_calls":[{"id":"c1","type":"function","function":'
+        ChatMessage(b'{"role":"assistant", "tool_calls":[{"id":"c1","type":"function","function":'
                 b'{"name":"recall_context","arguments":"{\\"ref\\": 1}"}}],"content":null}'),
         message("tool", "The whole text: \u00e9 \x00 \u2028", tool_call_id="c1"),
     ),
-    reply=Message(b'{ "role" : "assistant",\n "content":"\\ud83e\\udd8a" }'),
+    reply=ChatMessage(b'{ "role" : "assistant",\n "content":"\\ud83e\\udd8a" }'),
     after=(message("tool", "so it is", tool_call_id="c2"),),
     tokens=31,
 )  # fmt: skip
@@ -62,7 +62,7 @@ HIDDEN = Hidden(
 
 def reply(text: str, hidden: Hidden | None = None, **fields: Any) -> Reply:
     """Return a reply."""
-    return Reply(body("assistant", text, **fields), hidden=hidden)
+    return Reply(body=body("assistant", text, **fields), hidden=hidden)
 
 
 async def settle(

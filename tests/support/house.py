@@ -79,7 +79,14 @@ class House:
         summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start)
         recall = Recall(store)
         self.means = AppServices(
-            store, self.upstream, self.background, memory, knowledge, summaries, recall, counter
+            store=store,
+            upstream=self.upstream,
+            background=self.background,
+            memory=memory,
+            knowledge=knowledge,
+            summaries=summaries,
+            recall=recall,
+            counter=counter,
         )
         self.chat = ChatCompletions(settings, self.means)
 
@@ -88,7 +95,9 @@ class House:
     ) -> Heard:
         client = client or Heard()
         asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **body}
-        await self.chat.answer(Call("t", [SESSION, *headers], b"", orjson.dumps(asked)), client)
+        await self.chat.answer(
+            Call(tenant="t", headers=[SESSION, *headers], query=b"", body=orjson.dumps(asked)), client
+        )
         return client
 
     async def last(self) -> ExchangeRow:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.conversation import ROOT, Incoming, content_hash, names_under
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.store import Body, Branches, HistoryQuery, HistorySnapshot, Kept, Settled, recall
 from proxy.trimming import Cut, Gap
 from tests.support.asides import RECIPE
@@ -16,7 +16,7 @@ from tests.support.talk import Talk, body, message
 def incoming(messages: Sequence[Message], **changes: Any) -> Incoming:
     contents = [content_hash(each) for each in messages]
     replies = [place for place, each in enumerate(messages) if each.role == "assistant"]
-    return Incoming(names_under(ROOT, contents), contents, replies, **changes)
+    return Incoming(names=names_under(ROOT, contents), contents=contents, replies=replies, **changes)
 
 
 async def ask(
@@ -70,7 +70,16 @@ def result_of(call: str, text: str = "42") -> Message:
 
 
 def cut_with(position: int, *gaps: Gap) -> Cut:
-    return Cut(position, "lean", "v1", (), 10, 2, 0, gaps)
+    return Cut(
+        position=position,
+        policy="lean",
+        version="v1",
+        changes=(),
+        tokens=10,
+        messages=2,
+        tool_calls=0,
+        gaps=gaps,
+    )
 
 
 async def long_talk(talk: Talk, turns: int) -> list[str]:
@@ -87,7 +96,10 @@ async def long_talk(talk: Talk, turns: int) -> list[str]:
         replies=(body("assistant", "end"),),
         base=nodes[-1],
         at_head=False,
-        cut=cut_with(2 * turns - 1, Gap(1, 2 * turns - 2, "drop_oldest", "old", 5, 0)),
-        kept=Kept((nodes[0],), (0,)),
+        cut=cut_with(
+            2 * turns - 1,
+            Gap(start=1, stop=2 * turns - 2, edit="drop_oldest", reason="old", tokens=5, tool_calls=0),
+        ),
+        kept=Kept(nodes=(nodes[0],), messages=(0,)),
     )
     return [*nodes, *settled.nodes, *settled.replies]

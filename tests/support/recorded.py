@@ -77,9 +77,9 @@ class Recorded:
         head, *lines = (json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines())
         exchanges = [
             Exchange(
-                [(name, value) for name, value in line["headers"]],
-                line["request"].encode(),
-                line["response"].encode(),
+                headers=[(name, value) for name, value in line["headers"]],
+                request=line["request"].encode(),
+                response=line["response"].encode(),
             )
             for line in lines
         ]

@@ -45,7 +45,9 @@ class Recording:
 
     def streamable(self) -> Recording:
         """Return it with replies that hold nothing but what a stream can carry."""
-        return Recording(self.name, [_streamable(message) for message in self.messages], self.tools)
+        return Recording(
+            name=self.name, messages=[_streamable(message) for message in self.messages], tools=self.tools
+        )
 
     @property
     def lead(self) -> int:
@@ -72,10 +74,12 @@ class Recording:
         """Yield the requests in order; after what follows the last reply, one reply is made up."""
         start = 0
         for place in self.replies:
-            yield ExchangeContext(self.messages[start:place], self.messages[place])
+            yield ExchangeContext(messages=self.messages[start:place], reply=self.messages[place])
             start = place + 1 if append else 0
         if self.messages[-1]["role"] != "assistant":
-            yield ExchangeContext(self.messages[start:], {"role": "assistant", "content": "(the end)"})
+            yield ExchangeContext(
+                messages=self.messages[start:], reply={"role": "assistant", "content": "(the end)"}
+            )
 
 
 def difference(stored: Sequence[Message], recording: Recording) -> str | None:

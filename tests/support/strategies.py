@@ -19,7 +19,8 @@ import yaml
 from pydantic import BaseModel
 
 from proxy.conversation import body_of
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.recall import ref_of
 from proxy.tokens import TokenCounter
 from proxy.trimming import TOOL_OUTPUT_TYPES, BaseEdit, Edit, Entry, Plan, PlanningContext, Policy, plan
@@ -121,10 +122,16 @@ class Shown:
             said = said[:-1]
         if self.told_by is not None:
             said = [*broadcasts(said, self.told_by), {"role": "user", "content": "Where do we stand?"}]
-        messages = [Message.of(message) for message in said]
+        messages = [ChatMessage.of(message) for message in said]
         counts = COUNTER.messages(messages, MODEL)
         return [
-            Entry(message, tokens, ref_of(body_of(message)), position=at, is_internal=at in self.internal)
+            Entry(
+                message=message,
+                tokens=tokens,
+                ref=ref_of(body_of(message)),
+                position=at,
+                is_internal=at in self.internal,
+            )
             for at, (message, tokens) in enumerate(zip(messages, counts, strict=True))
         ]
 

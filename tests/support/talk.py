@@ -9,18 +9,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.conversation import ROOT
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store import Body, Opening, Reply, Settled, Settlement, Status, Store, session_key
 
 _IDS = count(1)
 
 
 def message(role: str, text: str, **fields: Any) -> Message:
-    return Message.of({"role": role, "content": text, **fields})
+    return ChatMessage.of({"role": role, "content": text, **fields})
 
 
 def body(role: str, text: str, tokens: int = 5, **fields: Any) -> Body:
-    return Body(message(role, text, **fields), tokens)
+    return Body(message=message(role, text, **fields), tokens=tokens)
 
 
 def opening(exchange: str, *messages: Body, **changes: Any) -> Opening:
@@ -61,7 +62,7 @@ def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), *
         arrivals=((),) * len(messages),
         policy_version="v1",
         agent=None,
-        replies=tuple(Reply(reply) for reply in replies),
+        replies=tuple(Reply(body=reply) for reply in replies),
         cut=None,
         tokens_before=100,
         tokens_sent=60,

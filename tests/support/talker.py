@@ -134,7 +134,7 @@ async def shown(http: aiohttp.ClientSession, base: str, session: str) -> Shown:
         page = await get(f"/exchanges?limit=1000{after}")
         statuses.update(row["status"] for row in page["data"])
         if page["next"] is None:
-            return Shown(Counter(replies.values()), statuses)
+            return Shown(replies=Counter(replies.values()), statuses=statuses)
         after = f"&after={quote(page['next'], safe='')}"
 
 

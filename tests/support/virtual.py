@@ -11,7 +11,8 @@ import orjson
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from proxy.dialects.chat.messages import Call, Message
+from proxy.dialects import Call, Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError
 from proxy.pipeline import Outcome, Rounds, VirtualRelay, request_form
@@ -153,7 +154,7 @@ class World:
         """Return the messages of the next request: every call of the client is answered."""
         outcome = self.settled()
         [(reply, partial)] = outcome.replies
-        view = [Message.of(USER)]
+        view: list[Message] = [ChatMessage.of(USER)]
         sent = request_form(reply, "auto", partial=partial)
         if outcome.hidden is not None:
             view += [*outcome.hidden.before, outcome.hidden.reply or sent, *outcome.hidden.after]

@@ -11,14 +11,14 @@ def test_what_is_put_is_found() -> None:
     cache.put("a", 3)
     cache.put("b", 0)
     assert (cache.get("a"), cache.get("b")) == (3, 0)
-    assert cache.cached == Cached(2, 3)
+    assert cache.cached == Cached(cached_messages=2, total_cached_tokens=3)
 
 
 def test_a_key_that_is_put_again_counts_once() -> None:
     cache = CountCache(10 * ENTRY_BYTES)
     cache.put("a", 3)
     cache.put("a", 5)
-    assert cache.cached == Cached(1, 5)
+    assert cache.cached == Cached(cached_messages=1, total_cached_tokens=5)
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -28,14 +28,14 @@ def test_the_least_recently_used_goes_first() -> None:
     cache.get("a")
     cache.put("c", 100)
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 100)
-    assert cache.cached == Cached(2, 101)
+    assert cache.cached == Cached(cached_messages=2, total_cached_tokens=101)
 
 
 def test_even_a_bound_of_nothing_holds_one() -> None:
     cache = CountCache(0)
     cache.put("a", 1)
     cache.put("b", 2)
-    assert cache.cached == Cached(1, 2)
+    assert cache.cached == Cached(cached_messages=1, total_cached_tokens=2)
 
 
 def test_clearing_forgets_everything() -> None:
@@ -43,7 +43,7 @@ def test_clearing_forgets_everything() -> None:
     cache.put("a", 3)
     cache.clear()
     assert cache.get("a") is None
-    assert cache.cached == Cached(0, 0)
+    assert cache.cached == Cached(cached_messages=0, total_cached_tokens=0)
 
 
 def test_threads_do_not_disturb_its_sums() -> None:
@@ -57,7 +57,7 @@ def test_threads_do_not_disturb_its_sums() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, (3, 5, 7, 11)))
     counts = [count for key in range(97) if (count := cache.get(key)) is not None]
-    assert cache.cached == Cached(50, sum(counts))
+    assert cache.cached == Cached(cached_messages=50, total_cached_tokens=sum(counts))
 
 
 def test_many_are_found_at_once_as_one_by_one() -> None:

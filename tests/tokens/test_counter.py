@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import vocabulary
 from proxy.tokens.cache import ENTRY_BYTES, Cached
 from proxy.tokens.counter import LOW_DETAIL_TOKENS, MEDIA_TOKENS, MESSAGE_TOKENS, TokenCounter
@@ -97,13 +97,13 @@ COUNTED: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("case", COUNTED)
 def test_what_is_counted_of_a_message(case: str) -> None:
     data, tokens = COUNTED[case]
-    assert COUNTER.message(Message.of(data), MODEL) == MESSAGE_TOKENS + tokens
+    assert COUNTER.message(ChatMessage.of(data), MODEL) == MESSAGE_TOKENS + tokens
 
 
 def test_the_vocabulary_is_that_of_the_model() -> None:
     text = "お誕生日おめでとう"
     assert (COUNTER.text(text, "gpt-4"), COUNTER.text(text, "gpt-4o")) == (9, 8)
-    message = Message.of({"role": "user", "content": text})
+    message = ChatMessage.of({"role": "user", "content": text})
     assert (COUNTER.message(message, "gpt-4"), COUNTER.message(message, "gpt-4o")) == (13, 12)
 
 
@@ -115,37 +115,37 @@ def test_json_is_counted_as_text() -> None:
 
 def test_a_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = TokenCounter()
-    first = counter.message(Message.of({"role": "user", "content": "Where?"}), MODEL)
+    first = counter.message(ChatMessage.of({"role": "user", "content": "Where?"}), MODEL)
     tools = counter.json(b"[1]", MODEL)
 
     def fail(*_arguments: object) -> int:
         raise AssertionError("it was counted again")
 
     monkeypatch.setattr(vocabulary.Vocabulary, "count", fail)
-    assert counter.message(Message.of({"role": "user", "content": "Where?"}), MODEL) == first
-    assert counter.message(Message.of({"role": "user", "content": "Where?"}), "gpt-4o-mini") == first
+    assert counter.message(ChatMessage.of({"role": "user", "content": "Where?"}), MODEL) == first
+    assert counter.message(ChatMessage.of({"role": "user", "content": "Where?"}), "gpt-4o-mini") == first
     assert counter.json(b"[1]", MODEL) == tools
     with pytest.raises(AssertionError, match="again"):
-        counter.message(Message.of({"role": "user", "content": "Where!"}), MODEL)
+        counter.message(ChatMessage.of({"role": "user", "content": "Where!"}), MODEL)
     with pytest.raises(AssertionError, match="again"):
-        counter.message(Message.of({"role": "user", "content": "Where?"}), "gpt-4")
+        counter.message(ChatMessage.of({"role": "user", "content": "Where?"}), "gpt-4")
 
 
 def test_what_is_remembered_can_be_seen_and_cleared() -> None:
     counter = TokenCounter("estimate")
-    assert counter.cached == Cached(0, 0)
-    messages = [Message.of({"role": "user", "content": text}) for text in ("One", "Two", "Two")]
+    assert counter.cached == Cached(cached_messages=0, total_cached_tokens=0)
+    messages = [ChatMessage.of({"role": "user", "content": text}) for text in ("One", "Two", "Two")]
     tokens = [counter.message(message, MODEL) for message in messages]
     counter.json(b"[]", MODEL)
-    assert counter.cached == Cached(2, tokens[0] + tokens[1])
+    assert counter.cached == Cached(cached_messages=2, total_cached_tokens=tokens[0] + tokens[1])
     counter.clear()
-    assert counter.cached == Cached(0, 0)
+    assert counter.cached == Cached(cached_messages=0, total_cached_tokens=0)
 
 
 def test_what_is_remembered_is_bounded() -> None:
     counter = TokenCounter("estimate", cache_bytes=3 * ENTRY_BYTES)
     for number in range(10):
-        counter.message(Message.of({"role": "user", "content": f"{number}" * 1000}), MODEL)
+        counter.message(ChatMessage.of({"role": "user", "content": f"{number}" * 1000}), MODEL)
     assert counter.cached.cached_messages == 3
 
 
@@ -183,12 +183,14 @@ JSON = st.recursive(
 )
 @settings(max_examples=150, deadline=None)
 def test_any_json_object_can_be_counted(data: dict[str, Any]) -> None:
-    assert COUNTER.message(Message.of(data), MODEL) >= MESSAGE_TOKENS
+    assert COUNTER.message(ChatMessage.of(data), MODEL) >= MESSAGE_TOKENS
 
 
 def test_many_messages_are_counted_as_one_by_one() -> None:
     counter = TokenCounter("estimate")
-    messages = [Message.of({"role": "user", "content": text}) for text in ("One", "Two, three", "One", "")]
+    messages = [
+        ChatMessage.of({"role": "user", "content": text}) for text in ("One", "Two, three", "One", "")
+    ]
     counts = [TokenCounter("estimate").message(message, MODEL) for message in messages]
     assert counter.messages(messages, MODEL) == counts
     assert counter.messages(messages, MODEL) == counts

@@ -9,13 +9,14 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from proxy.conversation import rounds, spans
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.chat.protocol import problems
 from proxy.trimming.engine import compaction, plan
 from proxy.trimming.gaps import standing
 from proxy.trimming.plan import Change, Entry, Hidden, Plan, PlanningContext, Prepared, SummaryRequest
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
-from proxy.trimming.protocol import problems
 from proxy.trimming.view import merged
 from tests.support import api_rules
 
@@ -40,28 +41,36 @@ def hidden(entry: Entry, known: PlanningContext) -> Hidden:
     call = {"id": name, "type": "function", "function": {"name": "recall_context", "arguments": "{}"}}
     first = {**call, "id": f"{name}_first"}
     before = (
-        Message.of({"role": "assistant", "content": None, "tool_calls": [first]}),
-        Message.of({"role": "tool", "tool_call_id": first["id"], "content": f"of {entry.ref}"}),
+        ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [first]}),
+        ChatMessage.of({"role": "tool", "tool_call_id": first["id"], "content": f"of {entry.ref}"}),
     )
     reply: Message | None = None
     after: tuple[Message, ...] = ()
-    if message.calls:
+    if message.data.get("tool_calls"):
         reply = message.replacing("tool_calls", [call, *message.data["tool_calls"]])
-        after = (Message.of({"role": "tool", "tool_call_id": name, "content": "nothing was found"}),)
+        after = (ChatMessage.of({"role": "tool", "tool_call_id": name, "content": "nothing was found"}),)
     more = sum(map(known.count, (*before, *after)))
     return Hidden(
-        before,
-        reply,
-        after,
-        more + (known.count(reply) if reply is not None else entry.tokens) - entry.tokens,
+        before=before,
+        reply=reply,
+        after=after,
+        tokens=more + (known.count(reply) if reply is not None else entry.tokens) - entry.tokens,
     )
 
 
 def prepared(wanted: SummaryRequest, known: PlanningContext, *, asked: bool = False) -> Prepared:
     """Return a summary such as a model would have made it."""
     text = "s" * max(1, min(wanted.room - 12, 300))
-    tokens = known.count(Message.of({"role": "system", "content": text}))
-    return Prepared(text, tokens, wanted.stop, "small", wanted.stop, 1000, asked=asked)
+    tokens = known.count(ChatMessage.of({"role": "system", "content": text}))
+    return Prepared(
+        text=text,
+        tokens=tokens,
+        until=wanted.stop,
+        model="small",
+        covered_messages=wanted.stop,
+        covered_tokens=1000,
+        asked=asked,
+    )
 
 
 def requests(
@@ -95,7 +104,7 @@ def requests(
         assert made == plan(left, policy, "p", asked, cut, composed=True)
         decided = {entry.position: each for entry, each in zip(left, made.decided, strict=True)}
         arrivals += [decided[position] for position in range(len(arrivals), stop)]
-        yield Request(tuple(whole), made, last)
+        yield Request(entries=tuple(whole), plan=made, last=last)
         wanted, is_asked = made.wanted, asking[number % len(asking)]
         if is_asked:
             wanted = compaction(left, policy, asked, made.cut) or wanted

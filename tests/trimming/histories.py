@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from proxy.conversation import open_calls
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 
 TRIED = settings(deadline=None, max_examples=60)
 """Each history is many messages, so that few of them try a lot. Nothing is timed."""
@@ -29,14 +30,14 @@ def _call(identity: str, name: str) -> dict[str, Any]:
 
 
 def _result(identity: str, text: str) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": identity, "content": text})
+    return ChatMessage.of({"role": "tool", "tool_call_id": identity, "content": text})
 
 
 @st.composite
 def _block(draw: st.DrawFn, *, open_: bool = False) -> list[Message]:
     ids = draw(st.lists(IDS, min_size=1, max_size=4, unique=True))
     fields: dict[str, Any] = {"content": draw(st.sampled_from([None, "", "let me see"]))}
-    block = Message.of(
+    block = ChatMessage.of(
         {"role": "assistant", **fields, "tool_calls": [_call(each, draw(NAMES)) for each in ids]}
     )
     answered = draw(st.permutations(ids))
@@ -50,15 +51,15 @@ def _older_block(draw: st.DrawFn) -> list[Message]:
     name = draw(NAMES)
     call = {"name": name, "arguments": "{}"}
     return [
-        Message.of(
+        ChatMessage.of(
             {"role": "assistant", "content": draw(st.sampled_from([None, "so"])), "function_call": call}
         ),
-        Message.of({"role": "function", "name": name, "content": draw(TEXTS)}),
+        ChatMessage.of({"role": "function", "name": name, "content": draw(TEXTS)}),
     ]
 
 
 def _said(role: str) -> st.SearchStrategy[list[Message]]:
-    return SAID.map(lambda text: [Message.of({"role": role, "content": text})])
+    return SAID.map(lambda text: [ChatMessage.of({"role": role, "content": text})])
 
 
 SPANS = st.one_of(
@@ -79,14 +80,14 @@ def _broken_message(draw: st.DrawFn) -> Message:
             st.builds(_result, IDS, TEXTS),
             st.builds(_result, IDS, TEXTS),
             st.builds(
-                lambda content, items: Message.of(
+                lambda content, items: ChatMessage.of(
                     {"role": "assistant", "content": content, "tool_calls": items}
                 ),
                 st.sampled_from([None, "", "let me see"]),
                 calls,
             ),
             _said("user").map(lambda said: said[0]),
-            st.just(Message.of({"role": "assistant", "content": None})),
+            st.just(ChatMessage.of({"role": "assistant", "content": None})),
         )
     )
 
@@ -101,5 +102,5 @@ def grown(history: list[Message]) -> st.SearchStrategy[list[Message]]:
     """Return histories that go on from `history`, whose last calls are answered no further."""
     more = broken()
     if open_calls(history) is not None:
-        more = more.map(lambda messages: [Message.of({"role": "user", "content": "go on"}), *messages])
+        more = more.map(lambda messages: [ChatMessage.of({"role": "user", "content": "go on"}), *messages])
     return more.map(lambda messages: history + messages)

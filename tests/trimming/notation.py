@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.plan import Entry, PlanningContext
 
 MESSAGE_TOKENS = 10
@@ -24,14 +25,14 @@ def message(line: str) -> Message:
     """Return the message that a line stands for."""
     role, _, rest = line.partition(" ")
     if role == "assistant":
-        return Message.of(_assistant(rest))
+        return ChatMessage.of(_assistant(rest))
     if role == "tool":
         answers, _, text = rest.partition(" ")
-        return Message.of({"role": role, "tool_call_id": answers, "content": text})
+        return ChatMessage.of({"role": role, "tool_call_id": answers, "content": text})
     if role == "function":
         name, _, text = rest.partition(" ")
-        return Message.of({"role": role, "name": name, "content": text})
-    return Message.of({"role": role, "content": rest})
+        return ChatMessage.of({"role": role, "name": name, "content": text})
+    return ChatMessage.of({"role": role, "content": rest})
 
 
 def _assistant(rest: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def line(given: Message) -> str:
     """Return the line that stands for a message."""
     data = given.data
     if given.role == "assistant":
-        calls = [f"{call.id} {call.name}" for call in given.calls]
+        calls = [f"{call.id} {call.name}" for call in given.calls if not call.legacy]
         if isinstance(data.get("function_call"), dict):
             calls.append(f"{data['function_call']['name']}()")
         return " ".join(["assistant", *([given.text] if given.text else []), *(["|"] if calls else [])]) + (
@@ -79,7 +80,8 @@ def count(given: Message) -> int:
 def entries(given: Sequence[Message]) -> list[Entry]:
     """Return messages as trimming sees them, none of them sent before."""
     return [
-        Entry(each, count(each), f"ref_{position}", position=position) for position, each in enumerate(given)
+        Entry(message=each, tokens=count(each), ref=f"ref_{position}", position=position)
+        for position, each in enumerate(given)
     ]
 
 

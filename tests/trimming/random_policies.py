@@ -23,7 +23,13 @@ PRICES: Final = (
     Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=1024, source="known"),
     Prices(read=0.05, write=1.25, output=5.0, lifetime=3600.0, minimum=0, source="configured"),
     Prices(
-        read=0.25, write=1.0, output=8.0, lifetime=60.0, minimum=128, steps=(Step(3000, 2.0),), source="known"
+        read=0.25,
+        write=1.0,
+        output=8.0,
+        lifetime=60.0,
+        minimum=128,
+        steps=(Step(above=3000, factor=2.0),),
+        source="known",
     ),
     Prices(read=1.0, write=1.0, output=4.0, lifetime=0.0, minimum=0, source="configured"),
 )

@@ -59,7 +59,7 @@ def test_what_was_left_alone_stays_so() -> None:
 
 
 def test_a_recorded_removal_is_done_again() -> None:
-    gone = Change(0, "an_edit", "why", None, 12, 0)
+    gone = Change(position=0, edit="an_edit", reason="why", message=None, tokens_before=12, tokens_after=0)
     arrived = arrive([replace(log("user hi")[0], arrival=(gone,))], Policy(), KNOWN)
     assert (arrived.messages, arrived.tokens) == ((None,), (0,))
 
@@ -84,7 +84,7 @@ def test_pins_bind_it_and_keep_does_not() -> None:
 
 def test_the_longer_log_is_decided_as_the_shorter_was() -> None:
     entries = with_long_results("user so", "assistant | c f", f"tool c {LONG}")
-    known = PlanningContext(count, fixed_tokens=5)
+    known = PlanningContext(count=count, fixed_tokens=5)
     when = policy(on_arrival=[{**SHORT, "when": {"tokens": 1900}}])
     whole = arrive(entries, when, known).decided
     assert [len(changes) for changes in whole] == [0, 0, 0, 0, 0, 0, 1]
@@ -107,30 +107,52 @@ def test_what_would_not_cost_less_stays() -> None:
 
 def test_what_is_missing_counts_where_it_stood() -> None:
     entries = with_long_results("user so", "assistant | c f", f"tool c {LONG}")
-    known = PlanningContext(count, fixed_tokens=5)
+    known = PlanningContext(count=count, fixed_tokens=5)
     when = policy(on_arrival=[{**SHORT, "when": {"tokens": 1900, "messages": 6, "tool_calls": 2}}])
     whole = arrive(entries, when, known).decided
     assert [len(changes) for changes in whole] == [0, 0, 0, 0, 0, 0, 1]
     # The first block lies in gaps: what stood there is told by its size.
-    gaps = [(2, Size(920, 2, 0)), (4, Size(925, 2, 2))]
+    gaps = [(2, Size(tokens=920, messages=2, tool_calls=0)), (4, Size(tokens=925, messages=2, tool_calls=2))]
     assert arrive(entries[4:], when, known, gaps).decided == whole[4:]
     assert arrive(entries[4:], when, known, gaps[:1]).changes == ()
-    assert arrive(entries[4:], when, known, [(2, Size(920, 2, 0)), (4, Size(925, 2, 1))]).changes == ()
+    assert (
+        arrive(
+            entries[4:],
+            when,
+            known,
+            [
+                (2, Size(tokens=920, messages=2, tool_calls=0)),
+                (4, Size(tokens=925, messages=2, tool_calls=1)),
+            ],
+        ).changes
+        == ()
+    )
     # What comes behind all of them does not count.
-    assert arrive(entries[4:], when, known, [*gaps, (9, Size(9, 9, 9))]).decided == whole[4:]
+    assert (
+        arrive(entries[4:], when, known, [*gaps, (9, Size(tokens=9, messages=9, tool_calls=9))]).decided
+        == whole[4:]
+    )
 
 
 def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
     entries = with_long_results("user so", "user and")
     arrived = arrive(entries, policy(), KNOWN)
     assert arrived.without(()) is arrived
-    left = arrived.without([Gap(0, 1, "e", "", 0, 0), Gap(4, 5, "e", "", 0, 0)])
+    left = arrived.without(
+        [
+            Gap(start=0, stop=1, edit="e", reason="", tokens=0, tool_calls=0),
+            Gap(start=4, stop=5, edit="e", reason="", tokens=0, tool_calls=0),
+        ]
+    )
     assert [entry.position for entry in left.entries] == [1, 2, 3, 5]
     assert (left.messages, left.tokens) == (
         tuple(arrived.messages[at] for at in (1, 2, 3, 5)),
         tuple(arrived.tokens[at] for at in (1, 2, 3, 5)),
     )
     assert left.changes == arrived.changes
-    changes = [Change(at, "e", "", None, 1, 0) for at in (0, 2, 5, 9)]
+    changes = [
+        Change(position=at, edit="e", reason="", message=None, tokens_before=1, tokens_after=0)
+        for at in (0, 2, 5, 9)
+    ]
     assert [change.position for change in left.placed(changes)] == [1, 3]
     assert moved(changes[1], 2) is changes[1]

@@ -19,14 +19,17 @@ from proxy.trimming.broadcasts import (
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("<Agent: Ann> [调用工具 search]", Broadcast("Agent: Ann", "search", chinese=True)),
-        ("  <Agent：Ann>\n[调用工具：search] 参数", Broadcast("Agent: Ann", "search", chinese=True)),
-        ("<团队成员: 小王> [调用工具 搜索]", Broadcast("团队成员: 小王", "搜索", chinese=True)),
-        ("<Ann> [调用工具 web search]</Ann>", Broadcast("Ann", "web search", chinese=True)),
-        ("<Agent: Ann> [calls tool search]", Broadcast("Agent: Ann", "search", chinese=False)),
-        ("<Ann> [Calling the tool: search(q)]", Broadcast("Ann", "search", chinese=False)),
-        ("<Ann> [tool call: mcp/search:1]", Broadcast("Ann", "mcp/search:1", chinese=False)),
-        ("<Ann> [invoked function search]", Broadcast("Ann", "search", chinese=False)),
+        ("<Agent: Ann> [调用工具 search]", Broadcast(speaker="Agent: Ann", tool="search", chinese=True)),
+        (
+            "  <Agent：Ann>\n[调用工具：search] 参数",
+            Broadcast(speaker="Agent: Ann", tool="search", chinese=True),
+        ),
+        ("<团队成员: 小王> [调用工具 搜索]", Broadcast(speaker="团队成员: 小王", tool="搜索", chinese=True)),
+        ("<Ann> [调用工具 web search]</Ann>", Broadcast(speaker="Ann", tool="web search", chinese=True)),
+        ("<Agent: Ann> [calls tool search]", Broadcast(speaker="Agent: Ann", tool="search", chinese=False)),
+        ("<Ann> [Calling the tool: search(q)]", Broadcast(speaker="Ann", tool="search", chinese=False)),
+        ("<Ann> [tool call: mcp/search:1]", Broadcast(speaker="Ann", tool="mcp/search:1", chinese=False)),
+        ("<Ann> [invoked function search]", Broadcast(speaker="Ann", tool="search", chinese=False)),
         ("<Ann> hello", None),
         ("<Ann> 我 [调用工具 search]", None),
         ("[调用工具 search]", None),
@@ -43,13 +46,15 @@ def test_what_is_a_broadcast(text: str, told: Broadcast | None) -> None:
 def test_who_speaks_may_stand_in_the_field_of_the_message() -> None:
     pattern = (r"^tool (?P<tool>\S+)",)
     assert broadcast_of("tool search", pattern, None) is None
-    assert broadcast_of("tool search", pattern, "Ann") == Broadcast("Ann", "search", chinese=False)
+    assert broadcast_of("tool search", pattern, "Ann") == Broadcast(
+        speaker="Ann", tool="search", chinese=False
+    )
 
 
 def test_names_are_brought_into_a_form_that_a_digest_can_hold() -> None:
     pattern = (r"^(?P<agent>.+)\|(?P<tool>.+)",)
     told = broadcast_of("A <b>  c|x×2, y  z", pattern, None)
-    assert told == Broadcast("A b c", "xx2 y z", chinese=False)
+    assert told == Broadcast(speaker="A b c", tool="xx2 y z", chinese=False)
     assert broadcast_of("<>|x", pattern, None) is None
 
 
@@ -76,10 +81,10 @@ def test_the_built_in_patterns_are_taken_by_name_and_as_they_are() -> None:
 
 def test_a_digest_is_written_as_it_is_documented() -> None:
     tools = {"ToolA": 5, "ToolB": 3}
-    assert Digest("Type: AgentName", tools, chinese=True).text == (
+    assert Digest(speaker="Type: AgentName", tools=tools, chinese=True).text == (
         "<Type: AgentName> [早期工具调用摘要: ToolA×5, ToolB×3, 共 8 次]</Type: AgentName>"
     )
-    assert Digest("AgentName", tools, chinese=False).text == (
+    assert Digest(speaker="AgentName", tools=tools, chinese=False).text == (
         "<AgentName> [Earlier tool calls: ToolA×5, ToolB×3, 8 in all]</AgentName>"
     )
 
@@ -116,7 +121,7 @@ def test_a_digest_reads_what_it_wrote(kind: str, agent: str, tools: list[str], c
         assert told.chinese == chinese
         speaker = told.speaker
         counted[told.tool] = counted.get(told.tool, 0) + 1
-    digest = Digest(speaker, counted, chinese)
+    digest = Digest(speaker=speaker, tools=counted, chinese=chinese)
     assert digest_of(digest.text) == digest
 
 

@@ -31,7 +31,7 @@ def test_a_beginning_ends_with_a_round_of_the_history() -> None:
     assert stops(draft, 2) == []
     assert stops(draft, 1) == [4]
     assert list(beginnings(draft, 1)) == [
-        Beginning(4, 4, messages=4, tokens=44, rounds=1, new_messages=4, new_tokens=44)
+        Beginning(stop=4, until=4, messages=4, tokens=44, rounds=1, new_messages=4, new_tokens=44)
     ]
     assert start_of_newest(draft.rounds, 1) == 4
 
@@ -72,7 +72,10 @@ def test_what_earlier_moves_dropped_is_new_where_no_summary_covers_it() -> None:
     entries = tuple(
         replace(each, position=each.position + (10 if each.position < 4 else 20)) for each in draft.entries
     )
-    gaps = (Gap(0, 10, "e", "", 500, 2), Gap(14, 24, "e", "", 1000, 0))
+    gaps = (
+        Gap(start=0, stop=10, edit="e", reason="", tokens=500, tool_calls=2),
+        Gap(start=14, stop=24, edit="e", reason="", tokens=1000, tool_calls=0),
+    )
     draft = replace(draft, entries=entries, gaps=gaps)
     first, second = beginnings(draft, 0, 5)
     # The second gap lies between two rounds: whatever covers the first of these covers it.

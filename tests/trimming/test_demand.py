@@ -41,26 +41,26 @@ def talk(rounds: int) -> Draft:
 @pytest.mark.parametrize(
     ("trigger", "settings", "size", "added"),
     [
-        ({"tokens": 1000}, {}, Size(800, 0, 0), None),
-        ({"tokens": 1000}, {}, Size(801, 0, 0), 199),
-        ({"tokens": 1000}, {"soft": 0.5}, Size(501, 0, 0), 499),
-        ({"tokens": 1000}, {}, Size(1200, 0, 0), 0),
-        ({"ratio": 0.5}, {}, Size(801, 0, 0), 199),
-        ({"messages": 10}, {}, Size(900, 8, 0), None),
-        ({"messages": 10}, {}, Size(900, 9, 0), 100),
-        ({"tool_calls": 10}, {}, Size(900, 0, 9), 100),
-        ({"tool_calls": 10, "tokens": 1000}, {}, Size(900, 0, 1), 100),
-        ({"every_request": True}, {}, Size(1, 1, 0), 0),
-        ({"every_request": True}, {"upper": 1000}, Size(900, 0, 0), 100),
-        ({"every_request": True}, {"upper": 1000}, Size(800, 0, 0), None),
-        ({"idle_seconds": 9}, {}, Size(1, 1, 0), None),
-        ({"idle_seconds": 9}, {"upper": 1000}, Size(900, 0, 0), 100),
-        ({"cost": "auto"}, {"upper": 1000}, Size(800, 0, 0), None),
-        ({"messages": 10}, {"upper": 1000}, Size(800, 99, 0), None),
-        ({"messages": 10}, {"upper": 1000}, Size(900, 99, 0), 100),
-        ({"tokens": 1000}, {"when": {"messages": 10}}, Size(900, 8, 0), None),
-        ({"tokens": 1000}, {"when": {"messages": 10}}, Size(900, 9, 0), 100),
-        (None, {}, Size(9999, 99, 99), None),
+        ({"tokens": 1000}, {}, Size(tokens=800, messages=0, tool_calls=0), None),
+        ({"tokens": 1000}, {}, Size(tokens=801, messages=0, tool_calls=0), 199),
+        ({"tokens": 1000}, {"soft": 0.5}, Size(tokens=501, messages=0, tool_calls=0), 499),
+        ({"tokens": 1000}, {}, Size(tokens=1200, messages=0, tool_calls=0), 0),
+        ({"ratio": 0.5}, {}, Size(tokens=801, messages=0, tool_calls=0), 199),
+        ({"messages": 10}, {}, Size(tokens=900, messages=8, tool_calls=0), None),
+        ({"messages": 10}, {}, Size(tokens=900, messages=9, tool_calls=0), 100),
+        ({"tool_calls": 10}, {}, Size(tokens=900, messages=0, tool_calls=9), 100),
+        ({"tool_calls": 10, "tokens": 1000}, {}, Size(tokens=900, messages=0, tool_calls=1), 100),
+        ({"every_request": True}, {}, Size(tokens=1, messages=1, tool_calls=0), 0),
+        ({"every_request": True}, {"upper": 1000}, Size(tokens=900, messages=0, tool_calls=0), 100),
+        ({"every_request": True}, {"upper": 1000}, Size(tokens=800, messages=0, tool_calls=0), None),
+        ({"idle_seconds": 9}, {}, Size(tokens=1, messages=1, tool_calls=0), None),
+        ({"idle_seconds": 9}, {"upper": 1000}, Size(tokens=900, messages=0, tool_calls=0), 100),
+        ({"cost": "auto"}, {"upper": 1000}, Size(tokens=800, messages=0, tool_calls=0), None),
+        ({"messages": 10}, {"upper": 1000}, Size(tokens=800, messages=99, tool_calls=0), None),
+        ({"messages": 10}, {"upper": 1000}, Size(tokens=900, messages=99, tool_calls=0), 100),
+        ({"tokens": 1000}, {"when": {"messages": 10}}, Size(tokens=900, messages=8, tool_calls=0), None),
+        ({"tokens": 1000}, {"when": {"messages": 10}}, Size(tokens=900, messages=9, tool_calls=0), 100),
+        (None, {}, Size(tokens=9999, messages=99, tool_calls=99), None),
     ],
 )
 def test_a_summary_is_due_from_a_part_of_what_moves_the_cut(
@@ -80,16 +80,26 @@ def test_what_comes_before_the_trigger_fires_counts() -> None:
     draft = replace(talk(9), target=1500)
     assert draft.total == 9 * 220 + 17
     near = in_time(draft, edit(budget_ratio=0.1), 0, None)
-    assert near == SummaryRequest(6, 150, urgent=False)
+    assert near == SummaryRequest(stop=6, room=150, urgent=False)
     later = in_time(draft, edit(budget_ratio=0.1), 300, None)
-    assert later == SummaryRequest(10, 150, urgent=False)
+    assert later == SummaryRequest(stop=10, room=150, urgent=False)
     assert in_time(draft, edit(min_messages=20), 0, None) is None
 
 
 def costs(draft: Draft, turns: int) -> Costs:
     places = len(draft.messages)
-    account = Account(turns, 10**6, 0.0)
-    return Costs(PRICES, True, draft.messages, draft.tokens, None, 0, places - 1, account, (0,) * places)
+    account = Account(turns=turns, untrimmed=10**6, saved=0.0)
+    return Costs(
+        prices=PRICES,
+        warm=True,
+        messages=draft.messages,
+        tokens=draft.tokens,
+        summary=None,
+        fixed=0,
+        cached=places - 1,
+        account=account,
+        reads=(0,) * places,
+    )
 
 
 def test_where_cost_moves_the_cut_it_must_pay_what_it_costs_to_make() -> None:
@@ -97,7 +107,7 @@ def test_where_cost_moves_the_cut_it_must_pay_what_it_costs_to_make() -> None:
     sums = edit(max_tokens=100)
     assert in_time(draft, sums, None, costs(draft, 8)) is None
     wanted = in_time(draft, sums, None, costs(draft, 30))
-    assert wanted == SummaryRequest(16, 1759, urgent=False)
+    assert wanted == SummaryRequest(stop=16, room=1759, urgent=False)
     assert in_time(draft, sums, None, None) is None
     assert in_time(draft, edit(min_messages=99), None, costs(draft, 30)) is None
     # 1760 tokens are read to write 100; 337 are sent instead of 1997, of which 1980 were cached. Later ones
@@ -112,32 +122,34 @@ def test_where_cost_moves_the_cut_it_must_pay_what_it_costs_to_make() -> None:
 
 def test_who_asks_gets_all_of_it_but_what_must_stay() -> None:
     draft = talk(9)
-    assert asked_for(draft, edit(keep_rounds=2)) == SummaryRequest(14, 1539, urgent=False)
+    assert asked_for(draft, edit(keep_rounds=2)) == SummaryRequest(stop=14, room=1539, urgent=False)
     # No more rounds stay than leave one to sum up, and no condition counts.
     strict = edit(keep_rounds=99, min_messages=99, min_new_messages=99, growth_ratio=9)
-    assert asked_for(draft, strict) == SummaryRequest(2, 219, urgent=False)
+    assert asked_for(draft, strict) == SummaryRequest(stop=2, room=219, urgent=False)
     # A target that is met already, and upper and lower, are no reason to stop.
     assert asked_for(replace(draft, target=9999), edit(upper=9999, lower=9000)) == SummaryRequest(
-        16, 1759, urgent=False
+        stop=16, room=1759, urgent=False
     )
 
 
 def test_in_one_long_round_what_lies_behind_is_summed_up() -> None:
     calls = [line for n in range(9) for line in (f"assistant | c{n} f", f"tool c{n} {'=' * 90}")]
     draft = draft_of(messages(["user do it", *calls]), {"rounds": 1, "spans": 4})
-    assert asked_for(draft, COMPACTION) == SummaryRequest(11, 5 * 110 - 1, urgent=False)
-    assert asked_for(draft, edit(keep_rounds=10)) == SummaryRequest(11, 5 * 110 - 1, urgent=False)
+    assert asked_for(draft, COMPACTION) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
+    assert asked_for(draft, edit(keep_rounds=10)) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
 
 
 def test_what_is_summed_up_is_not_again() -> None:
     draft = talk(9)
-    made = Prepared("so", 12, 16, "small", 16, 1760)
+    made = Prepared(text="so", tokens=12, until=16, model="small", covered_messages=16, covered_tokens=1760)
     assert asked_for(replace(draft, prepared=made), edit()) is None
-    standing = Summary("so", "merge", 16, 12, "model", 16, 1760)
+    standing = Summary(
+        text="so", role="merge", until=16, tokens=12, kind="model", covered_messages=16, covered_tokens=1760
+    )
     assert asked_for(replace(draft, summary=standing), edit()) is None
     # It is made of that one and of a round, and has fewer tokens than these.
     assert asked_for(replace(draft, prepared=replace(made, until=14)), edit()) == SummaryRequest(
-        16, 12 + 220 - 1, urgent=False
+        stop=16, room=12 + 220 - 1, urgent=False
     )
     assert asked_for(draft_of(messages(["user hi"])), COMPACTION) is None
     assert asked_for(draft_of([]), COMPACTION) is None

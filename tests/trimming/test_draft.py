@@ -30,7 +30,7 @@ def draft(target: int | None = None) -> Draft:
 
 def test_it_measures_what_would_be_sent() -> None:
     assert draft().total == 100 + 15 + 10 + 15
-    assert draft().size == Size(140, 3, 1)
+    assert draft().size == Size(tokens=140, messages=3, tool_calls=1)
 
 
 def test_it_is_within_a_target_that_it_does_not_exceed_and_never_without_one() -> None:
@@ -44,7 +44,7 @@ def test_changes_make_another_draft() -> None:
     after = before.after([removed, replaced])
     assert (removed.tokens_before, removed.tokens_after, removed.message) == (15, 0, None)
     assert (replaced.tokens_before, replaced.tokens_after) == (15, 12)
-    assert after.size == Size(122, 2, 0)
+    assert after.size == Size(tokens=122, messages=2, tool_calls=0)
     assert lines(each for _, each in after.standing(0, 3)) == ["user hi", "assistant | a search"]
     assert [position for position, _ in after.standing(1, 3)] == [1]
     assert before == draft()
@@ -56,13 +56,15 @@ def test_of_several_changes_of_one_message_the_last_one_stands() -> None:
     assert overlay(before.messages, before.tokens, changes) == ((None, *before.messages[1:]), (0, 10, 15))
 
 
-SUMMARY = Summary("So far.", "merge", 2, 30, "statistics", 2, 25)
+SUMMARY = Summary(
+    text="So far.", role="merge", until=2, tokens=30, kind="statistics", covered_messages=2, covered_tokens=25
+)
 
 
 def test_a_summary_counts_and_takes_the_place_of_an_earlier_one() -> None:
     first = draft().after([draft().removing(0, "sums", "")], SUMMARY)
     assert (first.total, first.summary) == (100 + 30 + 10 + 15, SUMMARY)
-    assert first.size == Size(155, 2, 1)
+    assert first.size == Size(tokens=155, messages=2, tool_calls=1)
     assert first.after([]).summary == SUMMARY
     longer = replace(SUMMARY, tokens=40)
     assert first.after([], longer).total == 165
@@ -86,11 +88,13 @@ def test_a_limit_is_in_tokens_as_upstream_counts_and_the_drafts_own_where_none_i
 
 def test_what_the_client_was_not_shown_counts_and_goes_with_a_change() -> None:
     own = tuple(messages(("assistant | x recall", "tool x 1")))
-    before = replace(draft(), hidden={1: Hidden(own, None, (), 21)}, tokens=(15, 31, 15))
-    assert before.size == Size(161, 5, 2)
+    before = replace(
+        draft(), hidden={1: Hidden(before=own, reply=None, after=(), tokens=21)}, tokens=(15, 31, 15)
+    )
+    assert before.size == Size(tokens=161, messages=5, tool_calls=2)
     assert before.after([before.removing(0, "e", "")]).hidden == before.hidden
     after = before.after([before.replacing(1, "e", "", before.entries[1].message)])
-    assert (after.hidden, after.size) == ({}, Size(140, 3, 1))
+    assert (after.hidden, after.size) == ({}, Size(tokens=140, messages=3, tool_calls=1))
 
 
 def test_places_and_positions() -> None:

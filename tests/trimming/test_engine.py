@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.protocol import NO_RESULT
 from proxy.trimming.demand import ASKED
 from proxy.trimming.engine import UNKNOWN_PRICES, bypass, compaction, plan
 from proxy.trimming.plan import (
@@ -25,7 +26,6 @@ from proxy.trimming.plan import (
 )
 from proxy.trimming.policy import Policy
 from proxy.trimming.prices import Prices, Step
-from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.trigger import UNKNOWN_WINDOW
 from tests.trimming.notation import KNOWN, count, lines, log, message
 
@@ -72,8 +72,17 @@ def test_above_the_trigger_the_cut_moves_to_the_end_and_the_target_is_met() -> N
     assert (made.tokens_before, made.tokens_sent) == (120, 40)
     assert made.cut is not None
     assert made.moved
-    gap = Gap(0, 4, "drop_oldest", "its round was the oldest", 80, 0)
-    assert made.cut == Cut(6, "mine", HUNDRED.version, (), 40, 2, 0, (gap,))
+    gap = Gap(start=0, stop=4, edit="drop_oldest", reason="its round was the oldest", tokens=80, tool_calls=0)
+    assert made.cut == Cut(
+        position=6,
+        policy="mine",
+        version=HUNDRED.version,
+        changes=(),
+        tokens=40,
+        messages=2,
+        tool_calls=0,
+        gaps=(gap,),
+    )
     assert [change.position for change in made.made] == [0, 1, 2, 3]
     assert made.changes == made.made
     assert made.edits == ("drop_oldest",)
@@ -109,7 +118,9 @@ def test_what_a_move_dropped_stays_dropped() -> None:
     longer = log(*turns(1, 5))
     made = plan(longer, HUNDRED, "p", KNOWN, cut)
     assert made.cut is not None
-    assert made.cut.gaps == (Gap(0, 8, "drop_oldest", "its round was the oldest", 160, 0),)
+    assert made.cut.gaps == (
+        Gap(start=0, stop=8, edit="drop_oldest", reason="its round was the oldest", tokens=160, tool_calls=0),
+    )
     # The receipt of a move tells what it dropped itself, one by one, and sums up the rest.
     assert [change.position for change in made.changes] == [4, 5, 6, 7]
     assert made.earlier == cut.gaps
@@ -136,7 +147,16 @@ def test_a_block_that_lost_some_of_its_calls_is_decided_about_anew_and_whole() -
     second = plan(more, calls, "p", KNOWN, first.cut)
     assert second.cut is not None
     assert lines(second.view) == ["user 1", "assistant | c f", "tool c 3"]
-    assert second.cut.gaps == (Gap(1, 4, "keep_tool_calls", "not among the newest 1 tool calls", 32, 2),)
+    assert second.cut.gaps == (
+        Gap(
+            start=1,
+            stop=4,
+            edit="keep_tool_calls",
+            reason="not among the newest 1 tool calls",
+            tokens=32,
+            tool_calls=2,
+        ),
+    )
     assert second.cut.changes == ()
 
 
@@ -163,7 +183,9 @@ def test_another_version_decides_about_everything_and_asks_for_it() -> None:
     made = plan(whole, other, "p", KNOWN, cut)
     assert made.cut is not None
     assert (made.needs_whole, made.moved, made.earlier) == (False, True, ())
-    assert made.cut.gaps == (Gap(0, 6, "drop_oldest", "its round was the oldest", 120, 0),)
+    assert made.cut.gaps == (
+        Gap(start=0, stop=6, edit="drop_oldest", reason="its round was the oldest", tokens=120, tool_calls=0),
+    )
     assert made.changes == made.made
     assert len(made.made) == 6
 
@@ -172,26 +194,40 @@ def test_what_the_request_does_not_speak_of_is_not_counted_and_stays_as_it_was()
     cut = plan(log(*turns(1, 4)), HUNDRED, "p", KNOWN).cut
     assert cut is not None
     assert cut.gaps[0].stop == 6
-    cut = replace(cut, changes=(Change(1, "e", "", None, 20, 0), Change(6, "e", "", None, 20, 0)))
+    cut = replace(
+        cut,
+        changes=(
+            Change(position=1, edit="e", reason="", message=None, tokens_before=20, tokens_after=0),
+            Change(position=6, edit="e", reason="", message=None, tokens_before=20, tokens_after=0),
+        ),
+    )
     stays = log(*turns(1, 5))[4:]
     made = plan(stays, HUNDRED, "p", KNOWN, cut, start=4)
     assert (made.tokens_before, made.messages_before) == (120, 6)
-    assert made.earlier == (Gap(4, 6, "drop_oldest", "its round was the oldest", 40, 0),)
+    assert made.earlier == (
+        Gap(start=4, stop=6, edit="drop_oldest", reason="its round was the oldest", tokens=40, tool_calls=0),
+    )
     assert lines(made.view) == ["assistant 0000000004", *turns(5, 5)]
     later = log(*turns(1, 7))[4:]
     moved = plan(later, HUNDRED, "p", KNOWN, cut, start=4)
     assert moved.cut is not None
     assert moved.cut.changes == cut.changes[:1]
     assert moved.cut.gaps == (
-        Gap(0, 6, "drop_oldest", "its round was the oldest", 120, 0),
-        Gap(6, 7, "e", "", 20, 0),
-        Gap(7, 12, "drop_oldest", "its round was the oldest", 100, 0),
+        Gap(start=0, stop=6, edit="drop_oldest", reason="its round was the oldest", tokens=120, tool_calls=0),
+        Gap(start=6, stop=7, edit="e", reason="", tokens=20, tool_calls=0),
+        Gap(
+            start=7, stop=12, edit="drop_oldest", reason="its round was the oldest", tokens=100, tool_calls=0
+        ),
     )
     other = policy(trigger={"tokens": 99}, target={"tokens": 60}, edits=[DROP])
     anew = plan(later, other, "p", KNOWN, cut, start=4)
     assert anew.cut is not None
     assert anew.cut.changes == cut.changes[:1]
-    assert anew.cut.gaps == (Gap(0, 12, "drop_oldest", "its round was the oldest", 240, 0),)
+    assert anew.cut.gaps == (
+        Gap(
+            start=0, stop=12, edit="drop_oldest", reason="its round was the oldest", tokens=240, tool_calls=0
+        ),
+    )
     assert (anew.earlier, len(anew.made)) == ((), 8)
 
 
@@ -224,7 +260,7 @@ def test_a_changed_policy_applies_from_the_next_move() -> None:
 
 
 def test_what_is_sent_beside_the_log_counts() -> None:
-    known = PlanningContext(count, fixed_tokens=50)
+    known = PlanningContext(count=count, fixed_tokens=50)
     made = plan(log(*turns(1, 2)), HUNDRED, "mine", known)
     assert made.fired == "tokens 130 > 100"
     assert (made.tokens_before, made.tokens_sent) == (130, 70)
@@ -479,7 +515,7 @@ MASK = {"type": "keep_tool_calls", "scope": "all"}
         (MASK, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.3),
         (MASK, replace(PRICES, read=0.05), 70, 0.7),
         # Above 9000 tokens everything costs twice as much.
-        (SHORTER, replace(PRICES, steps=(Step(9000, 2.0),)), 70, 0.8),
+        (SHORTER, replace(PRICES, steps=(Step(above=9000, factor=2.0),)), 70, 0.8),
         # What is shorter than 4096 tokens is paid in full again and again.
         (CLEAR, replace(PRICES, minimum=4096), 70, 0.7),
         (MASK, replace(PRICES, minimum=4096), 90, 0.98),
@@ -515,7 +551,7 @@ def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
 
 def test_a_step_of_the_price_is_reason_enough() -> None:
     # Above 9000 tokens everything costs twice as much.
-    steep = replace(PRICES, steps=(Step(9000, 2.0),))
+    steep = replace(PRICES, steps=(Step(above=9000, factor=2.0),))
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     even, uneven = (asked(auto, replace(KNOWN, prices=prices), 60) for prices in (PRICES, steep))
     assert max(made.tokens_sent for made in uneven) < max(made.tokens_sent for made in even)
@@ -620,7 +656,9 @@ def test_after_an_overflow_what_is_gone_stays_gone_under_another_version() -> No
     assert (made.needs_whole, made.moved, made.tokens_sent) == (False, True, 80)
     assert made.earlier == cut.gaps
     assert made.cut is not None
-    assert made.cut.gaps == (Gap(0, 6, "drop_oldest", "its round was the oldest", 120, 0),)
+    assert made.cut.gaps == (
+        Gap(start=0, stop=6, edit="drop_oldest", reason="its round was the oldest", tokens=120, tool_calls=0),
+    )
     # Where all of the log is there, the new version decides about all of it.
     anew = plan(whole, Policy(), "p", KNOWN, cut, overflow=90)
     assert (anew.earlier, len(anew.made)) == ((), 6)
@@ -663,8 +701,17 @@ def test_parts_that_stay_as_they_are_end_with_the_last_change() -> None:
 def test_what_a_move_changes_is_no_part_that_stayed() -> None:
     newest = policy(trigger={"messages": 9}, edits=[{"type": "keep_rounds", "last": 3}])
     entries = log(*turns(1, 1), "user q", "assistant | a f", "tool a long", *turns(2, 3), "user so")
-    stub = Change(4, "clear_tool_results", "", log("tool a")[0].message, 14, 10)
-    cut = Cut(5, "p", newest.version, (stub,), 0, 5, 1)
+    stub = Change(
+        position=4,
+        edit="clear_tool_results",
+        reason="",
+        message=log("tool a")[0].message,
+        tokens_before=14,
+        tokens_after=10,
+    )
+    cut = Cut(
+        position=5, policy="p", version=newest.version, changes=(stub,), tokens=0, messages=5, tool_calls=1
+    )
     before = plan(entries[:9], newest, "p", KNOWN, cut)
     assert (before.moved, before.settled) == (False, (5,))
     # The first round goes: what ended with the stub is another part now.
@@ -722,7 +769,16 @@ def test_a_summary_stands_before_the_view_or_in_the_instructions(role: str) -> N
     assert list(made.view) == [*lead, *(entry.message for entry in log(*LONG_TURNS[:9])[6:])]
     assert (made.summary.until, made.summary.covered_messages) == (6, 6)
     assert made.tokens_sent == made.summary.tokens + sum(entry.tokens for entry in log(*LONG_TURNS[:9])[6:])
-    assert made.cut.gaps == (Gap(0, 6, "summarize", "it is summed up", made.summary.covered_tokens, 0),)
+    assert made.cut.gaps == (
+        Gap(
+            start=0,
+            stop=6,
+            edit="summarize",
+            reason="it is summed up",
+            tokens=made.summary.covered_tokens,
+            tool_calls=0,
+        ),
+    )
     assert made.cut.messages == len(made.view)
     later = plan(log(*LONG_TURNS[:11])[6:], summing(role=role), "p", KNOWN, made.cut)
     assert (later.moved, later.summary) == (False, made.summary)
@@ -773,11 +829,29 @@ def test_of_a_summary_that_covers_more_than_was_left_out_the_rest_is_told_anew()
 def test_a_summary_is_part_of_what_grows() -> None:
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     entries = log(*turns(1, 1), *calls(4))[2:]
-    gap = Gap(0, 2, "summarize", "", 90_000, 0)
+    gap = Gap(start=0, stop=2, edit="summarize", reason="", tokens=90_000, tool_calls=0)
 
     def asks(tokens: int) -> bool:
-        summary = Summary("So far.", "merge", 2, tokens, "statistics", 2, 90_000)
-        cut = Cut(2, "p", "of another policy", (), tokens, 0, 0, (gap,), summary)
+        summary = Summary(
+            text="So far.",
+            role="merge",
+            until=2,
+            tokens=tokens,
+            kind="statistics",
+            covered_messages=2,
+            covered_tokens=90_000,
+        )
+        cut = Cut(
+            position=2,
+            policy="p",
+            version="of another policy",
+            changes=(),
+            tokens=tokens,
+            messages=0,
+            tool_calls=0,
+            gaps=(gap,),
+            summary=summary,
+        )
         made = plan(entries, auto, "p", replace(KNOWN, prices=PRICES), cut)
         assert (made.summary, made.tokens_sent) == (summary, tokens + 11 + 4 * 620)
         return made.needs_whole
@@ -821,7 +895,15 @@ def tenfold(entries: Sequence[Entry]) -> list[Entry]:
 
 def ready(until: int, **fields: Any) -> Prepared:
     """Return a summary by a model of thirty tokens."""
-    return Prepared("s" * 20, 30, until, "small", until, 9999, **fields)
+    return Prepared(
+        text="s" * 20,
+        tokens=30,
+        until=until,
+        model="small",
+        covered_messages=until,
+        covered_tokens=9999,
+        **fields,
+    )
 
 
 def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
@@ -829,7 +911,7 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     assert plan(tenfold(log(*turns(1, 4))), large, "p", KNOWN).wanted is None
     early = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", KNOWN)
     # 1710 tokens are more than four fifths of 2000: four rounds of history, of which the newest stays.
-    assert (early.moved, early.wanted) == (False, SummaryRequest(6, 1199, urgent=False))
+    assert (early.moved, early.wanted) == (False, SummaryRequest(stop=6, room=1199, urgent=False))
     known = replace(KNOWN, prepared=ready(6))
     longer = log(*turns(1, 5))
     waiting = plan(longer, SUMMING, "p", known)
@@ -837,11 +919,22 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     more = log(*turns(1, 5), "user 1")
     made = plan(more, SUMMING, "p", known)
     assert (made.fired, made.wanted) == ("tokens 211 > 200", None)
-    assert made.summary == Summary("s" * 20, "merge", 6, 30, "model", 6, 9999, model="small")
+    assert made.summary == Summary(
+        text="s" * 20,
+        role="merge",
+        until=6,
+        tokens=30,
+        kind="model",
+        covered_messages=6,
+        covered_tokens=9999,
+        model="small",
+    )
     assert lines(made.view) == [*turns(4, 5), "user 1"]
     assert made.tokens_sent == 30 + 91
     assert made.cut is not None
-    assert made.cut.gaps == (Gap(0, 6, "summarize", "it is summed up", 120, 0),)
+    assert made.cut.gaps == (
+        Gap(start=0, stop=6, edit="summarize", reason="it is summed up", tokens=120, tool_calls=0),
+    )
     # Between two moves it stands, whatever else is ready.
     later = replace(KNOWN, prepared=ready(10))
     after = plan(more + log(*turns(1, 6), "user 1")[11:], SUMMING, "p", later, made.cut)
@@ -852,7 +945,11 @@ def test_a_log_that_would_go_out_as_it_came_wants_its_summary_before_the_trigger
     large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
     known = replace(KNOWN, context_window=100_000)
     made = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", known)
-    assert (made.moved, made.fired, made.wanted) == (False, "", SummaryRequest(6, 1199, urgent=False))
+    assert (made.moved, made.fired, made.wanted) == (
+        False,
+        "",
+        SummaryRequest(stop=6, room=1199, urgent=False),
+    )
 
 
 def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked_for() -> None:
@@ -881,7 +978,7 @@ def test_what_arrives_is_trimmed_in_a_log_without_a_cut() -> None:
 def test_what_the_client_was_not_shown_is_sent_in_a_log_without_a_cut() -> None:
     known = replace(KNOWN, context_window=100_000)
     entries = log("user 1", "assistant 1", "user 2")
-    hidden = Hidden((message("user so"),), None, (), 12)
+    hidden = Hidden(before=(message("user so"),), reply=None, after=(), tokens=12)
     entries[1] = replace(entries[1], hidden=hidden)
     made = plan(entries, policy(), "p", known)
     assert lines(made.view) == ["user 1", "user so", "assistant 1", "user 2"]
@@ -893,7 +990,7 @@ def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
     made = plan(entries, both, "p", KNOWN)
     # What drop_oldest did is enough; three rounds would have been enough for a summary of 390 tokens.
     assert made.edits == ("drop_oldest",)
-    assert made.wanted == SummaryRequest(6, 390, urgent=True)
+    assert made.wanted == SummaryRequest(stop=6, room=390, urgent=True)
     again = plan(entries, both, "p", replace(KNOWN, prepared=ready(6)))
     assert (again.edits, again.wanted) == (("summarize",), None)
     # What was dropped may be summed up later.
@@ -901,14 +998,21 @@ def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
     after = plan(next_one, both, "p", replace(KNOWN, prepared=ready(8)), made.cut)
     assert after.summary is not None
     assert (after.summary.until, after.summary.covered_messages) == (8, 8)
-    assert after.earlier == (Gap(0, 4, "drop_oldest", "its round was the oldest", 800, 0),)
+    assert after.earlier == (
+        Gap(start=0, stop=4, edit="drop_oldest", reason="its round was the oldest", tokens=800, tool_calls=0),
+    )
 
 
 def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_sooner() -> None:
     both = policy(trigger={"tokens": 2000}, target={"tokens": 1500}, edits=[BY_MODEL, DROP])
     first = plan(tenfold(log(*turns(1, 5), "user 1")), both, "p", KNOWN)
     assert first.made[-1].position == 3
-    known = replace(KNOWN, prepared=Prepared("s" * 290, 300, 4, "small", 4, 800))
+    known = replace(
+        KNOWN,
+        prepared=Prepared(
+            text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800
+        ),
+    )
     # All that it covers is gone: between two moves nothing changes.
     longer = tenfold(log(*turns(1, 6), "user 1"))
     between = plan(longer, both, "p", known, first.cut)
@@ -981,7 +1085,7 @@ def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:
     short = plan(longer, SUMMING, "p", known, made.cut)
     # 30 and 171 tokens: the trigger fires, and the rounds 4 to 6 were not summed up yet.
     assert (short.tokens_sent, short.moved) == (201, True)
-    assert short.wanted == SummaryRequest(12, 149, urgent=True)
+    assert short.wanted == SummaryRequest(stop=12, room=149, urgent=True)
     strict = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "min_new_messages": 7}])
     cut = replace(made.cut, version=strict.version) if made.cut is not None else None
     assert plan(longer, strict, "p", known, cut).wanted is None
@@ -1017,7 +1121,9 @@ def test_what_somebody_asked_for_moves_the_cut_at_once_and_once(given: Policy) -
 
 def test_what_somebody_asked_for_is_not_used_where_it_makes_nothing_smaller() -> None:
     entries = log(*turns(1, 2))
-    useless = Prepared("s" * 90, 100, 2, "small", 2, 40, asked=True)
+    useless = Prepared(
+        text="s" * 90, tokens=100, until=2, model="small", covered_messages=2, covered_tokens=40, asked=True
+    )
     made = plan(entries, SUMMING, "p", replace(KNOWN, prepared=useless))
     assert (made.moved, made.fired, made.cut) == (False, "", None)
     beyond = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(9, asked=True)))
@@ -1056,18 +1162,20 @@ def test_what_the_client_left_out_is_not_brought_back_by_a_summary() -> None:
 
 def test_what_would_be_summed_up_if_somebody_asked() -> None:
     entries = tenfold(log(*turns(1, 4), "user 1"))
-    assert compaction(entries, SUMMING, KNOWN) == SummaryRequest(6, 1199, urgent=False)
+    assert compaction(entries, SUMMING, KNOWN) == SummaryRequest(stop=6, room=1199, urgent=False)
     assert compaction(entries, SUMMING, replace(KNOWN, prepared=ready(6))) is None
     # Without a policy that says otherwise no round of the history stays.
-    assert compaction(entries, policy(), KNOWN) == SummaryRequest(8, 1599, urgent=False)
+    assert compaction(entries, policy(), KNOWN) == SummaryRequest(stop=8, room=1599, urgent=False)
     cut = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(6, asked=True))).cut
     assert cut is not None
-    assert compaction(entries[6:], SUMMING, KNOWN, cut) == SummaryRequest(8, 400 + 30 - 1, urgent=False)
+    assert compaction(entries[6:], SUMMING, KNOWN, cut) == SummaryRequest(
+        stop=8, room=400 + 30 - 1, urgent=False
+    )
     more = [*entries[6:], *tenfold(log(*turns(1, 6), "user 1"))[9:]]
-    assert compaction(more, SUMMING, KNOWN, cut) == SummaryRequest(10, 710 + 30 - 1, urgent=False)
+    assert compaction(more, SUMMING, KNOWN, cut) == SummaryRequest(stop=10, room=710 + 30 - 1, urgent=False)
     assert compaction(entries[8:], SUMMING, KNOWN, cut) is None
     limited = policy(trigger={"tokens": 2000}, target={"tokens": 1900}, edits=[BY_MODEL])
-    assert compaction(entries, limited, KNOWN) == SummaryRequest(6, 494, urgent=False)
+    assert compaction(entries, limited, KNOWN) == SummaryRequest(stop=6, room=494, urgent=False)
 
 
 CHEAP = Prices(read=0.1, write=1.0, output=2.0, lifetime=300.0, minimum=0, source="known")
@@ -1095,13 +1203,15 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     # And where an edit must pay, one that would not is not waited for.
     strict = policy(trigger={"tokens": 3200}, edits=[{**sums, "when": {"cost": "auto"}}])
     assert plan(log(*lines_of[:11]), strict, "p", known).wanted is None
-    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == SummaryRequest(116, 12759, urgent=True)
+    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == SummaryRequest(
+        stop=116, room=12759, urgent=True
+    )
 
 
 def hid(entry: Entry) -> Entry:
     """Return the entry of a reply with a hidden round of thirty tokens before it."""
     before = (message("assistant | x recall"), message("tool x 0123456789"))
-    return replace(entry, hidden=Hidden(before, None, (), 30))
+    return replace(entry, hidden=Hidden(before=before, reply=None, after=(), tokens=30))
 
 
 def test_what_the_client_was_not_shown_is_sent_and_counted_where_it_is_sent() -> None:
@@ -1126,7 +1236,11 @@ def test_what_the_client_was_not_shown_goes_with_what_is_dropped_or_changed() ->
     assert [change.position for change in made.made][:2] == [0, 1]
     assert made.warnings == ("target missed: 70 tokens are 10 above 60",)
     assert made.cut is not None
-    assert made.cut.gaps == (Gap(0, 10, "drop_oldest", "its round was the oldest", 200, 0),)
+    assert made.cut.gaps == (
+        Gap(
+            start=0, stop=10, edit="drop_oldest", reason="its round was the oldest", tokens=200, tool_calls=0
+        ),
+    )
     again = plan([*entries[10:], *log(*turns(1, 7))[12:13]], HUNDRED, "p", KNOWN, made.cut)
     assert (again.moved, again.view[:4]) == (False, made.view)
     # Only where upstream refuses more.
@@ -1183,7 +1297,7 @@ def test_a_move_that_reaches_into_the_branch_is_kept_at_the_end() -> None:
         HUNDRED,
         "mine",
         replace(KNOWN, fork=8),
-        Cut(8, "mine", "v", (), 0, 0, 0),
+        Cut(position=8, policy="mine", version="v", changes=(), tokens=0, messages=0, tool_calls=0),
     )
     assert again.cut is not None
     assert (again.moved, again.cut.position) == (True, 9)  # there is one at the place already

@@ -17,7 +17,8 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.store import decode_cut, encode_cut
 from proxy.trimming.edits import Edit
 from proxy.trimming.plan import Cut, Entry, PlanningContext
@@ -61,17 +62,20 @@ def _with_halves() -> tuple[Entry, ...]:
             {"role": "tool", "tool_call_id": f"c{at}", "content": shapes[at % 4]},
             {"role": "assistant", "content": f'{{"id":"{HALF}-2x"}}'},
         ]
-    made = [Message(orjson.dumps(each)) for each in log]
-    return tuple(Entry(each, count(each), f"ref_{at:016}", position=at) for at, each in enumerate(made))
+    made = [ChatMessage(orjson.dumps(each)) for each in log]
+    return tuple(
+        Entry(message=each, tokens=count(each), ref=f"ref_{at:016}", position=at)
+        for at, each in enumerate(made)
+    )
 
 
 @cache
 def session(path: Path) -> tuple[tuple[Message, ...], tuple[Entry, ...]]:
     """Return the instructions and the log of a recorded session."""
-    messages = [Message.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
+    messages = [ChatMessage.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
     lead = next(at for at, each in enumerate(messages) if each.role not in {"system", "developer"})
     log = [
-        Entry(each, count(each), f"ref_{position:016}", position=position)
+        Entry(message=each, tokens=count(each), ref=f"ref_{position:016}", position=position)
         for position, each in enumerate(messages[lead:])
     ]
     return tuple(messages[:lead]), tuple(log)
@@ -95,7 +99,7 @@ def _holds(
 ) -> int:
     """Check a policy on a session; return how often the cut moved and something was changed."""
     known = PlanningContext(
-        count,
+        count=count,
         fixed_tokens=sum(map(count, instructions)),
         context_window=chance.choice([None, _size(log)]),
         agent=chance.choice([None, "Coder"]),

@@ -16,11 +16,13 @@ from tests.trimming.notation import log, messages
 
 
 def gap(start: int, stop: int, reason: str = "old", edit: str = "drop_oldest") -> Gap:
-    return Gap(start, stop, edit, reason, (stop - start) * 10, stop - start)
+    return Gap(
+        start=start, stop=stop, edit=edit, reason=reason, tokens=(stop - start) * 10, tool_calls=stop - start
+    )
 
 
 def gone(place: int, edit: str = "drop_oldest") -> Change:
-    return Change(place, edit, "old", None, 10, 0)
+    return Change(position=place, edit=edit, reason="old", message=None, tokens_before=10, tokens_after=0)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +43,23 @@ def test_what_is_not_given_is_told_with_its_size() -> None:
     entries = log("user 0", "user 1", "user 2", "user 3", "user 4", "user 5")
     gaps = [gap(1, 3), gap(4, 5)]
     left = standing(entries, gaps, attrgetter("position"))
-    assert missing(left, gaps, 0) == [(3, Size(20, 2, 2)), (5, Size(10, 1, 1))]
+    assert missing(left, gaps, 0) == [
+        (3, Size(tokens=20, messages=2, tool_calls=2)),
+        (5, Size(tokens=10, messages=1, tool_calls=1)),
+    ]
     assert missing(entries, gaps, 0) == []
-    assert missing([*entries[:3], *left[2:]], gaps, 0) == [(5, Size(10, 1, 1))]
-    assert missing([], gaps, 0) == [(3, Size(20, 2, 2)), (5, Size(10, 1, 1))]
+    assert missing([*entries[:3], *left[2:]], gaps, 0) == [(5, Size(tokens=10, messages=1, tool_calls=1))]
+    assert missing([], gaps, 0) == [
+        (3, Size(tokens=20, messages=2, tool_calls=2)),
+        (5, Size(tokens=10, messages=1, tool_calls=1)),
+    ]
     # From position 2 on; one message of the first gap is not spoken of.
-    assert missing(left[1:], gaps, 2) == [(3, Size(10, 1, 1)), (5, Size(10, 1, 1))]
+    assert missing(left[1:], gaps, 2) == [
+        (3, Size(tokens=10, messages=1, tool_calls=1)),
+        (5, Size(tokens=10, messages=1, tool_calls=1)),
+    ]
     assert missing(entries[3:], gaps, 3) == []
-    assert missing([entries[3], entries[5]], gaps, 3) == [(5, Size(10, 1, 1))]
+    assert missing([entries[3], entries[5]], gaps, 3) == [(5, Size(tokens=10, messages=1, tool_calls=1))]
 
 
 def test_a_part_of_a_gap_has_its_share() -> None:
@@ -63,15 +74,25 @@ def test_spans_that_were_removed_whole_become_gaps() -> None:
     parts = spans(messages(lines))
     entries = log(*["user"] * 10, *lines)[10:]
     some = [gone(0), gone(2), gone(4, "other"), gone(5, "other")]
-    kept = Change(6, "drop_oldest", "old", entries[0].message, 10, 10)
+    kept = Change(
+        position=6,
+        edit="drop_oldest",
+        reason="old",
+        message=entries[0].message,
+        tokens_before=10,
+        tokens_after=10,
+    )
     found, places = gaps_of(entries, parts, [*some, kept])
     assert found == [
-        Gap(10, 11, "drop_oldest", "old", 11, 0),
-        Gap(14, 16, "other", "old", 12 + 11, 0),
+        Gap(start=10, stop=11, edit="drop_oldest", reason="old", tokens=11, tool_calls=0),
+        Gap(start=14, stop=16, edit="other", reason="old", tokens=12 + 11, tool_calls=0),
     ]
     assert places == {0, 4, 5}
     found, places = gaps_of(entries, parts, [gone(place) for place in range(4)])
-    assert (found, places) == ([Gap(10, 14, "drop_oldest", "old", 11 + 10 + 11 + 11, 2)], {0, 1, 2, 3})
+    assert (found, places) == (
+        [Gap(start=10, stop=14, edit="drop_oldest", reason="old", tokens=11 + 10 + 11 + 11, tool_calls=2)],
+        {0, 1, 2, 3},
+    )
     assert gaps_of(entries, parts, []) == ([], set())
 
 
@@ -121,16 +142,25 @@ def test_a_span_that_earlier_moves_began_to_remove_becomes_a_gap_with_the_last_o
     entries = log("user a", "assistant | a f, b f", "tool a 1", "tool b 2", "user b")
     parts = spans([entry.message for entry in entries])
     # In their order: an earlier move took one result, this one shortens the block and then takes all of it.
-    shorter = Change(1, "other", "shorter", entries[1].message, 10, 9)
+    shorter = Change(
+        position=1,
+        edit="other",
+        reason="shorter",
+        message=entries[1].message,
+        tokens_before=10,
+        tokens_after=9,
+    )
     rest = [gone(1, "other"), gone(3, "other")]
     assert gaps_of(entries, parts, [gone(2), shorter]) == ([], set())
     found, places = gaps_of(entries, parts, [shorter, gone(2), *rest])
     assert places == {1, 2, 3}
     assert found == [
-        Gap(1, 2, "other", "old", 10, 0),
-        Gap(2, 3, "drop_oldest", "old", 11, 1),
-        Gap(3, 4, "other", "old", 11, 1),
+        Gap(start=1, stop=2, edit="other", reason="old", tokens=10, tool_calls=0),
+        Gap(start=2, stop=3, edit="drop_oldest", reason="old", tokens=11, tool_calls=1),
+        Gap(start=3, stop=4, edit="other", reason="old", tokens=11, tool_calls=1),
     ]
     # What was put back last stands.
-    back = Change(2, "other", "back", entries[2].message, 0, 11)
+    back = Change(
+        position=2, edit="other", reason="back", message=entries[2].message, tokens_before=0, tokens_after=11
+    )
     assert gaps_of(entries, parts, [gone(2), shorter, *rest, back]) == ([], set())

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from proxy.conversation import is_result, rounds, spans
-from proxy.dialects.chat.messages import Message
+from proxy.conversation import rounds, spans
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.chat.protocol import problems
 from proxy.trimming.engine import plan
 from proxy.trimming.gaps import TOLD_APART, joined, standing
 from proxy.trimming.plan import Cut, Entry, Plan, PlanningContext, Prepared
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
-from proxy.trimming.protocol import problems
 from tests.support import api_rules
 from tests.trimming.growing import check_counts, check_prefix, check_target, hidden
 from tests.trimming.histories import SPANS, TRIED, broken, grown, valid
@@ -53,17 +54,17 @@ def _spans(draw: st.DrawFn) -> list[Message]:
     """Return a span as a history has it, or an image, or what another agent tells of a call."""
     kind = draw(st.integers(0, 9))
     if kind == 0:
-        return [Message.of({"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]})]
+        return [ChatMessage.of({"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]})]
     if kind <= 2:
         agent, tool = draw(st.sampled_from("ab")), draw(st.sampled_from(["search", "note"]))
-        return [Message.of({"role": "user", "content": f"<Worker: {agent}> [called tool {tool}]"})]
+        return [ChatMessage.of({"role": "user", "content": f"<Worker: {agent}> [called tool {tool}]"})]
     return _varied(draw, draw(SPANS))
 
 
 def _varied(draw: st.DrawFn, history: list[Message]) -> list[Message]:
     """Return a history with tool results of several kinds."""
     return [
-        each.replacing("content", draw(st.sampled_from(OUTPUTS))) if is_result(each) else each
+        each.replacing("content", draw(st.sampled_from(OUTPUTS))) if each.is_result else each
         for each in history
     ]
 
@@ -287,7 +288,7 @@ def test_the_same_arguments_give_the_same_plan_and_nothing_given_is_changed(
     given_entries = _entries(log)
     before = [(entry.message.raw, dict(entry.message.data)) for entry in given_entries]
     first = plan(given_entries, policy, "p", known)
-    again = [replace(entry, message=Message(entry.message.raw)) for entry in given_entries]
+    again = [replace(entry, message=ChatMessage(entry.message.raw)) for entry in given_entries]
     assert plan(again, Policy.model_validate_json(policy.model_dump_json()), "p", known) == first
     assert [(entry.message.raw, entry.message.data) for entry in given_entries] == before
     assert given_entries == _entries(log)
@@ -298,7 +299,15 @@ def test_the_same_arguments_give_the_same_plan_and_nothing_given_is_changed(
 def test_a_log_that_is_left_as_it_came_is_planned_as_any_other(
     log: list[Message], policy: Policy, known: PlanningContext
 ) -> None:
-    ignored = Cut(len(log) + 1, "p", policy.version, changes=(), tokens=1, messages=1, tool_calls=0)
+    ignored = Cut(
+        position=len(log) + 1,
+        policy="p",
+        version=policy.version,
+        changes=(),
+        tokens=1,
+        messages=1,
+        tool_calls=0,
+    )
     roomy = replace(known, context_window=100 * WINDOW)
     for given_entries in (_entries(log), entries(log)):
         for told in (known, roomy):
@@ -376,7 +385,11 @@ def _check_settled(made: Plan, last: Plan | None) -> None:
     KNOWNS,
 )
 def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
-    growth: list[list[list[Message]]], one: Policy, other: Policy, others: set[int], known: PlanningContext
+    growth: list[list[list[Message]]],
+    one: Policy,
+    other: Policy,
+    others: set[int],
+    known: PlanningContext,
 ) -> None:
     log: list[Message] = []
     last: Plan | None = None
@@ -415,7 +428,10 @@ def _check_cut(made: Plan, log: list[Message]) -> None:
     for gap in cut.gaps:
         assert last <= gap.start < gap.stop <= cut.position
         inside = log[gap.start : gap.stop]
-        assert (gap.tokens, gap.tool_calls) == (sum(map(count, inside)), sum(map(is_result, inside)))
+        assert (gap.tokens, gap.tool_calls) == (
+            sum(map(count, inside)),
+            sum(message.is_result for message in inside),
+        )
         last = gap.stop
     outside = standing(range(cut.position), cut.gaps, int)
     assert {change.position for change in cut.changes} <= set(outside)
@@ -443,7 +459,11 @@ def test_repairs_do_not_break_that_either(
 @TRIED
 @given(_histories(valid()), EDITS, KEEP_LITTLE, st.none() | st.integers(1, 400), KNOWNS)
 def test_a_second_move_right_after_the_first_changes_nothing(
-    log: list[Message], edit: dict[str, Any], keep: dict[str, Any], target: int | None, known: PlanningContext
+    log: list[Message],
+    edit: dict[str, Any],
+    keep: dict[str, Any],
+    target: int | None,
+    known: PlanningContext,
 ) -> None:
     keys = {"trigger": {"every_request": True}, "keep": keep, "edits": [{**edit, "when": None}]}
     policy = Policy.model_validate({**keys, "target": {"tokens": target} if target is not None else None})

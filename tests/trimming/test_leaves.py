@@ -21,23 +21,23 @@ def test_the_leaves_of_a_document_come_with_their_keys() -> None:
     found = leaves_of('{"a": [1, {"b": "x"}, []], "c": {}, "d": null, "e": "y"}')
 
     assert found == [
-        Leaf("a", "1", is_number=True),
-        Leaf("b", "x", is_number=False),
-        Leaf("e", "y", is_number=False),
+        Leaf(key="a", text="1", is_number=True),
+        Leaf(key="b", text="x", is_number=False),
+        Leaf(key="e", text="y", is_number=False),
     ]
     assert leaves_of("free text") is None
 
 
 def test_a_leaf_deep_down_has_the_last_key_on_its_way() -> None:
     found = leaves_of('{"k":' + "[" * 100 + '"x"' + "]" * 100 + "}")
-    assert found == [Leaf("k", "x", is_number=False)]
-    assert leaves_of('{"k":{"":["x"]}}') == [Leaf("", "x", is_number=False)]
+    assert found == [Leaf(key="k", text="x", is_number=False)]
+    assert leaves_of('{"k":{"":["x"]}}') == [Leaf(key="", text="x", is_number=False)]
 
 
 def test_numbers_stay_as_they_are_written() -> None:
     leaves = leaves_of("[1.50, 1e3, -0]") or []
     assert [leaf.text for leaf in leaves] == ["1.50", "1e3", "-0"]
-    assert leaves_of("[NaN, Infinity, 1]") == [Leaf("", "1", is_number=True)]
+    assert leaves_of("[NaN, Infinity, 1]") == [Leaf(key="", text="1", is_number=True)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.arrival import arrive
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
@@ -55,7 +56,15 @@ class Sums(Puts, frozen=True):
     type: str = "sums"
 
     def apply(self, draft: Draft) -> Iterator[Change | Summary]:
-        yield Summary("So far.", "merge", 4, 30, "statistics", 4, 400)
+        yield Summary(
+            text="So far.",
+            role="merge",
+            until=4,
+            tokens=30,
+            kind="statistics",
+            covered_messages=4,
+            covered_tokens=400,
+        )
         yield from super().apply(draft)
 
 
@@ -87,7 +96,7 @@ class ClearsWhole(BaseEdit, frozen=True):
 
 
 def user(text: str) -> Message:
-    return Message.of({"role": "user", "content": text})
+    return ChatMessage.of({"role": "user", "content": text})
 
 
 def policy(*edits: BaseEdit, **keys: Any) -> Policy:
@@ -110,7 +119,7 @@ def costs(standing: TrimmedHistory, **fields: Any) -> Costs:
         "summary": standing.summary,
         "fixed": 0,
         "cached": len(standing.messages) - 2,
-        "account": Account(10, 10**6, 0.0),
+        "account": Account(turns=10, untrimmed=10**6, saved=0.0),
         "reads": (30,) * len(standing.messages),
     }
     return Costs(**{**known, **fields})
@@ -138,7 +147,26 @@ def test_an_edit_runs_only_where_its_condition_holds_by_then() -> None:
 
 
 def test_what_a_move_leaves() -> None:
-    standing = base(cut=Cut(8, "p", "v", (Change(3, "puts", "w", user(SHORT), 100, 20),), 0, 0, 0))
+    standing = base(
+        cut=Cut(
+            position=8,
+            policy="p",
+            version="v",
+            changes=(
+                Change(
+                    position=3,
+                    edit="puts",
+                    reason="w",
+                    message=user(SHORT),
+                    tokens_before=100,
+                    tokens_after=20,
+                ),
+            ),
+            tokens=0,
+            messages=0,
+            tool_calls=0,
+        )
+    )
     edits = (Puts(texts={0: None, 3: SHORT, 5: SHORT, 6: None}), Puts(texts={6: "", 3: ""}))
     move = decide(standing, policy(*edits), KNOWN, None, None)
     assert [(change.position, change.tokens_before, change.tokens_after) for change in move.made] == [
@@ -147,7 +175,10 @@ def test_what_a_move_leaves() -> None:
         (5, 100, 20),
         (6, 100, 0),
     ]
-    assert move.gaps == [Gap(0, 1, "puts", "why", 100, 0), Gap(6, 7, "puts", "why", 100, 0)]
+    assert move.gaps == [
+        Gap(start=0, stop=1, edit="puts", reason="why", tokens=100, tool_calls=0),
+        Gap(start=6, stop=7, edit="puts", reason="why", tokens=100, tool_calls=0),
+    ]
     # What an earlier move did to a message that is still sent comes first.
     assert [(change.position, change.tokens_after) for change in move.changes] == [(3, 20), (3, 10), (5, 20)]
     assert move.tokens == (0, 100, 100, 10, 100, 20, 0, 100, 100, 100)
@@ -179,7 +210,7 @@ def test_where_a_move_must_pay_each_edit_must() -> None:
     edits = (Puts(texts={1: SHORT}), Puts(texts={9: SHORT}))
     assert places(decide(standing, policy(*edits), KNOWN, None, costs(standing), paying=True)) == [9]
     assert places(decide(standing, policy(*edits), KNOWN, None, costs(standing))) == [1, 9]
-    long = costs(standing, account=Account(100, 10**6, 0.0))
+    long = costs(standing, account=Account(turns=100, untrimmed=10**6, saved=0.0))
     assert places(decide(standing, policy(*edits), KNOWN, None, long, paying=True)) == [1, 9]
 
 
@@ -207,8 +238,19 @@ def test_a_summary_takes_the_place_of_what_is_removed() -> None:
     standing = base()
     sums = Sums(texts=dict.fromkeys(range(4)))
     move = decide(standing, policy(sums), KNOWN, None, costs(standing))
-    assert move.summary == Summary("So far.", "merge", 4, 30, "statistics", 4, 400)
-    assert (move.gaps, move.changes) == ([Gap(0, 4, "sums", "why", 400, 0)], ())
+    assert move.summary == Summary(
+        text="So far.",
+        role="merge",
+        until=4,
+        tokens=30,
+        kind="statistics",
+        covered_messages=4,
+        covered_tokens=400,
+    )
+    assert (move.gaps, move.changes) == (
+        [Gap(start=0, stop=4, edit="sums", reason="why", tokens=400, tool_calls=0)],
+        (),
+    )
     assert move.total == 630
     # Nothing of the log is in the cache any more.
     assert move.balance.rewritten == 630
@@ -308,7 +350,18 @@ def test_what_one_edit_puts_back_another_trims_in_the_same_move(keep: int, longe
     assert all(kinds(move)[place] != "whole" for place in old if place < 10) or keep == 6
     assert dangling(move) == []
     # Once more changes nothing: there was nothing left to do.
-    later = base(*SEVERAL, cut=Cut(15, "p", "v", move.changes, move.total, 15, 6))
+    later = base(
+        *SEVERAL,
+        cut=Cut(
+            position=15,
+            policy="p",
+            version="v",
+            changes=move.changes,
+            tokens=move.total,
+            messages=15,
+            tool_calls=6,
+        ),
+    )
     assert decide(later, edits, KNOWN, None, None).made == ()
 
 
@@ -322,7 +375,15 @@ def test_of_an_output_that_came_very_often_one_copy_may_stay_until_the_next_move
         move = decide(base(*given, cut=cut), edits, KNOWN, None, None)
         assert dangling(move) == []
         found.append([*kinds(move).values()])
-        cut = Cut(len(given), "p", "v", move.changes, move.total, len(given), 12)
+        cut = Cut(
+            position=len(given),
+            policy="p",
+            version="v",
+            changes=move.changes,
+            tokens=move.total,
+            messages=len(given),
+            tool_calls=12,
+        )
     assert found[0] == ["stub"] * 8 + ["whole"] + ["pointer"] * 3
     assert found[1] == found[2] == ["stub"] * 12
 
@@ -353,7 +414,11 @@ def test_what_is_left_out_since_it_does_not_pay_is_not_done_at_another_pass() ->
     assert decide(standing, both, KNOWN, None, None).made[0].position == 0
     firsts: set[int] = set()
     for requests in range(60):
-        known = costs(standing, reads=(requests,) * len(given), account=Account(requests, 10**6, 0.0))
+        known = costs(
+            standing,
+            reads=(requests,) * len(given),
+            account=Account(turns=requests, untrimmed=10**6, saved=0.0),
+        )
         move = decide(standing, both, KNOWN, None, known, paying=True)
         first = min(places(move), default=len(given))
         firsts.add(first)
@@ -369,7 +434,18 @@ def test_what_is_left_out_since_it_does_not_pay_is_not_done_at_another_pass() ->
 def test_what_followed_from_a_part_that_is_left_out_is_undone() -> None:
     """A pointer to what was put back only in the part that is not made would dangle."""
     pointing = decide(base(*TWICE[:8]), policy(*twice(1).edits[:1]), KNOWN, None, None)
-    standing = base(*TWICE, cut=Cut(8, "p", "v", pointing.changes, pointing.total, 8, 2))
+    standing = base(
+        *TWICE,
+        cut=Cut(
+            position=8,
+            policy="p",
+            version="v",
+            changes=pointing.changes,
+            tokens=pointing.total,
+            messages=8,
+            tool_calls=2,
+        ),
+    )
     assert kinds(pointing) == {2: "whole", 6: "pointer"}
     some = policy(*twice(1).edits[:1], PutsOneByOne(texts={2: SAME[:-9], 11: ""}))
     every = decide(standing, some, KNOWN, None, costs(standing))
@@ -431,7 +507,24 @@ def test_a_rescue_cuts_tool_output_before_it_drops_the_newest() -> None:
 
 
 def test_a_rescue_counts_what_is_sent_beside_the_log() -> None:
-    cut = Cut(4, "p", "v", (), 0, 0, 0, summary=Summary("So.", "merge", 2, 50, "statistics", 2, 40))
+    cut = Cut(
+        position=4,
+        policy="p",
+        version="v",
+        changes=(),
+        tokens=0,
+        messages=0,
+        tool_calls=0,
+        summary=Summary(
+            text="So.",
+            role="merge",
+            until=2,
+            tokens=50,
+            kind="statistics",
+            covered_messages=2,
+            covered_tokens=40,
+        ),
+    )
     standing, kept = base(*turns(1, 4), cut=cut), policy(keep={"rounds": 2, "spans": 9})
     known = replace(KNOWN, fixed_tokens=30)
     # The log alone would fit when two rounds are left: 80 tokens. With the rest that is 160.

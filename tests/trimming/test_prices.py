@@ -15,7 +15,14 @@ def test_without_steps_every_request_costs_the_same() -> None:
     ("tokens", "factor"), [(0, 1.0), (128_000, 1.0), (128_001, 2.0), (272_000, 2.0), (272_001, 3.5)]
 )
 def test_a_step_holds_for_what_is_above_it(tokens: int, factor: float) -> None:
-    prices = Prices(0.1, 1.0, 5.0, 300.0, 1024, steps=(Step(128_000, 2.0), Step(272_000, 3.5)))
+    prices = Prices(
+        read=0.1,
+        write=1.0,
+        output=5.0,
+        lifetime=300.0,
+        minimum=1024,
+        steps=(Step(above=128_000, factor=2.0), Step(above=272_000, factor=3.5)),
+    )
     assert prices.factor(tokens) == factor
 
 

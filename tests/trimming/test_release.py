@@ -41,7 +41,14 @@ def test_what_is_old_goes_from_the_oldest_until_the_target_is_met() -> None:
     before = draft(None)
     assert [change.position for change in Release().apply(draft(before.total - each))] == [1]
     (change,) = Release().apply(draft(before.total - each))
-    assert change == Change(1, "hidden_rounds", change.reason, before.messages[1], 11 + each, 11)
+    assert change == Change(
+        position=1,
+        edit="hidden_rounds",
+        reason=change.reason,
+        message=before.messages[1],
+        tokens_before=11 + each,
+        tokens_after=11,
+    )
     after = before.after([change])
     assert (after.total, sorted(after.hidden)) == (before.total - each, [3, 9])
     assert after.messages == before.messages

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.conversation import spans
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.statistics import DETAILS, Detail, Language, Statistics, ToolUse, statistics_of
 from tests.trimming.edits.held import recorded
 from tests.trimming.histories import TRIED, valid
@@ -25,7 +26,7 @@ def of(*lines: str, rounds: int = 1) -> Statistics:
 
 def block(identity: str, name: str, arguments: str) -> Message:
     call = {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
-    return Message.of({"role": "assistant", "content": None, "tool_calls": [call]})
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [call]})
 
 
 def test_the_text_in_english() -> None:
@@ -71,7 +72,9 @@ def test_the_text_in_chinese() -> None:
 def test_the_least_is_one_line(language: Language) -> None:
     statistics = of("user find src/a.py", "assistant | a read", "tool a src/a.py", "assistant src/a.py")
     assert statistics.text(language, LEAST).count("\n") == 0
-    assert statistics.text(language, Detail(0, 0, 1, 0, 0)).count("\n") == 1
+    assert (
+        statistics.text(language, Detail(requests=0, request=0, tools=1, values=0, reply=0)).count("\n") == 1
+    )
     assert of("assistant hello", rounds=0).text("en", LEAST) == "1 messages (1 assistant)."
     assert of("assistant 好", rounds=0).text("zh", LEAST) == "共 1 条消息（助手 1）。"
 
@@ -173,10 +176,12 @@ def test_what_is_kept_does_not_grow_with_the_conversation() -> None:
     assert len(statistics.tools) == 100
     assert statistics.values[-1].text == "file_499.py"
     assert len(statistics.values) == 100
-    text = statistics.text("en", Detail(6, 80, 12, 6, 160))
+    text = statistics.text("en", Detail(requests=6, request=80, tools=12, values=6, reply=160))
     assert ", 88 more tools." in text
     assert "Requests of the user (6 of 500):\n1. question 0\n2. question 1\n497. question 496\n" in text
-    assert "，另有 88 种。" in statistics.text("zh", Detail(6, 80, 12, 6, 160))
+    assert "，另有 88 种。" in statistics.text(
+        "zh", Detail(requests=6, request=80, tools=12, values=6, reply=160)
+    )
     assert len(json.dumps(statistics.model_dump(mode="json"))) < 20_000
 
 

@@ -13,20 +13,48 @@ from proxy.trimming.trigger import Size, Target, Trigger
 
 
 def known(window: int | None = None, idle: float | None = None) -> PlanningContext:
-    return PlanningContext(len, context_window=window, idle=idle)  # type: ignore[arg-type]  # nothing is counted here
+    return PlanningContext(count=len, context_window=window, idle=idle)  # type: ignore[arg-type]  # nothing is counted here
 
 
 def standing(tokens: int = 0, messages: int = 0, tool_calls: int = 0) -> Cut:
-    return Cut(1, "p", "v", (), tokens, messages, tool_calls)
+    return Cut(
+        position=1,
+        policy="p",
+        version="v",
+        changes=(),
+        tokens=tokens,
+        messages=messages,
+        tool_calls=tool_calls,
+    )
 
 
 @pytest.mark.parametrize(
     ("keys", "below", "above", "words"),
     [
-        ({"tokens": 100}, Size(100, 9, 9), Size(101, 0, 0), "tokens 101 > 100"),
-        ({"ratio": 0.5}, Size(500, 9, 9), Size(501, 0, 0), "ratio 0.501 > 0.5 of 1000 tokens"),
-        ({"messages": 10}, Size(99, 10, 9), Size(0, 11, 0), "messages 11 > 10"),
-        ({"tool_calls": 2}, Size(99, 99, 2), Size(0, 0, 3), "tool_calls 3 > 2"),
+        (
+            {"tokens": 100},
+            Size(tokens=100, messages=9, tool_calls=9),
+            Size(tokens=101, messages=0, tool_calls=0),
+            "tokens 101 > 100",
+        ),
+        (
+            {"ratio": 0.5},
+            Size(tokens=500, messages=9, tool_calls=9),
+            Size(tokens=501, messages=0, tool_calls=0),
+            "ratio 0.501 > 0.5 of 1000 tokens",
+        ),
+        (
+            {"messages": 10},
+            Size(tokens=99, messages=10, tool_calls=9),
+            Size(tokens=0, messages=11, tool_calls=0),
+            "messages 11 > 10",
+        ),
+        (
+            {"tool_calls": 2},
+            Size(tokens=99, messages=99, tool_calls=2),
+            Size(tokens=0, messages=0, tool_calls=3),
+            "tool_calls 3 > 2",
+        ),
     ],
 )
 def test_a_key_is_passed_by_what_is_above_it(
@@ -39,47 +67,95 @@ def test_a_key_is_passed_by_what_is_above_it(
 
 
 def test_every_request_fires_at_every_request() -> None:
-    assert Trigger(every_request=True).fired(Size(0, 0, 0), known(), standing(), None) == "every_request"
-    assert Trigger(every_request=True).holds(Size(0, 0, 0), known())
+    assert (
+        Trigger(every_request=True).fired(Size(tokens=0, messages=0, tool_calls=0), known(), standing(), None)
+        == "every_request"
+    )
+    assert Trigger(every_request=True).holds(Size(tokens=0, messages=0, tool_calls=0), known())
 
 
 def test_any_key_is_enough_to_fire_and_all_are_needed_to_hold() -> None:
     trigger = Trigger(messages=10, tool_calls=2)
-    assert trigger.fired(Size(0, 11, 0), known(), None, None) == "messages 11 > 10"
-    assert trigger.fired(Size(0, 11, 3), known(), None, None) == "messages 11 > 10; tool_calls 3 > 2"
-    assert not trigger.holds(Size(0, 11, 0), known())
-    assert trigger.holds(Size(0, 11, 3), known())
+    assert trigger.fired(Size(tokens=0, messages=11, tool_calls=0), known(), None, None) == "messages 11 > 10"
+    assert (
+        trigger.fired(Size(tokens=0, messages=11, tool_calls=3), known(), None, None)
+        == "messages 11 > 10; tool_calls 3 > 2"
+    )
+    assert not trigger.holds(Size(tokens=0, messages=11, tool_calls=0), known())
+    assert trigger.holds(Size(tokens=0, messages=11, tool_calls=3), known())
 
 
 def test_a_ratio_of_an_unknown_window_neither_fires_nor_holds() -> None:
-    assert Trigger(ratio=0.5).fired(Size(10**9, 0, 0), known(), None, None) == ""
-    assert not Trigger(ratio=0.5, messages=1).holds(Size(10**9, 5, 0), known())
+    assert Trigger(ratio=0.5).fired(Size(tokens=10**9, messages=0, tool_calls=0), known(), None, None) == ""
+    assert not Trigger(ratio=0.5, messages=1).holds(Size(tokens=10**9, messages=5, tool_calls=0), known())
 
 
 @pytest.mark.parametrize(
     ("keys", "target", "after", "waits", "fires"),
     [
         pytest.param(
-            {"tokens": 100}, 60, standing(100), Size(100, 0, 0), Size(101, 0, 0), id="the move helped"
+            {"tokens": 100},
+            60,
+            standing(100),
+            Size(tokens=100, messages=0, tool_calls=0),
+            Size(tokens=101, messages=0, tool_calls=0),
+            id="the move helped",
         ),
         pytest.param(
-            {"tokens": 100}, 60, standing(150), Size(189, 0, 0), Size(190, 0, 0), id="trigger minus target"
+            {"tokens": 100},
+            60,
+            standing(150),
+            Size(tokens=189, messages=0, tool_calls=0),
+            Size(tokens=190, messages=0, tool_calls=0),
+            id="trigger minus target",
         ),
         pytest.param(
-            {"tokens": 100}, None, standing(150), Size(174, 0, 0), Size(175, 0, 0), id="no target: a fourth"
+            {"tokens": 100},
+            None,
+            standing(150),
+            Size(tokens=174, messages=0, tool_calls=0),
+            Size(tokens=175, messages=0, tool_calls=0),
+            id="no target: a fourth",
         ),
         pytest.param(
-            {"tokens": 100}, 100, standing(150), Size(150, 0, 0), Size(151, 0, 0), id="at least one"
+            {"tokens": 100},
+            100,
+            standing(150),
+            Size(tokens=150, messages=0, tool_calls=0),
+            Size(tokens=151, messages=0, tool_calls=0),
+            id="at least one",
         ),
         pytest.param(
-            {"tokens": 3}, None, standing(5), Size(5, 0, 0), Size(6, 0, 0), id="at least one of few"
+            {"tokens": 3},
+            None,
+            standing(5),
+            Size(tokens=5, messages=0, tool_calls=0),
+            Size(tokens=6, messages=0, tool_calls=0),
+            id="at least one of few",
         ),
-        pytest.param({"ratio": 0.1}, 60, standing(150), Size(189, 0, 0), Size(190, 0, 0), id="ratio"),
         pytest.param(
-            {"messages": 8}, 60, standing(0, 9), Size(0, 10, 0), Size(0, 11, 0), id="messages: a fourth"
+            {"ratio": 0.1},
+            60,
+            standing(150),
+            Size(tokens=189, messages=0, tool_calls=0),
+            Size(tokens=190, messages=0, tool_calls=0),
+            id="ratio",
         ),
         pytest.param(
-            {"tool_calls": 2}, 60, standing(0, 0, 3), Size(0, 0, 3), Size(0, 0, 4), id="calls: at least one"
+            {"messages": 8},
+            60,
+            standing(0, 9),
+            Size(tokens=0, messages=10, tool_calls=0),
+            Size(tokens=0, messages=11, tool_calls=0),
+            id="messages: a fourth",
+        ),
+        pytest.param(
+            {"tool_calls": 2},
+            60,
+            standing(0, 0, 3),
+            Size(tokens=0, messages=0, tool_calls=3),
+            Size(tokens=0, messages=0, tool_calls=4),
+            id="calls: at least one",
         ),
     ],
 )
@@ -93,20 +169,27 @@ def test_after_a_move_that_left_it_above_it_waits(
 
 def test_time_fires_when_the_session_was_idle_for_longer() -> None:
     minute = Trigger(idle_seconds=60)
-    assert minute.fired(Size(0, 0, 0), known(), None, None) == ""
-    assert minute.fired(Size(0, 0, 0), known(idle=60), None, None) == ""
-    assert minute.fired(Size(0, 0, 0), known(idle=60.6), None, None) == "idle for 61 s"
-    assert not minute.holds(Size(0, 0, 0), known(idle=60))
-    assert minute.holds(Size(0, 0, 0), known(idle=61))
+    assert minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(), None, None) == ""
+    assert minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=60), None, None) == ""
+    assert (
+        minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=60.6), None, None)
+        == "idle for 61 s"
+    )
+    assert not minute.holds(Size(tokens=0, messages=0, tool_calls=0), known(idle=60))
+    assert minute.holds(Size(tokens=0, messages=0, tool_calls=0), known(idle=61))
     auto = Trigger(idle_seconds="auto")
-    assert auto.fired(Size(0, 0, 0), known(idle=ASSUMED.lifetime), None, None) == ""
-    assert auto.fired(Size(0, 0, 0), known(idle=301), None, None) == "idle for 301 s"
+    assert (
+        auto.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=ASSUMED.lifetime), None, None) == ""
+    )
+    assert (
+        auto.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=301), None, None) == "idle for 301 s"
+    )
 
 
 def test_cost_is_judged_elsewhere() -> None:
     auto = Trigger(cost="auto")
-    assert auto.fired(Size(10**9, 10**9, 10**9), known(), None, None) == ""
-    assert auto.holds(Size(0, 0, 0), known())
+    assert auto.fired(Size(tokens=10**9, messages=10**9, tool_calls=10**9), known(), None, None) == ""
+    assert auto.holds(Size(tokens=0, messages=0, tool_calls=0), known())
 
 
 @pytest.mark.parametrize(("keys", "only"), [({"ratio": 0.5}, True), ({"ratio": 0.5, "cost": "auto"}, False)])
@@ -137,5 +220,17 @@ def test_a_target_in_tokens() -> None:
 
 def test_what_part_of_each_threshold_is_reached() -> None:
     trigger = Trigger.model_validate({"tokens": 100, "ratio": 0.5, "messages": 8, "tool_calls": 2})
-    assert list(trigger.shares(Size(150, 2, 1), known(1000))) == [1.5, 0.3, 0.25, 0.5]
-    assert list(Trigger(every_request=True, cost="auto").shares(Size(150, 2, 1), known(1000))) == []
+    assert list(trigger.shares(Size(tokens=150, messages=2, tool_calls=1), known(1000))) == [
+        1.5,
+        0.3,
+        0.25,
+        0.5,
+    ]
+    assert (
+        list(
+            Trigger(every_request=True, cost="auto").shares(
+                Size(tokens=150, messages=2, tool_calls=1), known(1000)
+            )
+        )
+        == []
+    )

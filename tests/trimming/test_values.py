@@ -25,8 +25,8 @@ def test_json_inside_of_json_is_opened() -> None:
     inner = json.dumps({"order": "W99", "paid": 310})
 
     assert values_of(json.dumps({"body": inner})) == [
-        Value("W99", "id", "order", is_leaf=True),
-        Value("310", "number", "paid", is_leaf=True),
+        Value(text="W99", kind="id", label="order", is_leaf=True),
+        Value(text="310", kind="number", label="paid", is_leaf=True),
     ]
 
 
@@ -73,7 +73,10 @@ def test_encoded_data_is_no_value() -> None:
 
 
 def test_a_value_without_anything_before_it_has_no_label() -> None:
-    assert values_of("A12 B7") == [Value("A12", "id", ""), Value("B7", "id", "")]
+    assert values_of("A12 B7") == [
+        Value(text="A12", kind="id", label=""),
+        Value(text="B7", kind="id", label=""),
+    ]
 
 
 @given(_TEXTS)
@@ -163,8 +166,10 @@ def test_of_a_plain_text_that_is_little_but_values_not_all_are_told(labels: Labe
 
 
 def test_a_long_document_that_is_little_but_brackets_is_a_text() -> None:
-    assert values_of("[" + "[1,2]," * 20_000 + "[1, 12]]") == [Value("12", "number", "")]
-    assert Value("12", "number", "", is_leaf=True) in values_of("[" + "[1,2]," * 200 + "[1, 12]]")
+    assert values_of("[" + "[1,2]," * 20_000 + "[1, 12]]") == [Value(text="12", kind="number", label="")]
+    assert Value(text="12", kind="number", label="", is_leaf=True) in values_of(
+        "[" + "[1,2]," * 200 + "[1, 12]]"
+    )
 
 
 def test_labels_are_looked_for_where_they_are_wanted() -> None:
@@ -203,7 +208,7 @@ def test_the_values_of_a_document_are_told_of_documents_alone() -> None:
 def test_of_a_leaf_that_is_no_value_the_first_one_inside_stands_for_it() -> None:
     text = json.dumps({"note": "first line\nowner: K78 and K79", "more": "second\nK80"})
     assert values_of(text, "numbers") == [
-        Value("K78", "id", "owner", is_leaf=True),
-        Value("K79", "id", ""),
-        Value("K80", "id", "more", is_leaf=True),
+        Value(text="K78", kind="id", label="owner", is_leaf=True),
+        Value(text="K79", kind="id", label=""),
+        Value(text="K80", kind="id", label="more", is_leaf=True),
     ]

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.chat.protocol import NO_RESULT
 from proxy.trimming.plan import Hidden, PlanningContext, Summary
-from proxy.trimming.protocol import NO_RESULT
 from proxy.trimming.view import View, merged, view_of, with_hidden
 from tests.trimming.notation import count, lines, message, messages
 
-KNOWN = PlanningContext(count, fixed_tokens=100)
+KNOWN = PlanningContext(count=count, fixed_tokens=100)
 SOUND = messages(("user one", "assistant | a f", "tool a 1", "user two"))
 
 
@@ -21,15 +22,23 @@ def tokens(given: list[Message]) -> list[int]:
 
 
 def summary(role: Any) -> Summary:
-    return Summary("So far.", role, 3, 17, "statistics", 3, 50)
+    return Summary(
+        text="So far.",
+        role=role,
+        until=3,
+        tokens=17,
+        kind="statistics",
+        covered_messages=3,
+        covered_tokens=50,
+    )
 
 
 def test_what_stands_is_sent_with_its_tokens() -> None:
     view = view_of([SOUND[0], None, None, SOUND[3]], [13, 0, 0, 13], KNOWN, repairing=True)
-    assert view == View((SOUND[0], SOUND[3]), 126, ())
+    assert view == View(messages=(SOUND[0], SOUND[3]), tokens=126, notes=())
     assert view.tool_calls == 0
     assert view_of(SOUND, tokens(SOUND), KNOWN, repairing=False).tool_calls == 1
-    assert view_of([], [], KNOWN, repairing=True) == View((), 100)
+    assert view_of([], [], KNOWN, repairing=True) == View(messages=(), tokens=100)
 
 
 @pytest.mark.parametrize("repairing", [True, False])
@@ -72,13 +81,13 @@ def test_a_summary_ends_the_last_instruction() -> None:
         "developer be short\n\nSo far.",
     ]
     assert lines(merged((), summary("merge"))) == ["system So far."]
-    empty = Message.of({"role": "system", "content": None})
+    empty = ChatMessage.of({"role": "system", "content": None})
     assert lines(merged((empty,), summary("merge"))) == ["system So far."]
 
 
 def test_instructions_in_parts_get_another_part() -> None:
     part = {"type": "text", "text": "be good", "cache_control": {"type": "ephemeral"}}
-    given = Message.of({"role": "system", "content": [part], "name": "boss"})
+    given = ChatMessage.of({"role": "system", "content": [part], "name": "boss"})
     (longer,) = merged((given,), summary("merge"))
     assert longer.data == {
         "role": "system",
@@ -93,7 +102,7 @@ OWN = tuple(messages(("assistant | x recall", "tool x found")))
 
 def test_what_the_client_was_not_shown_is_sent_where_it_belongs() -> None:
     both = message("assistant | a f, y recall")
-    mixed = Hidden(OWN, both, (message("tool y also"),), 50)
+    mixed = Hidden(before=OWN, reply=both, after=(message("tool y also"),), tokens=50)
     assert with_hidden(SOUND[1], mixed) == (*OWN, both, message("tool y also"))
     assert with_hidden(SOUND[1], None) == (SOUND[1],)
     given = [13, 60, 11, 13]
@@ -111,7 +120,7 @@ def test_what_the_client_was_not_shown_is_sent_where_it_belongs() -> None:
 
 
 def test_beside_what_is_repaired_it_stays_and_with_it_it_goes() -> None:
-    before = Hidden(OWN, None, (), 24)
+    before = Hidden(before=OWN, reply=None, after=(), tokens=24)
     lost = [None, *SOUND[:2], SOUND[3]]
     view = view_of(lost, [0, 13, 34, 13], KNOWN, repairing=True, hidden={2: before})
     assert lines(view.messages)[1:5] == [

@@ -28,10 +28,21 @@ from tests.trimming.notation import count, message
 
 PRICES = Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=0, source="known")
 FREE_WRITING = replace(PRICES, write=1.0)
-ENTRIES = tuple(Entry(message(f"user {place}"), 100, f"ref_{place}", position=place) for place in range(10))
+ENTRIES = tuple(
+    Entry(message=message(f"user {place}"), tokens=100, ref=f"ref_{place}", position=place)
+    for place in range(10)
+)
 MESSAGES = tuple(entry.message for entry in ENTRIES)
-RICH = Account(4, 10**6, 0.0)
-SUMMARY = Summary("So far.", "merge", 4, 30, "statistics", 4, 400)
+RICH = Account(turns=4, untrimmed=10**6, saved=0.0)
+SUMMARY = Summary(
+    text="So far.",
+    role="merge",
+    until=4,
+    tokens=30,
+    kind="statistics",
+    covered_messages=4,
+    covered_tokens=400,
+)
 
 
 def costs(**fields: Any) -> Costs:
@@ -64,7 +75,14 @@ def draft(left: dict[int, int], summary: Summary | None = None) -> Draft:
         summary=summary,
     )
     changes = [
-        Change(place, "an_edit", "", message("user shorter") if tokens else None, 100, tokens)
+        Change(
+            position=place,
+            edit="an_edit",
+            reason="",
+            message=message("user shorter") if tokens else None,
+            tokens_before=100,
+            tokens_after=tokens,
+        )
         for place, tokens in left.items()
     ]
     return given.after(changes)
@@ -106,7 +124,9 @@ def test_a_cold_cache_makes_a_move_free() -> None:
     balance = costs(warm=False).balance(draft({2: 20}))
     assert told(balance) == (-1.25 * 80, 8, 80, 970)
     assert costs(warm=False).held == 0
-    assert timely(costs(warm=False, reads=reads({}), account=Account(0, 0, 0)), draft({2: 20}))
+    assert timely(
+        costs(warm=False, reads=reads({}), account=Account(turns=0, untrimmed=0, saved=0)), draft({2: 20})
+    )
 
 
 def test_a_prefix_under_the_minimum_is_not_cached() -> None:
@@ -117,7 +137,7 @@ def test_a_prefix_under_the_minimum_is_not_cached() -> None:
 
 
 def test_a_step_of_the_price_counts() -> None:
-    steep = costs(prices=replace(PRICES, steps=(Step(1000, 2.0),)))
+    steep = costs(prices=replace(PRICES, steps=(Step(above=1000, factor=2.0),)))
     # Without the move, 1050 tokens cost twice as much, each of them; with it 970 do not.
     assert told(steep.balance(draft({2: 20}))) == (925 - 2 * 335, 2 * 105 - 97, 80, 720)
     # It costs 255; each request since then has paid twice 8.
@@ -199,7 +219,7 @@ def test_with_steady_growth_that_is_the_cheapest_interval() -> None:
     def is_time(turns: int) -> bool:
         # Each turn brings 100 tokens, all of which could go; the newest were read by one request, and so on.
         grown = costs(tokens=(100,) * turns, reads=tuple(range(turns, 0, -1)))
-        return grown.timely(Balance(2000, 10 * turns, 100 * turns, 0), (0,) * turns)
+        return grown.timely(Balance(loss=2000, gain=10 * turns, freed=100 * turns, rewritten=0), (0,) * turns)
 
     # sqrt(2 * 100 * 2000 / 0.1) = 2000 tokens are twenty turns.
     assert [is_time(turns) for turns in (18, 19, 20, 21)] == [False, False, True, True]
@@ -208,12 +228,12 @@ def test_with_steady_growth_that_is_the_cheapest_interval() -> None:
 @pytest.mark.parametrize(
     ("account", "affordable"),
     [
-        (Account(9, 16_850, 0.0), False),
-        (Account(9, 16_860, 0.0), True),
-        (Account(9, 13_990, 100.0), False),
-        (Account(9, 14_010, 100.0), True),
-        (Account(9, 16_860, -1.0), False),
-        (Account(0, 0.0, 590.0), True),
+        (Account(turns=9, untrimmed=16_850, saved=0.0), False),
+        (Account(turns=9, untrimmed=16_860, saved=0.0), True),
+        (Account(turns=9, untrimmed=13_990, saved=100.0), False),
+        (Account(turns=9, untrimmed=14_010, saved=100.0), True),
+        (Account(turns=9, untrimmed=16_860, saved=-1.0), False),
+        (Account(turns=0, untrimmed=0.0, saved=590.0), True),
     ],
 )
 def test_what_moves_lose_stays_a_small_part_of_all(account: Account, affordable: bool) -> None:
@@ -224,8 +244,8 @@ def test_what_moves_lose_stays_a_small_part_of_all(account: Account, affordable:
 
 
 def test_so_many_turns_are_expected_as_there_were() -> None:
-    assert costs(account=Account(3, 0, 0)).expected == EXPECTED_TURNS
-    assert costs(account=Account(30, 0, 0)).expected == 30
+    assert costs(account=Account(turns=3, untrimmed=0, saved=0)).expected == EXPECTED_TURNS
+    assert costs(account=Account(turns=30, untrimmed=0, saved=0)).expected == 30
 
 
 LITTLE_AND_MUCH = {0: 90, 6: 10}
@@ -254,17 +274,17 @@ def test_the_best_place_to_begin_from(
     starts: Sequence[int], requests: tuple[int, int], turns: int, first: int | None
 ) -> None:
     little, much = requests
-    given = costs(reads=reads({0: little, 6: much}), account=Account(turns, 10**6, 0))
+    given = costs(reads=reads({0: little, 6: much}), account=Account(turns=turns, untrimmed=10**6, saved=0))
     assert given.first_place(starts, draft(LITTLE_AND_MUCH)) == first
 
 
 def test_in_a_cold_cache_the_best_place_is_the_first() -> None:
-    cold = costs(warm=False, reads=reads({}), account=Account(0, 0, 0))
+    cold = costs(warm=False, reads=reads({}), account=Account(turns=0, untrimmed=0, saved=0))
     assert cold.first_place(range(10), draft(LITTLE_AND_MUCH)) == 0
 
 
 def test_a_place_that_the_cache_does_not_hold_is_free() -> None:
-    poor = costs(reads=reads({}), account=Account(0, 0, 0))
+    poor = costs(reads=reads({}), account=Account(turns=0, untrimmed=0, saved=0))
     assert poor.first_place(range(10), draft({2: 20, 9: 20})) == 8
     assert poor.first_place([2, 9], draft({2: 20, 9: 20})) == 9
 
@@ -278,24 +298,24 @@ def test_a_move_is_tried_out_when_the_view_has_grown_by_a_twentieth() -> None:
 
 def test_the_cache_is_cold_when_the_session_was_idle_for_longer_than_it_lives() -> None:
     idle = [None, 0.0, 300.0, 301.0]
-    assert [is_cold(PlanningContext(count, idle=each)) for each in idle] == [False, False, False, True]
-    assert not is_cold(PlanningContext(count, idle=301, prices=replace(PRICES, lifetime=3600)))
+    assert [is_cold(PlanningContext(count=count, idle=each)) for each in idle] == [False, False, False, True]
+    assert not is_cold(PlanningContext(count=count, idle=301, prices=replace(PRICES, lifetime=3600)))
 
 
 def test_sizes_that_prices_speak_of_are_upstreams() -> None:
-    prices = replace(PRICES, minimum=1000, steps=(Step(13_000, 2.0),))
-    assert prices_of(PlanningContext(count, prices=prices)) is prices
-    scaled = prices_of(PlanningContext(count, prices=prices, scale=1.3))
-    assert scaled == replace(prices, minimum=770, steps=(Step(10_000, 2.0),))
-    assert prices_of(PlanningContext(count)) == ASSUMED
-    assert prices_of(PlanningContext(count, scale=0.5)).source == "assumed"
+    prices = replace(PRICES, minimum=1000, steps=(Step(above=13_000, factor=2.0),))
+    assert prices_of(PlanningContext(count=count, prices=prices)) is prices
+    scaled = prices_of(PlanningContext(count=count, prices=prices, scale=1.3))
+    assert scaled == replace(prices, minimum=770, steps=(Step(above=10_000, factor=2.0),))
+    assert prices_of(PlanningContext(count=count)) == ASSUMED
+    assert prices_of(PlanningContext(count=count, scale=0.5)).source == "assumed"
 
 
 def talk(*tokens: int) -> list[Entry]:
     """Return a log of questions and answers in turns, with so many tokens each."""
     roles = ("user", "assistant")
     return [
-        Entry(message(f"{roles[at % 2]} {at}"), each, f"ref_{at}", position=at)
+        Entry(message=message(f"{roles[at % 2]} {at}"), tokens=each, ref=f"ref_{at}", position=at)
         for at, each in enumerate(tokens)
     ]
 
@@ -315,31 +335,48 @@ def test_a_message_was_read_by_each_request_since_it_came() -> None:
 def reckoned(entries: Sequence[Entry], cut: Cut | None = None, prices: Prices = FREE_WRITING) -> Account:
     """Return the account of a log with 50 tokens beside it."""
     before = 50 + sum(entry.tokens for entry in entries)
-    return account_of(entries, cut, PlanningContext(count, fixed_tokens=50, prices=prices), before)
+    return account_of(entries, cut, PlanningContext(count=count, fixed_tokens=50, prices=prices), before)
 
 
 def cut_at(position: int, tokens: int, account: Account | None = None) -> Cut:
-    return Cut(position, "p", "v", (), tokens, 0, 0, account=account)
+    return Cut(
+        position=position,
+        policy="p",
+        version="v",
+        changes=(),
+        tokens=tokens,
+        messages=0,
+        tool_calls=0,
+        account=account,
+    )
 
 
 def test_each_request_reads_what_the_one_before_sent() -> None:
     # 150 written; then 150 read and 110 written. The third request is the one that is judged.
     assert told(reckoned(talk(100, 10, 100, 10, 100))) == (2, 150 + 125, 0)
-    assert reckoned(talk(100)) == Account(0, 0, 0)
-    assert reckoned([]) == Account(0, 0, 0)
+    assert reckoned(talk(100)) == Account(turns=0, untrimmed=0, saved=0)
+    assert reckoned([]) == Account(turns=0, untrimmed=0, saved=0)
 
 
 def test_minimum_steps_and_the_price_of_writing_count_there_too() -> None:
     log = talk(100, 10, 100, 10, 100)
     assert told(reckoned(log, prices=replace(FREE_WRITING, minimum=200))) == (2, 150 + 260, 0)
-    assert told(reckoned(log, prices=replace(FREE_WRITING, steps=(Step(200, 2.0),)))) == (2, 150 + 2 * 125, 0)
+    assert told(reckoned(log, prices=replace(FREE_WRITING, steps=(Step(above=200, factor=2.0),)))) == (
+        2,
+        150 + 2 * 125,
+        0,
+    )
     assert told(reckoned(log, prices=PRICES)) == (2, 1.25 * 150 + 15 + 1.25 * 110, 0)
     # Without prices the most common ones; their cache begins at 1024 tokens.
-    assert told(account_of(log, None, PlanningContext(count, fixed_tokens=50), 370)) == (2, 150 + 260, 0)
+    assert told(account_of(log, None, PlanningContext(count=count, fixed_tokens=50), 370)) == (
+        2,
+        150 + 260,
+        0,
+    )
 
 
 LATER = talk(100, 10, 100, 10, 100, 10, 100)
-CUT = cut_at(3, 200, Account(5, 1000.0, 40.0))
+CUT = cut_at(3, 200, Account(turns=5, untrimmed=1000.0, saved=40.0))
 """It freed 60 tokens of 260."""
 
 
@@ -355,7 +392,7 @@ def test_what_trimming_saves_is_told_by_minimum_and_steps_too() -> None:
     short = reckoned(LATER, CUT, replace(FREE_WRITING, minimum=250))
     assert told(short) == (6, 1000 + 136, 40 + 136 - 310)
     # Untrimmed, 370 tokens cost twice as much; 310 do not.
-    steep = reckoned(LATER, CUT, replace(FREE_WRITING, steps=(Step(350, 2.0),)))
+    steep = reckoned(LATER, CUT, replace(FREE_WRITING, steps=(Step(above=350, factor=2.0),)))
     assert told(steep) == (6, 1000 + 272, 40 + 272 - 130)
 
 
@@ -369,12 +406,12 @@ def test_without_an_account_it_begins_at_the_cut() -> None:
 
 def test_what_precedes_the_cut_need_not_be_there() -> None:
     whole = talk(100, 10, 100, 10, 100)
-    known = PlanningContext(count, fixed_tokens=50, prices=FREE_WRITING)
+    known = PlanningContext(count=count, fixed_tokens=50, prices=FREE_WRITING)
     assert account_of(whole[3:], CUT, known, 370) == account_of(whole, CUT, known, 370)
 
 
 def test_the_request_of_a_move_is_counted_with_it() -> None:
-    given = costs(account=Account(4, 1000.0, 7.0))
+    given = costs(account=Account(turns=4, untrimmed=1000.0, saved=7.0))
     balance = given.balance(draft({2: 20}))
     # Untrimmed it has 1500 tokens: 1300 read, 200 written. 450 fewer are read; the move itself costs 590.
     after = account_after(given, balance, 1500)
@@ -382,7 +419,7 @@ def test_the_request_of_a_move_is_counted_with_it() -> None:
     cold = replace(given, warm=False)
     after = account_after(cold, cold.balance(draft({2: 20})), 1500)
     assert told(after) == (5, 1000 + 1875, 7 + 1.25 * 450 + 100)
-    steep = replace(given, prices=replace(PRICES, steps=(Step(1200, 2.0),)))
+    steep = replace(given, prices=replace(PRICES, steps=(Step(above=1200, factor=2.0),)))
     after = account_after(steep, steep.balance(draft({2: 20})), 1500)
     # What is sent, 335 without the move and 925 with it, lies below the step.
     assert told(after) == (5, 1000 + 2 * 380, 7 + 2 * 380 - 925)

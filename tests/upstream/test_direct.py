@@ -461,7 +461,7 @@ async def test_an_encrypted_connection_needs_a_certificate_that_is_trusted_and_n
 )
 def test_where_an_address_leads(url: str, parts: tuple[bool, str, int, bytes, str]) -> None:
     origin = origin_of(url)
-    assert origin == Origin(*parts)
+    assert origin == Origin(**dict(zip(Origin.__struct_fields__, parts, strict=False)))  # type: ignore[arg-type]
     assert origin is not None
     assert url.startswith(f"{origin.scheme}://")
 

@@ -1,20 +1,20 @@
-"""What travels between client and upstream, as bytes and plain data. Pure: no input or output, no clock.
+"""Chat Completions: its messages, requests, replies and streams, and the rules that they keep.
 
-messages    one chat message, as the JSON text it arrived as
-facts       what is known of a message's text once it was read
-generations what a bounded memory holds, young and old
-canonical   the form of a message by which it is recognised; never sent
-request     a request beside its bytes, and the body that goes upstream
-refusals    why a request cannot be read
-overflow    whether an error says that a request was too large for the model
-marks       explicit cache breakpoints
-cache_key   the name under which a provider's cache finds a session again
-fields      the fields of an object as text
-headers     names, what may pass in which direction, how values are encoded
-sse         a stream of bytes as server-sent events, byte for byte
-completion  the replies that a body, or the chunks of a stream, hold
-deltas      the message that the deltas of a stream amount to
-reader      values of JSON text that a stranger wrote
-writer      JSON text of any value, however deep
-shapes      objects and arrays among parsed JSON
+message      one message: reading and rewriting
+canonical    the form by which a message is recognised; never sent
+protocol     spans, the rules about calls and results, the repair of what breaks them
+request      a request beside its bytes, and the body that goes upstream
+refusals     why a request cannot be read
+completion   the replies that a body, or the chunks of a stream, hold
+overflow     whether an error says that a request is too large for the model
+roles        orders of roles that some servers insist on
+marks        explicit cache breakpoints
+dialect      all of that as a `Dialect`
 """
+
+from __future__ import annotations
+
+from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage
+
+__all__ = ["CHAT", "INSTRUCTION_ROLES", "ChatMessage"]

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.chat.messages import OWN_FIELDS
+from proxy.dialects import OWN_FIELDS
 from proxy.dialects.shapes import is_array, is_object
 from proxy.dialects.writer import write
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from msgspec import Struct
 
+from proxy.dialects import JsonObject
 from proxy.dialects.chat.deltas import Deltas
-from proxy.dialects.chat.messages import JsonObject
 from proxy.dialects.shapes import is_array, is_object
 from proxy.dialects.writer import write
 
 
-class ReplyChoice(Struct, frozen=True):
+class ReplyChoice(Struct, frozen=True, kw_only=True):
     """One of the replies that were asked for."""
 
     index: int
@@ -29,7 +28,7 @@ class ReplyChoice(Struct, frozen=True):
     """Why it ended; None where it broke off, or nothing was said about it."""
 
 
-class Completion(Struct, frozen=True):
+class Completion(Struct, frozen=True, kw_only=True):
     """What one body says."""
 
     choices: tuple[ReplyChoice, ...]
@@ -45,20 +44,24 @@ class Completion(Struct, frozen=True):
 def read_completion(body: Any) -> Completion:
     """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
     if not is_object(body):
-        return Completion((), None, None, None, None)
+        return Completion(choices=(), usage=None, id=None, model=None, error=None)
     choices: list[ReplyChoice] = []
     for position, item in enumerate(_objects(body.get("choices"))):
         message = item.get("message")
         if is_object(message):
-            choices.append(ReplyChoice(_index(item, position), message, _name(item, "finish_reason")))
+            choices.append(
+                ReplyChoice(
+                    index=_index(item, position), message=message, finish_reason=_name(item, "finish_reason")
+                )
+            )
     if len(choices) > 1:
         choices.sort(key=lambda choice: choice.index)
     return Completion(
-        tuple(choices),
-        _usage(body),
-        _name(body, "id"),
-        _name(body, "model"),
-        _error(body),
+        choices=tuple(choices),
+        usage=_usage(body),
+        id=_name(body, "id"),
+        model=_name(body, "model"),
+        error=_error(body),
     )
 
 
@@ -119,7 +122,7 @@ class CompletionAccumulator:
     def choices(self) -> tuple[ReplyChoice, ...]:
         """Return the replies as far as they have come, by index."""
         return tuple(
-            ReplyChoice(index, choice.deltas.message(), choice.finish_reason)
+            ReplyChoice(index=index, message=choice.deltas.message(), finish_reason=choice.finish_reason)
             for index, choice in sorted(self._choices.items())
         )
 
@@ -142,48 +145,6 @@ class _Choice:
 def usage_only(chunk: Any) -> bool:
     """Tell whether a chunk is there for its usage alone (`stream_options.include_usage`)."""
     return is_object(chunk) and chunk.get("usage") is not None and chunk.get("choices") == []
-
-
-def without_unfinished_calls(message: JsonObject) -> JsonObject:
-    """Return a reply that broke off without the calls that broke off; the same object where there are none.
-
-    A call is whole if it has an id, a name, and arguments that are a JSON object. Nothing marks the
-    end of a custom call's free text: it is whole if another call comes after it.
-    """
-    calls, function = message.get("tool_calls"), message.get("function_call")
-    dropped: set[str] = set()
-    kept: list[Any] = []
-    if is_array(calls):
-        kept = [call for i, call in enumerate(calls) if _is_whole(call, is_last=i == len(calls) - 1)]
-        if not kept:
-            dropped.add("tool_calls")
-    if function is not None and not _is_whole_function(function):
-        dropped.add("function_call")
-    if not dropped and (not is_array(calls) or len(kept) == len(calls)):
-        return message
-    changed = {"tool_calls": kept} if kept else {}
-    return {name: changed.get(name, value) for name, value in message.items() if name not in dropped}
-
-
-def _is_whole(call: Any, *, is_last: bool) -> bool:
-    if not is_object(call) or not call.get("id"):
-        return False
-    if call.get("type") == "custom":
-        custom = call.get("custom")
-        return is_object(custom) and bool(custom.get("name")) and not is_last
-    return _is_whole_function(call.get("function"))
-
-
-def _is_whole_function(function: Any) -> bool:
-    if not is_object(function) or not function.get("name"):
-        return False
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return is_object(arguments)
-    try:
-        return is_object(orjson.loads(arguments))
-    except orjson.JSONDecodeError:
-        return False
 
 
 def _objects(value: Any) -> Sequence[JsonObject]:

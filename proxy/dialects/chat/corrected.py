@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.dialects.fields import RawFields, emitted, with_field
 from proxy.dialects.reader import read
 from proxy.dialects.shapes import is_array
@@ -27,7 +27,7 @@ _COMMA: Final = re.compile(rb"\s*,")
 Edit = Callable[[bytes], bytes]
 
 
-class Correction(Struct, frozen=True):
+class Correction(Struct, frozen=True, kw_only=True):
     """What is to be changed; what is None stays as it is."""
 
     content: Any = None

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.dialects.chat.tool_name import ToolName
 from proxy.dialects.shapes import is_array, is_object
 
 
-class _Shape(Struct, frozen=True):
+class _Shape(Struct, frozen=True, kw_only=True):
     """How an object grows."""
 
     texts: frozenset[str] = frozenset()

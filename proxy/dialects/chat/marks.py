@@ -22,8 +22,9 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from proxy.dialects import Message
 from proxy.dialects.chat.canonical import CACHE_MARKS
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.fields import RawFields, with_field
 from proxy.dialects.shapes import is_array, is_object
 
@@ -39,7 +40,7 @@ _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
 """Fields of a request in which a client decides about the cache itself."""
 
 
-class _Rules(Struct, frozen=True):
+class _Rules(Struct, frozen=True, kw_only=True):
     """What one kind of mark is, and where it may stand."""
 
     name: str
@@ -53,18 +54,18 @@ class _Rules(Struct, frozen=True):
 
 _RULES: Final[Mapping[MarkKind, _Rules]] = {
     "openai": _Rules(
-        "prompt_cache_breakpoint",
-        b'{"mode":"explicit"}',
-        3,
-        frozenset({"system", "developer", "user", "tool"}),
-        frozenset({"text", "image_url", "input_audio", "file"}),
+        name="prompt_cache_breakpoint",
+        value=b'{"mode":"explicit"}',
+        most=3,
+        roles=frozenset({"system", "developer", "user", "tool"}),
+        parts=frozenset({"text", "image_url", "input_audio", "file"}),
     ),
     "anthropic": _Rules(
-        "cache_control",
-        b'{"type":"ephemeral"}',
-        4,
-        frozenset({"system", "developer", "user", "assistant", "tool"}),
-        frozenset({"text"}),
+        name="cache_control",
+        value=b'{"type":"ephemeral"}',
+        most=4,
+        roles=frozenset({"system", "developer", "user", "assistant", "tool"}),
+        parts=frozenset({"text"}),
     ),
 }
 
@@ -155,7 +156,7 @@ def _with_mark(message: Message, rules: _Rules) -> Message | None:
         text = _with_mark_on(fields["content"], last, rules)
     else:
         return None
-    return Message(with_field(message.raw, fields, "content", text))
+    return ChatMessage(with_field(message.raw, fields, "content", text))
 
 
 def _takes_mark(part: Any, rules: _Rules) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.dialects.reader import read
 from proxy.dialects.shapes import is_array, is_object
 
@@ -129,7 +129,7 @@ _TOTAL: Final = _patterns(r"requested (?:about |a total of )?# tokens")
 """Input and reply together; the input alone where no reply is named."""
 
 
-class Overflow(Struct, frozen=True):
+class Overflow(Struct, frozen=True, kw_only=True):
     """A request that was larger than the model's context window, as the error tells it."""
 
     window: int | None
@@ -176,7 +176,7 @@ def _judged(value: Any) -> Overflow | None:
     # One too many is what servers say that stop counting there (vLLM).
     if asked is not None and (asked <= 0 or (window is not None and asked == window - (reply or 0) + 1)):
         asked = None
-    return Overflow(window or None, asked, reply)
+    return Overflow(window=window or None, asked=asked, reply=reply)
 
 
 def _texts(value: Any) -> tuple[list[str], JsonObject]:

@@ -9,10 +9,10 @@ from collections.abc import Collection
 from typing import Any, Final
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from proxy.dialects.chat.completion import without_unfinished_calls
-from proxy.dialects.chat.messages import Call, JsonObject, Message
+from proxy.dialects import Call, JsonObject
+from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.shapes import is_array, is_object
 
 CUT_OFF: Final = frozenset({"length", "content_filter"})
@@ -28,7 +28,7 @@ SAID_NOTHING: Final = "(No answer was written: the model ended its reply without
 """What a reply says whose calls were answered, and of which nothing came then."""
 
 
-class Parted(Struct, frozen=True):
+class Parted(Struct, frozen=True, kw_only=True):
     """The calls of one reply, told apart; places are those in `tool_calls`."""
 
     own: tuple[int, ...]
@@ -52,7 +52,7 @@ def parted(message: JsonObject, names: Collection[str], finish_reason: str | Non
             cut = finish_reason in CUT_OFF and not without_unfinished_calls({"tool_calls": [items[place]]})
             (broken if cut else own).append(place)
     others = len(own) + len(broken) < len(items) or bool(message.get("function_call"))
-    return Parted(tuple(own), tuple(broken), others)
+    return Parted(own=tuple(own), broken=tuple(broken), others=others)
 
 
 def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
@@ -67,7 +67,7 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     return changed
 
 
-class Ending(Struct, frozen=True):
+class Ending(Struct, frozen=True, kw_only=True):
     """How one round of a reply ends for the client."""
 
     again: bool
@@ -130,7 +130,7 @@ def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Ca
         if place in calls.own:
             if not call.id or names.count(call.id) > 1:
                 names[place] = _unused(place, names)
-            named = Call(names[place], call.name, call.arguments)
+            named = structs.replace(call, id=names[place])
             answered.append(named)
             item = _complete(item, named)  # noqa: PLW2901 - what is kept of it
         kept.append(item)
@@ -143,7 +143,7 @@ def _items(message: JsonObject) -> list[Any]:
 
 
 def _calls(items: list[Any]) -> tuple[Call, ...]:
-    return Message(b"", {"role": "assistant", "tool_calls": items}).calls
+    return ChatMessage(b"", {"role": "assistant", "tool_calls": items}).calls
 
 
 def _unused(place: int, names: Collection[str]) -> str:

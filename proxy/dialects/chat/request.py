@@ -15,9 +15,9 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
 from proxy.dialects.chat import refusals
-from proxy.dialects.chat.facts import Facts, FactsByText
-from proxy.dialects.chat.messages import INSTRUCTION_ROLES, OWN_FIELDS, JsonObject, Message
+from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText
 from proxy.dialects.fields import RawFields, emitted, members_of, with_field, without_member
 from proxy.dialects.shapes import is_array, is_object
 
@@ -32,7 +32,7 @@ _NUMBER: Final = b"-0123456789"
 _CONTENT: Final = "a string, an array of content parts, or null"
 
 
-class ChatRequest(Struct, frozen=True):
+class ChatRequest(Struct, frozen=True, kw_only=True):
     """A request that was understood as far as it must be. Every text in it can be parsed again."""
 
     raw: bytes
@@ -206,7 +206,7 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message,
             facts, data = _message(f"messages[{len(known)}]", text)  # noqa: PLW2901 - what was not known of it
             new.append(facts)
         known.append(facts)
-        messages.append(Message(facts.raw, data, facts))
+        messages.append(ChatMessage(facts.raw, data, facts))
     if new:
         _KNOWN.keep(new)
     return known, tuple(messages)

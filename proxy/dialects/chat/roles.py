@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from proxy.dialects.chat.messages import INSTRUCTION_ROLES, JsonObject, Message
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.dialects.chat.overflow import words_of
 from proxy.dialects.shapes import is_array
 

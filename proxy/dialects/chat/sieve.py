@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from proxy.dialects import JsonObject
 from proxy.dialects.chat.completion import CompletionAccumulator, usage_only
 from proxy.dialects.chat.gap import gap
-from proxy.dialects.chat.messages import JsonObject
 from proxy.dialects.chat.own_calls import STOPPED, ending, parted, says_something
 from proxy.dialects.chat.streamed_calls import StreamedCall, StreamedCalls
 from proxy.dialects.chat.usage import added
@@ -41,7 +41,7 @@ _SAME: Final = ("id", "created", "model")
 """Fields that all chunks of one reply have in common."""
 
 
-class _Part(Struct, frozen=True):
+class _Part(Struct, frozen=True, kw_only=True):
     """A chunk, or a part of one, on its way to the client."""
 
     event: Event | None
@@ -65,8 +65,22 @@ class _Part(Struct, frozen=True):
         said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
         calls = {"tool_calls": self.delta["tool_calls"]}
         return (
-            _Part(None, self.with_delta(said), self.choice, self.key, said, []),
-            _Part(None, self.with_delta(calls), self.choice, self.key, calls, self.items),
+            _Part(
+                event=None,
+                chunk=self.with_delta(said),
+                choice=self.choice,
+                key=self.key,
+                delta=said,
+                items=[],
+            ),
+            _Part(
+                event=None,
+                chunk=self.with_delta(calls),
+                choice=self.choice,
+                key=self.key,
+                delta=calls,
+                items=self.items,
+            ),
         )
 
     def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
@@ -106,7 +120,7 @@ class ToolStreamFilter:
         self.rounds = 0
         """How many rounds came before this one."""
         self._may_ask = True
-        self._round = _Round(StreamedCalls(self._names))
+        self._round = _Round(calls=StreamedCalls(self._names))
         self._usage_before: JsonObject | None = None
         self._same: JsonObject = {}
         self._has_role = False
@@ -149,7 +163,7 @@ class ToolStreamFilter:
         self._usage_before = self.usage
         self.rounds += 1
         self._may_ask = may_ask
-        self._round = _Round(StreamedCalls(self._names))
+        self._round = _Round(calls=StreamedCalls(self._names))
 
     def take(self, event: Event) -> bytes:
         """Read the next event; return what of it, and of what waited, the client is shown now."""
@@ -201,7 +215,14 @@ class ToolStreamFilter:
             current.whole.add(chunk)  # text: nearly all that is ever said
             self._note(chunk, delta, "")
             return event.raw
-        part = _Part(event, chunk, choice, key, delta, current.calls.learn(delta.get("tool_calls")))
+        part = _Part(
+            event=event,
+            chunk=chunk,
+            choice=choice,
+            key=key,
+            delta=delta,
+            items=current.calls.learn(delta.get("tool_calls")),
+        )
         if part.finish:
             current.calls.decide()
             return self._release() + self._show(part)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 
 
 class ToolName:

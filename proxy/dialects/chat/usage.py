@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.dialects.chat.messages import JsonObject
+from proxy.dialects import JsonObject
 from proxy.dialects.shapes import is_object
 
 

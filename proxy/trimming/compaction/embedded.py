@@ -42,7 +42,7 @@ _OPEN: Final = ("{", "[", ",")
 _CONTAINERS: Final = ("{", "[")
 
 
-class Embedded(Struct, frozen=True):
+class Embedded(Struct, frozen=True, kw_only=True):
     """A document, or a text that was in quotes, and the text that it was."""
 
     source: str
@@ -58,10 +58,10 @@ def pieces(text: str) -> list[str | Embedded]:
         return [text]
     whole = read(text)
     if whole is not None:
-        return [Embedded(text, whole)]
+        return [Embedded(source=text, value=whole)]
     lines = _json_lines(text)
     if lines is not None:
-        return [Embedded(text, lines, is_lines=True)]
+        return [Embedded(source=text, value=lines, is_lines=True)]
     return _between(text)
 
 
@@ -127,7 +127,7 @@ def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tu
     """
     line = text[start:end].rstrip()
     if len(line) >= SMALLEST and not is_whole and (value := read(line)) is not None:
-        return Embedded(line, value), 0
+        return Embedded(source=line, value=value), 0
     if not line.endswith(_OPEN) or budget <= 0:
         return None, 0
     try:
@@ -137,7 +137,7 @@ def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tu
         return None, error.reached - start + start // 64 + 64
     if text[stop : _line_end(text, stop)].strip() or stop - start < SMALLEST:
         return None, stop - start
-    return Embedded(text[start:stop], value), 0
+    return Embedded(source=text[start:stop], value=value), 0
 
 
 def _quoted(literal: re.Match[str], *, is_line: bool) -> Embedded | None:
@@ -156,8 +156,8 @@ def _quoted(literal: re.Match[str], *, is_line: bool) -> Embedded | None:
         return None  # an escape that Python does not write
     value = read(held) if is_document else None
     if value is not None:
-        return Embedded(source, value)
-    return Embedded(source, held) if is_text else None
+        return Embedded(source=source, value=value)
+    return Embedded(source=source, value=held) if is_text else None
 
 
 def _character(escape: re.Match[str]) -> str:

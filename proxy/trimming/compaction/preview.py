@@ -181,7 +181,7 @@ def preview(value: Value, keep: int, longest: int, ref: str | None = None) -> Va
         longest: Characters of a long text.
         ref: Where the whole of it can be read; None where that is said elsewhere.
     """
-    cutting = _Preview(keep, longest)
+    cutting = _Preview(keep=keep, longest=longest)
     if is_items(value):
         made: Value = (("items" + PREVIEW, cutting.items(value)),)
     else:

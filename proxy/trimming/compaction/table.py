@@ -66,7 +66,7 @@ _CONTAINERS: Final = frozenset({tuple, list})
 _Fields: TypeAlias = "dict[str, Value]"
 
 
-class _Column(Struct, frozen=True):
+class _Column(Struct, frozen=True, kw_only=True):
     """One key of records."""
 
     name: str
@@ -211,10 +211,10 @@ def _column(name: str, values: Sequence[Value], keys: Sequence[str]) -> _Column:
     if type(first) in _CONTAINERS:
         is_list = is_items(first)
         inner = _inner(_elements(values) if is_list else values)
-        return _Column(name, inner=inner, is_list=is_list, cells=_with_cells(inner))
+        return _Column(name=name, inner=inner, is_list=is_list, cells=_with_cells(inner))
     if keys and type(first) is str and first == keys[0] and values == keys:
-        return _Column(name, KEY)
-    return _Column(name, _constant(values))
+        return _Column(name=name, constant=KEY)
+    return _Column(name=name, constant=_constant(values))
 
 
 def _elements(values: Sequence[Value]) -> list[Value]:
@@ -253,7 +253,7 @@ def _optional(objects: Sequence[_Fields], shared: Iterable[str]) -> list[_Column
         return []
     counts = Counter(name for fields in objects for name in fields if name not in told)
     return [
-        _Column(name, is_optional=True)
+        _Column(name=name, is_optional=True)
         for name, count in counts.items()
         if count * (len(name) + _KEY_COST) > (len(objects) - count) * _ABSENT_COST + len(name) + _KEY_COST
         and _NAME.fullmatch(name)

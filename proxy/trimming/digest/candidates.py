@@ -169,7 +169,9 @@ def _add(found: _Found, value: str, label: str, worth: float, times: int) -> Non
         found[value] = _candidate((value, label, worth, len(found), times))
     else:
         worth = max(held.worth, worth)
-        found[value] = Candidate(value, held.label or label, worth, held.place, held.times + times)
+        found[value] = Candidate(
+            text=value, label=held.label or label, worth=worth, place=held.place, times=held.times + times
+        )
 
 
 def _in_document(text: str) -> _Found:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Struct
 from pydantic import Field
 
-from proxy.conversation import Span, calls_function, is_result
-from proxy.dialects.chat.messages import JsonObject, Message
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects import Message, Span
 from proxy.trimming.digest import digest_in, digest_of, shorter_arguments, shorter_text, stub_of, words_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
@@ -29,7 +27,7 @@ _CHEAPEST: Final = 16
 """Tokens of the message with the shortest stub; what costs no more is not looked at."""
 
 
-class _Result(Struct, frozen=True):
+class _Result(Struct, frozen=True, kw_only=True):
     """A tool result that stands, and the call that it answers."""
 
     position: int
@@ -139,13 +137,13 @@ class _Clearing:
         entry = self._draft.entries[result.position]
         stub = stub_of(result.tool, result.arguments, entry.tokens, entry.ref, digest)
         reason = f"not among the newest {self._edit.keep} tool results"
-        shorter = message.replacing("content", stub)
+        shorter = message.with_text(stub)
         return self._draft.replacing(result.position, self._edit.type, reason, shorter)
 
     def _inputs(self, span: Span) -> Iterator[Change]:
         """Yield the change that clears the arguments of calls, once no result of them stands."""
         draft, block = self._draft, self._draft.messages[span.start]
-        standing = (at for at, message in draft.standing(span.start + 1, span.stop) if is_result(message))
+        standing = (at for at, message in draft.standing(span.start + 1, span.stop) if message.is_result)
         if block is None or not self._cleared.issuperset(standing):
             return
         reason = "all results of its calls are cleared"
@@ -160,7 +158,7 @@ class _Clearing:
             texts = [
                 _said(message, arguments=not self._edit.clear_inputs)
                 for at, message in self._draft.standing(0, len(self._draft.messages))
-                if not is_result(message) or at in self._cleared
+                if not message.is_result or at in self._cleared
             ]
             self._known = words_of("\n".join(texts))
         return self._known
@@ -179,20 +177,16 @@ def _results(draft: Draft) -> Iterator[_Result]:
     """Yield each result that stands, with the name and the arguments of its call."""
     for span in draft.spans:
         block = draft.entries[span.start].message
-        calls = {call.id: (call.name, call.arguments) for call in block.calls}
         for position, message in draft.standing(span.start, span.stop):
-            if is_result(message):
-                tool, arguments = calls.get(message.answers or "", ("", ""))
-                if not tool:
-                    tool, arguments = _function(block, message)
-                yield _Result(position, span, tool, arguments)
-
-
-def _function(block: Message, result: Message) -> tuple[str, str]:
-    """Return name and arguments of a call of the older form, or the name that a result without a call has."""
-    name = result.data.get("name")
-    arguments = block.data["function_call"].get("arguments") if calls_function(block) else ""
-    return name if isinstance(name, str) else "", arguments if isinstance(arguments, str) else ""
+            if message.is_result:
+                call = next((call for call in block.calls if message.answers_call(call)), None)
+                tool = (call.name if call is not None else "") or message.name
+                yield _Result(
+                    position=position,
+                    span=span,
+                    tool=tool,
+                    arguments=call.arguments if call is not None else "",
+                )
 
 
 def _said(message: Message, *, arguments: bool) -> str:
@@ -205,32 +199,12 @@ def _said(message: Message, *, arguments: bool) -> str:
 
 def _with_shorter_inputs(block: Message, budget: int, known: set[str]) -> Message:
     """Return an assistant message with the long arguments of its calls cleared."""
-    calls = block.data.get("tool_calls")
-    if is_array(calls):
-        block = block.replacing("tool_calls", [_shorter_call(call, budget, known) for call in calls])
-    if calls_function(block):
-        function = _shorter_function(block.data["function_call"], budget, known)
-        block = block.replacing("function_call", function)
-    return block
-
-
-def _shorter_call(call: Any, budget: int, known: set[str]) -> Any:
-    """Return one item of `tool_calls`, whatever it is, with its long arguments cleared."""
-    if not is_object(call):
-        return call
-    function, custom = call.get("function"), call.get("custom")
-    if is_object(function):
-        return {**call, "function": _shorter_function(function, budget, known)}
-    if is_object(custom) and isinstance(custom.get("input"), str):
-        return {**call, "custom": {**custom, "input": shorter_text(custom["input"], budget, known)}}
-    return call
-
-
-def _shorter_function(function: JsonObject, budget: int, known: set[str]) -> JsonObject:
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return function
-    return {**function, "arguments": shorter_arguments(arguments, budget, known)}
+    return block.with_arguments(
+        [
+            (shorter_text if call.custom else shorter_arguments)(call.arguments, budget, known)
+            for call in block.calls
+        ]
+    )
 
 
 def _freed(change: Change) -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from proxy.dialects.chat.messages import Message, text_of
-from proxy.dialects.shapes import is_array
+from proxy.dialects import Message
 from proxy.trimming.compaction.blob import without_blobs
 from proxy.trimming.compaction.document import Value, write
 from proxy.trimming.compaction.embedded import Embedded, pieces
@@ -81,8 +80,7 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
     def _compacted(self, message: Message, entry: Entry, size: int) -> Shortened | None:
         """Return `message` in a shorter form; None where that has `size` bytes or more."""
-        content = message.data.get("content")
-        given = [text_of([part]) for part in content] if is_array(content) else [text_of(content)]
+        given = message.texts
         before, per_byte = _size("".join(given)), _tokens_per_byte(entry)
         if before * per_byte <= self.over_tokens:
             return None
@@ -95,13 +93,13 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         made = [form.text for form in forms]
         if not "".join(made).strip():
             # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
-            made = [ending(entry.ref), *("" for _ in made[1:])]
+            made = [ending(entry.ref), *given[1:]]
         after = _size("".join(made))
         if after >= size:
             return None
         used = dict.fromkeys(name for form in forms for name in form.used)
         reason = f"{', '.join(used)}: {before} bytes become {after}"
-        return Shortened(message.replacing("content", _content(content, made)), reason)
+        return Shortened(message=message.with_texts(made), reason=reason)
 
 
 class _Scale:
@@ -249,8 +247,7 @@ def _tokens_per_byte(entry: Entry) -> float:
     size = _size(entry.message.text)
     if not size:
         return 0.0
-    content = entry.message.data.get("content")
-    if is_array(content) and not all(text_of([part]) for part in content):
+    if entry.message.attachments:
         return 1 / _MEDIA_BYTES_PER_TOKEN
     return min(entry.tokens / size, 1.0)
 
@@ -258,10 +255,3 @@ def _tokens_per_byte(entry: Entry) -> float:
 def _size(text: str) -> int:
     """Return the bytes of a text in UTF-8; a request with half a surrogate pair comes not as far as here."""
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _content(content: Any, made: Sequence[str]) -> Any:
-    """Return `content` with other texts; parts that are no text stay."""
-    if not is_array(content):
-        return made[0]
-    return [{**part, "text": text} if text else part for part, text in zip(content, made, strict=True)]

@@ -9,11 +9,9 @@ from typing import ClassVar, Final, Literal
 
 from msgspec import Struct
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plain import plain_text
 from proxy.trimming.plan import Change, Entry
 
 _POINTER: Final = re.compile(
@@ -23,7 +21,7 @@ _NAME: Final = 100
 """Characters of a tool's name that are told at most."""
 
 
-class _Result(Struct, frozen=True):
+class _Result(Struct, frozen=True, kw_only=True):
     """A tool result that stands whole."""
 
     position: int
@@ -63,7 +61,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
                 if change.tokens_after < change.tokens_before:
                     yield change
                     continue
-            whole[key] = _Result(position, tool, entry.ref, len(text))
+            whole[key] = _Result(position=position, tool=tool, ref=entry.ref, size=len(text))
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
@@ -89,7 +87,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             if older is not None:
                 yield self._pointing(draft, position, message, older)
             else:
-                back[text] = _Result(position, tool, entry.ref, len(text))
+                back[text] = _Result(position=position, tool=tool, ref=entry.ref, size=len(text))
                 reason = "the earlier result that it pointed to does not stand whole any more"
                 yield draft.replacing(position, self.type, reason, first)
 
@@ -112,17 +110,16 @@ class DeduplicateResults(BaseEdit, frozen=True):
 def _results(draft: Draft) -> Iterator[tuple[int, Message, str]]:
     """Yield position, message and tool of each result that stands."""
     for span in draft.spans:
-        names = {call.id: call.name for call in draft.entries[span.start].message.calls}
+        calls = draft.entries[span.start].message.calls
         for position, message in draft.standing(span.start, span.stop):
-            if is_result(message):
-                name = message.data.get("name")
-                called = names.get(message.answers or "", name if isinstance(name, str) else "")
+            if message.is_result:
+                called = next((call.name for call in calls if message.answers_call(call)), message.name)
                 yield position, message, called
 
 
 def _text(message: Message) -> str | None:
     """Return the text of a result without white space at its end; None where it holds anything but text."""
-    text = plain_text(message)
+    text = message.plain_text
     return text.rstrip() if text is not None else None
 
 

@@ -9,12 +9,11 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator
 
-from proxy.conversation import calls_function
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.broadcasts import Broadcast, Digest, broadcast_of, checked_pattern, digest_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plain import plain_text
 from proxy.trimming.plan import Change
 from proxy.trimming.section import Natural
 
@@ -76,7 +75,9 @@ class DigestAgentCalls(BaseEdit, frozen=True):
             for _, calls in counted:
                 for tool, number in calls.items():
                     tools[tool] = tools.get(tool, 0) + number
-            digest = Message.of({"role": "user", "content": Digest(speaker, tools, group.chinese).text})
+            digest = ChatMessage.of(
+                {"role": "user", "content": Digest(speaker=speaker, tools=tools, chinese=group.chinese).text}
+            )
             reason = f"not among the newest {self.keep} messages of {speaker} about tool calls"
             place, *others = [at for at, _ in counted]
             yield draft.replacing(place, self.type, reason, digest)
@@ -90,11 +91,11 @@ class DigestAgentCalls(BaseEdit, frozen=True):
             position, message = span.start, draft.messages[span.start]
             if message is None or span.stop - span.start > 1 or not _is_said(message):
                 continue
-            text, said_by = plain_text(message) or "", draft.entries[position].agent
+            text, said_by = message.plain_text or "", draft.entries[position].agent
             told = digest_of(text) or broadcast_of(text, self.patterns, said_by)
             if told is None or _is_own(told.speaker, said_by, draft.agent):
                 continue
-            group = groups.setdefault(told.speaker, _Group(told.chinese))
+            group = groups.setdefault(told.speaker, _Group(chinese=told.chinese))
             if isinstance(told, Broadcast):
                 group.calls.append((position, told.tool))
             elif position not in draft.protected:
@@ -117,4 +118,4 @@ def _name(speaker: str) -> str:
 
 def _is_said(message: Message) -> bool:
     """Tell whether a user or an assistant says it and does nothing else."""
-    return message.role in {"user", "assistant"} and not message.calls and not calls_function(message)
+    return message.role in {"user", "assistant"} and not message.calls

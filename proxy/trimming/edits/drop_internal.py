@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
-from proxy.conversation import Span, calls_function
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Call, Message, Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
-from proxy.trimming.protocol import says_something
 
 _MARKED: Final = "it is marked as internal"
 _WITH_IT: Final = "its call or result is marked as internal"
@@ -38,27 +36,29 @@ class DropInternal(BaseEdit, frozen=True):
         standing = list(draft.standing(span.start, span.stop))
         block = draft.messages[span.start]
         whole = span.start in marked
-        answered = {message.answers for at, message in standing if at in marked}
-        function = any(at in marked and message.role == "function" for at, message in standing)
+        answered = _answered(block, [message for at, message in standing if at in marked])
         for position, message in standing:
             if position in marked:
                 yield draft.removing(position, self.type, _MARKED)
             elif message is block:
-                reduced = _reduced(message, answered, function=function)
+                reduced = _reduced(message, answered)
                 if reduced is message:
                     continue
-                if reduced.calls or calls_function(reduced) or says_something(reduced):
+                if reduced.calls or reduced.has_content:
                     yield draft.replacing(position, self.type, _WITH_IT, reduced)
                 else:
                     yield draft.removing(position, self.type, _WITH_IT)
-            elif whole or (message.answers is not None and message.answers in answered):
+            elif whole or any(message.answers_call(call) for call in answered):
                 yield draft.removing(position, self.type, _WITH_IT)
 
 
-def _reduced(block: Message, answered: set[str | None], *, function: bool) -> Message:
-    """Return the block without the calls of these ids; the very same message where it has none of them."""
-    calls = block.calls
-    kept = frozenset(index for index, call in enumerate(calls) if call.id not in answered)
-    if len(kept) < len(calls):
-        block = block.keeping_calls(kept)
-    return block.without("function_call") if function else block
+def _answered(block: Message | None, results: Sequence[Message]) -> list[Call]:
+    """Return the calls of a block that one of these results answers."""
+    calls = block.calls if block is not None else ()
+    return [call for call in calls if any(result.answers_call(call) for result in results)]
+
+
+def _reduced(block: Message, answered: Sequence[Call]) -> Message:
+    """Return the block without these calls; the very same message where it has none of them."""
+    kept = {index for index, call in enumerate(block.calls) if call not in answered}
+    return block if len(kept) == len(block.calls) else block.with_calls(kept)

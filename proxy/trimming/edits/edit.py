@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from proxy.conversation import is_result
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.plan import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.section import Section
@@ -67,7 +66,7 @@ class BaseEdit(Section, ABC, frozen=True):
         return ()
 
 
-class Shortened(Struct, frozen=True):
+class Shortened(Struct, frozen=True, kw_only=True):
     """A tool result in a shorter form."""
 
     message: Message
@@ -90,7 +89,7 @@ class ToolOutputEdit(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
         for position, message in draft.standing(0, len(draft.messages)):
-            if position in draft.protected or not is_result(message):
+            if position in draft.protected or not message.is_result:
                 continue
             shortened = self.shorten(message, draft.entries[position])
             if shortened is None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from proxy.dialects.chat.messages import Message
-from proxy.dialects.shapes import is_array, is_object
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
@@ -36,53 +34,14 @@ class EvictImages(BaseEdit, frozen=True):
         left = self.keep
         for position in reversed(range(len(draft.messages))):
             message = draft.messages[position]
-            images = _images(message) if message is not None else []
+            images = [part for part in message.attachments if part.is_image] if message is not None else []
             if message is None or not images:
                 continue
             going = images[: max(0, len(images) - left)]
             left = max(0, left - len(images))
             if going and position not in draft.protected and message.role != "assistant":
                 reason = f"{len(going)} of {len(images)} images not among the newest {self.keep}"
-                without = _without(message, frozenset(going), draft.entries[position].ref)
+                ref = draft.entries[position].ref
+                notes = {image.place: f"[image omitted: {image.description}; ref={ref}]" for image in going}
+                without = message.with_notes(notes)
                 yield draft.replacing(position, self.type, reason, without)
-
-
-def _images(message: Message) -> list[int]:
-    """Return the places of the images among a message's parts."""
-    content = message.data.get("content")
-    if not is_array(content):
-        return []
-    return [place for place, part in enumerate(content) if is_object(part) and _is_image(part.get("type"))]
-
-
-def _is_image(kind: Any) -> bool:
-    return isinstance(kind, str) and kind in _IMAGES
-
-
-def _without(message: Message, going: frozenset[int], ref: str) -> Message:
-    """Return the message with texts in the place of these parts."""
-    content = list(message.data["content"])
-    for place in going:
-        content[place] = {"type": "text", "text": f"[image omitted: {_described(content[place])}; ref={ref}]"}
-    return message.replacing("content", content)
-
-
-def _described(part: dict[str, Any]) -> str:
-    """Return what is known of an image: its type and size, or its address."""
-    held: Any = part.get(part["type"]) or part.get("source")
-    kind: Any = None
-    if is_object(held):
-        kind, held = held.get("media_type"), held.get("url") or held.get("data")
-    if not isinstance(held, str):
-        return "no address"
-    head, _, data = held.partition(",")
-    if head.startswith("data:"):
-        kind, held = head.removeprefix("data:").partition(";")[0], data
-    elif "://" in head[:_SCHEME]:
-        return held if len(held) <= _TOLD else f"{held[:_TOLD]}…"
-    return f"{kind if isinstance(kind, str) and kind else 'unknown type'}, {_bytes(held)} bytes"
-
-
-def _bytes(base64: str) -> int:
-    """Return how many bytes a base64 text stands for."""
-    return len(base64.rstrip("=")) * 3 // 4

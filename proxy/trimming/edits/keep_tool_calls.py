@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 from pydantic import Field
 
-from proxy.conversation import Span, calls_function
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
-from proxy.trimming.protocol import says_something
 from proxy.trimming.section import Natural
 
-_FUNCTION: Final = -1
-"""Stands for the place of a call of the older form, which is in no list."""
 
-
-class _Call(Struct, frozen=True):
+class _Call(Struct, frozen=True, kw_only=True):
     """One tool call and where its results stand."""
 
     span: Span
     index: int
-    """Place among the block's calls; `_FUNCTION` for the older form."""
+    """Place among the block's calls."""
     name: str
     results: tuple[int, ...]
 
@@ -75,8 +70,8 @@ class KeepToolCalls(BaseEdit, frozen=True):
         staying = {position for call in kept for position in call.results}
         for position, message in draft.standing(span.start, span.stop):
             if position == span.start:
-                reduced = _keeping(message, frozenset(call.index for call in kept))
-                if kept or says_something(reduced):
+                reduced = message.with_calls({call.index for call in kept})
+                if kept or reduced.has_content:
                     yield draft.replacing(position, self.type, reason, reduced)
                 else:
                     yield draft.removing(position, self.type, reason)
@@ -92,19 +87,7 @@ def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
     results = list(draft.standing(span.start + 1, span.stop))
     seen: set[str] = set()
     for index, call in enumerate(block.calls):
-        if call.id and call.id not in seen:
+        if call.legacy or (call.id and call.id not in seen):
             seen.add(call.id)
-            yield _Call(
-                span, index, call.name, tuple(at for at, message in results if message.answers == call.id)
-            )
-    if calls_function(block):
-        name = block.data["function_call"].get("name")
-        answers = tuple(at for at, message in results if message.role == "function")
-        yield _Call(span, _FUNCTION, name if isinstance(name, str) else "", answers)
-
-
-def _keeping(block: Message, kept: frozenset[int]) -> Message:
-    """Return the block with only the calls at these places."""
-    if block.calls:
-        block = block.keeping_calls(kept)
-    return block if _FUNCTION in kept else block.without("function_call")
+            answers = tuple([at for at, message in results if message.answers_call(call)])
+            yield _Call(span=span, index=index, name=call.name, results=answers)

@@ -11,7 +11,7 @@ import orjson
 from msgspec.structs import replace
 from pydantic import Field, model_validator
 
-from proxy.conversation import Span
+from proxy.dialects import Span
 from proxy.trimming.coverage import Beginning, beginnings
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
@@ -183,7 +183,7 @@ class Summarize(BaseEdit, frozen=True):
             room = self._room_to_write(each, draft, of_newest, in_view=whole)
             if room < _LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
                 continue
-            found = SummaryRequest(each.until, room, urgent)
+            found = SummaryRequest(stop=each.until, room=room, urgent=urgent)
             if limit is not None and draft.total - standing - each.tokens + room + added <= limit:
                 break
         return found
@@ -191,7 +191,15 @@ class Summarize(BaseEdit, frozen=True):
     def imagined(self, draft: Draft, wanted: SummaryRequest) -> Draft:
         """Return the draft as it would be with the summary that is wanted, of the size that it may have."""
         tokens = min(wanted.room, self.max_tokens)
-        summary = Summary("", self._role, wanted.stop, tokens, "model", 0, 0)
+        summary = Summary(
+            text="",
+            role=self._role,
+            until=wanted.stop,
+            tokens=tokens,
+            kind="model",
+            covered_messages=0,
+            covered_tokens=0,
+        )
         covered = _covered(draft, wanted.stop)
         return draft.after([draft.removing(place, self.type, _REASON) for place in covered], summary)
 

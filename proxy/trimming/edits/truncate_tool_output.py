@@ -6,9 +6,10 @@ a megabyte without a line end costs one pass.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from proxy.dialects.chat.messages import JsonObject, Message, text_of
+from proxy.dialects import Message
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.plan import Entry
 from proxy.trimming.section import Positive
@@ -64,9 +65,10 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
         kept = head + len(text) - tail
         if kept + len(mark) >= size:
             return None
-        content = _content(message.data.get("content"), text, head, tail, mark)
         reason = f"{lines} lines, {len(text)} bytes: {kept} bytes kept ({self.direction})"
-        return Shortened(message.replacing("content", content), reason)
+        return Shortened(
+            message=message.with_texts(_texts(message.texts, text, head, tail, mark)), reason=reason
+        )
 
 
 def _lines(text: bytes) -> int:
@@ -135,27 +137,22 @@ def _around_mark(text: bytes, ref: str) -> tuple[bytes, bytes] | None:
     return text[:line], text[found + len(ending) :].removeprefix(b"\n")
 
 
-def _content(content: Any, text: bytes, head: int, tail: int, mark: bytes) -> Any:
-    """Return `content` without the text between `head` and `tail`, the mark in its place."""
-    if isinstance(content, str):
-        return (text[:head] + mark + text[tail:]).decode()
-    kept: list[Any] = []
+def _texts(texts: Sequence[str], text: bytes, head: int, tail: int, mark: bytes) -> list[str | None]:
+    """Return the texts of the parts without what is between `head` and `tail`, the mark in its place.
+
+    None stands for a part of which nothing is left. `text` is all of them put together.
+    """
+    kept: list[str | None] = []
     start = 0
-    for part in content:
-        own = text_of([part]).encode()
-        stop = start + len(own)
+    for own in texts:
+        stop = start + len(own.encode())
         if own:
             middle = mark if start <= head < stop else b""
             left = (
                 text[start : max(start, min(head, stop))] + middle + text[min(stop, max(tail, start)) : stop]
             )
-            kept += [_with_text(part, left)] if left else []
+            kept.append(left.decode() if left else None)
         else:
-            kept.append(part)
+            kept.append(own)
         start = stop
     return kept
-
-
-def _with_text(part: JsonObject, text: bytes) -> JsonObject:
-    """Return a text part with another text."""
-    return {**part, "text": text.decode()}

@@ -12,8 +12,8 @@ from proxy.dialects.chat.completion import (
     ReplyChoice,
     read_completion,
     usage_only,
-    without_unfinished_calls,
 )
+from proxy.dialects.chat.message import without_unfinished_calls
 
 Data = dict[str, Any]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2}
@@ -50,7 +50,9 @@ def test_a_stream_amounts_to_a_reply() -> None:
         {"choices": [], "usage": USAGE},
     )
 
-    assert folded.choices() == (ReplyChoice(0, {"role": "assistant", "content": "Hello"}, "stop"),)
+    assert folded.choices() == (
+        ReplyChoice(index=0, message={"role": "assistant", "content": "Hello"}, finish_reason="stop"),
+    )
     assert (folded.id, folded.model, folded.usage, folded.error) == ("c", "m", USAGE, None)
     assert folded.finished
 
@@ -67,7 +69,9 @@ def test_nothing_is_no_reply() -> None:
 def test_a_choice_without_a_delta_may_still_end(delta: Any) -> None:
     folded = accumulate({"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]})
 
-    assert folded.choices() == (ReplyChoice(0, {"role": "assistant", "content": None}, "stop"),)
+    assert folded.choices() == (
+        ReplyChoice(index=0, message={"role": "assistant", "content": None}, finish_reason="stop"),
+    )
     assert folded.finished
 
 
@@ -112,7 +116,7 @@ def test_the_last_usage_counts() -> None:
 )
 def test_an_error_is_read_in_every_form(item: Data, error: Data | None) -> None:
     assert accumulate(item, {"error": "a later one"} if error else {}).error == error
-    assert read_completion(item) == Completion((), None, None, None, error)
+    assert read_completion(item) == Completion(choices=(), usage=None, id=None, model=None, error=error)
 
 
 def test_a_whole_message_in_a_stream_is_taken() -> None:
@@ -120,7 +124,9 @@ def test_a_whole_message_in_a_stream_is_taken() -> None:
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}]
     }
 
-    assert accumulate(item).choices() == (ReplyChoice(0, {"role": "assistant", "content": "a"}, "stop"),)
+    assert accumulate(item).choices() == (
+        ReplyChoice(index=0, message={"role": "assistant", "content": "a"}, finish_reason="stop"),
+    )
 
 
 def test_a_choice_without_an_index_has_its_place() -> None:
@@ -180,7 +186,13 @@ def test_a_body_is_read_and_its_message_kept_as_it_is() -> None:
 
     read = read_completion(body)
 
-    assert read == Completion((ReplyChoice(0, message, "stop"),), USAGE, "c", "m", None)
+    assert read == Completion(
+        choices=(ReplyChoice(index=0, message=message, finish_reason="stop"),),
+        usage=USAGE,
+        id="c",
+        model="m",
+        error=None,
+    )
     assert read.choices[0].message is message
 
 
@@ -214,7 +226,7 @@ def test_choices_of_a_body_are_in_order() -> None:
     ],
 )
 def test_what_is_no_completion_holds_nothing(body: Any) -> None:
-    assert read_completion(body) == Completion((), None, None, None, None)
+    assert read_completion(body) == Completion(choices=(), usage=None, id=None, model=None, error=None)
 
 
 # -------------------------------------------------------------------------------------- replies

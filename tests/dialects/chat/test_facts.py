@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from proxy.dialects.chat.facts import Facts, FactsByText
+from proxy.dialects import Facts
+from proxy.dialects.chat.message import FactsByText
 
 LARGE = 10_000
 """Bytes of a text beside which nothing else counts much."""

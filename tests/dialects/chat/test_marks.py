@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects import Message
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.marks import MarkKind, decides_itself, marked
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import parse_chat_request
 
 OPENAI = b'"prompt_cache_breakpoint":{"mode":"explicit"}'
@@ -29,7 +30,7 @@ TALK = (SYSTEM, USER, CALL, RESULT, REPLY)
 
 
 def messages(texts: Sequence[bytes]) -> list[Message]:
-    return [Message(text) for text in texts]
+    return [ChatMessage(text) for text in texts]
 
 
 def after(texts: Sequence[bytes], places: Sequence[int], kind: MarkKind) -> list[bytes]:
@@ -224,7 +225,7 @@ _MESSAGES = st.fixed_dictionaries(
 def test_marks_change_nothing_but_what_they_add(
     data: list[dict[str, Any]], places: set[int], kind: MarkKind, option: int
 ) -> None:
-    before = [Message(orjson.dumps(message, option=option)) for message in data]
+    before = [ChatMessage(orjson.dumps(message, option=option)) for message in data]
     sent = marked(before, places, kind)
 
     assert len(sent) == len(before)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.facts import MOST_IDS, Facts, Ties
-from proxy.dialects.chat.messages import Call, Message, text_of
+from proxy.dialects import Call, Facts
+from proxy.dialects.chat.message import _MOST_IDS as MOST_IDS
+from proxy.dialects.chat.message import ChatMessage, Ties, text_of
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
@@ -17,28 +18,28 @@ CALLS = [
 
 
 def test_a_message_is_its_text() -> None:
-    message = Message(b'{"role": "user", "content": "a", "n": 1.0}')
+    message = ChatMessage(b'{"role": "user", "content": "a", "n": 1.0}')
 
-    assert message == Message(b'{"role": "user", "content": "a", "n": 1.0}')
-    assert message != Message(b'{"role":"user","content":"a","n":1.0}')
+    assert message == ChatMessage(b'{"role": "user", "content": "a", "n": 1.0}')
+    assert message != ChatMessage(b'{"role":"user","content":"a","n":1.0}')
     assert message != message.raw
-    assert len({message, Message(message.raw)}) == 1
-    assert repr(message) == f"Message({message.raw!r})"
-    assert len(repr(Message(b'"' + b"x" * 1000 + b'"'))) < 100
+    assert len({message, ChatMessage(message.raw)}) == 1
+    assert repr(message) == f"ChatMessage({message.raw!r})"
+    assert len(repr(ChatMessage(b'"' + b"x" * 1000 + b'"'))) < 100
 
 
 def test_data_is_parsed_once_and_a_known_one_not_at_all() -> None:
     known = {"role": "user"}
 
-    assert Message(b'{"role":"user"}', known).data is known
-    message = Message(b'{"role":"user"}')
+    assert ChatMessage(b'{"role":"user"}', known).data is known
+    message = ChatMessage(b'{"role":"user"}')
     assert message.data == known
     assert message.data is message.data
 
 
 def test_a_message_is_made_of_data_in_its_order() -> None:
     assert (
-        Message.of({"role": "user", "content": "é", "a": None}).raw
+        ChatMessage.of({"role": "user", "content": "é", "a": None}).raw
         == '{"role":"user","content":"é","a":null}'.encode()
     )
 
@@ -48,9 +49,9 @@ def test_a_message_is_made_of_data_of_any_depth() -> None:
     for _ in range(700):
         deep = [deep]
 
-    assert Message.of({"role": "assistant", "x": deep}).data["x"] == deep
-    assert Message(b"{}").replacing("x", deep).data == {"x": deep}
-    called = Message.of({"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": deep}}}]})
+    assert ChatMessage.of({"role": "assistant", "x": deep}).data["x"] == deep
+    assert ChatMessage(b"{}").replacing("x", deep).data == {"x": deep}
+    called = ChatMessage.of({"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": deep}}}]})
     assert called.calls[0].arguments == '{"a":' + "[" * 701 + "]" * 701 + "}"
 
 
@@ -66,8 +67,8 @@ def test_a_message_is_made_of_data_of_any_depth() -> None:
     ],
 )
 def test_role_and_answered_call(data: dict[str, Any], role: str, answers: str | None) -> None:
-    assert Message.of(data).role == role
-    assert Message.of(data).answers == answers
+    assert ChatMessage.of(data).role == role
+    assert ChatMessage.of(data).answers == answers
 
 
 @pytest.mark.parametrize(
@@ -90,50 +91,64 @@ def test_role_and_answered_call(data: dict[str, Any], role: str, answers: str | 
 )
 def test_text_of_a_content(content: Any, text: str) -> None:
     assert text_of(content) == text
-    assert Message.of({"content": content}).text == text
+    assert ChatMessage.of({"content": content}).text == text
 
 
 def test_calls_of_functions_and_of_custom_tools() -> None:
-    message = Message.of({"role": "assistant", "tool_calls": CALLS})
+    message = ChatMessage.of({"role": "assistant", "tool_calls": CALLS})
 
-    assert message.calls == (Call("a", "f", '{"x": 1}'), Call("b", "g", "free text"))
-    assert Message.of({"role": "user", "tool_calls": CALLS}).calls == ()
+    assert message.calls == (
+        Call(id="a", name="f", arguments='{"x": 1}'),
+        Call(id="b", name="g", arguments="free text", custom=True),
+    )
+    assert ChatMessage.of({"role": "user", "tool_calls": CALLS}).calls == ()
 
 
 @pytest.mark.parametrize(
     ("item", "call"),
     [
-        ("x", Call("", "", "")),
-        ({}, Call("", "", "")),
-        ({"id": 5, "function": {"name": None, "arguments": None}}, Call("", "", "")),
-        ({"id": "a", "function": "f"}, Call("a", "", "")),
-        ({"id": "a", "function": {"name": "f", "arguments": {"x": 1}}}, Call("a", "f", '{"x":1}')),
-        ({"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}}, Call("a", "", "")),
-        ({"id": "a", "type": "other", "function": {"name": "f", "arguments": ""}}, Call("a", "f", "")),
+        ("x", Call(id="", name="", arguments="")),
+        ({}, Call(id="", name="", arguments="")),
+        ({"id": 5, "function": {"name": None, "arguments": None}}, Call(id="", name="", arguments="")),
+        ({"id": "a", "function": "f"}, Call(id="a", name="", arguments="")),
+        (
+            {"id": "a", "function": {"name": "f", "arguments": {"x": 1}}},
+            Call(id="a", name="f", arguments='{"x":1}'),
+        ),
+        (
+            {"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}},
+            Call(id="a", name="", arguments="", custom=True),
+        ),
+        (
+            {"id": "a", "type": "other", "function": {"name": "f", "arguments": ""}},
+            Call(id="a", name="f", arguments=""),
+        ),
     ],
 )
 def test_a_call_that_is_not_as_it_should_be_is_read_as_far_as_it_goes(item: Any, call: Call) -> None:
-    assert Message.of({"role": "assistant", "tool_calls": [item]}).calls == (call,)
+    assert ChatMessage.of({"role": "assistant", "tool_calls": [item]}).calls == (call,)
 
 
 @pytest.mark.parametrize("calls", [None, {}, "x", 5])
 def test_calls_that_are_no_list_are_none(calls: Any) -> None:
-    assert Message.of({"role": "assistant", "tool_calls": calls}).calls == ()
+    assert ChatMessage.of({"role": "assistant", "tool_calls": calls}).calls == ()
 
 
 def test_fields_are_left_out_and_the_others_keep_their_bytes() -> None:
-    message = Message(b'{ "agent":"x", "role" : "user","n": 1.50, "is_internal" :true, "content":"\\u00e9" }')
+    message = ChatMessage(
+        b'{ "agent":"x", "role" : "user","n": 1.50, "is_internal" :true, "content":"\\u00e9" }'
+    )
 
     assert message.without("agent", "is_internal").raw == b'{"role":"user","n":1.50,"content":"\\u00e9"}'
     assert message.without("other") is message
 
 
 def test_a_field_is_left_out_however_its_name_is_written() -> None:
-    assert Message(b'{"\\u0061gent":1,"role":"user"}').without("agent").raw == b'{"role":"user"}'
+    assert ChatMessage(b'{"\\u0061gent":1,"role":"user"}').without("agent").raw == b'{"role":"user"}'
 
 
 def test_a_field_is_replaced_at_its_place_and_the_others_keep_their_bytes() -> None:
-    message = Message(b'{"role" : "user","content":"a","n": 1.50}')
+    message = ChatMessage(b'{"role" : "user","content":"a","n": 1.50}')
 
     assert message.replacing("content", ["é"]).raw == '{"role":"user","content":["é"],"n":1.50}'.encode()
     assert message.replacing("new", None).raw == b'{"role":"user","content":"a","n":1.50,"new":null}'
@@ -141,11 +156,11 @@ def test_a_field_is_replaced_at_its_place_and_the_others_keep_their_bytes() -> N
 
 
 def test_calls_are_kept_by_position_with_their_bytes() -> None:
-    message = Message(b'{"role":"assistant","tool_calls":[ {"id": "a"}, {"id":  "b"},{"id":"c"}],"x":1}')
+    message = ChatMessage(b'{"role":"assistant","tool_calls":[ {"id": "a"}, {"id":  "b"},{"id":"c"}],"x":1}')
 
-    kept = message.keeping_calls(frozenset({1, 2}))
+    kept = message.with_calls(frozenset({1, 2}))
     assert kept.raw == b'{"role":"assistant","tool_calls":[{"id":  "b"},{"id":"c"}],"x":1}'
-    assert message.keeping_calls(frozenset()).raw == b'{"role":"assistant","x":1}'
+    assert message.with_calls(frozenset()).raw == b'{"role":"assistant","x":1}'
 
 
 NAMES = st.sampled_from(["role", "content", "agent", "is_internal", "é", "x"])
@@ -155,7 +170,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 @given(st.dictionaries(NAMES, st.none() | TEXT | st.lists(st.integers(-(2**53), 2**53))), NAMES, TEXT)
 @settings(deadline=None)
 def test_changing_a_message_is_changing_its_data(data: dict[str, Any], name: str, value: str) -> None:
-    message = Message(orjson.dumps(data, option=orjson.OPT_INDENT_2))
+    message = ChatMessage(orjson.dumps(data, option=orjson.OPT_INDENT_2))
 
     assert message.replacing(name, value).data == data | {name: value}
     assert message.without(name).data == {key: kept for key, kept in data.items() if key != name}
@@ -173,44 +188,57 @@ def test_changing_a_message_is_changing_its_data(data: dict[str, Any], name: str
 def test_which_fields_are_ours(data: dict[str, Any], own: tuple[str, ...]) -> None:
     raw = orjson.dumps(data)
 
-    assert Message(raw).own_fields == own
-    assert Message(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
+    assert ChatMessage(raw).own_fields == own
+    assert (
+        ChatMessage(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
+    )
 
 
 def test_a_message_whose_text_is_known_is_not_parsed_for_its_role() -> None:
     raw = b"not even JSON"
-    message = Message(raw, None, Facts(raw, "user", has_own_fields=False, has_calls=True))
+    message = ChatMessage(raw, None, Facts(raw, "user", has_own_fields=False, has_calls=True))
 
     assert (message.role, message.calls, message.answers, message.own_fields) == ("user", (), None, ())
 
 
 def test_a_reply_that_is_known_to_call_nothing_is_not_parsed_for_its_calls() -> None:
     raw = b"not even JSON"
-    message = Message(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=False))
+    message = ChatMessage(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=False))
 
     assert message.calls == ()
     assert message.without_own_fields() is message
 
 
 def test_what_may_go_upstream_has_no_field_of_ours() -> None:
-    message = Message(b'{"role":"user","agent":"a","content":"x"}')
+    message = ChatMessage(b'{"role":"user","agent":"a","content":"x"}')
 
     assert message.without_own_fields().raw == b'{"role":"user","content":"x"}'
 
 
 def test_ties_are_what_holds_a_message_to_others() -> None:
-    assert Message.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties("user")
-    assert Message.of({"role": "tool", "tool_call_id": "a"}).ties == Ties("tool", answers="a")
-    assert Message.of({"role": "tool", "tool_call_id": 1}).ties == Ties("tool")
-    both = Message.of({"role": "assistant", "tool_calls": [*CALLS, {}], "function_call": {}, "content": "a"})
-    assert both.ties == Ties("assistant", ("a", "b", ""), None, True, True, True)
-    assert Message.of({"role": "assistant", "tool_calls": [], "content": []}).ties == Ties(
-        "assistant", names_calls=True
+    assert ChatMessage.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties(role="user")
+    assert ChatMessage.of({"role": "tool", "tool_call_id": "a"}).ties == Ties(role="tool", answers="a")
+    assert ChatMessage.of({"role": "tool", "tool_call_id": 1}).ties == Ties(role="tool")
+    both = ChatMessage.of(
+        {"role": "assistant", "tool_calls": [*CALLS, {}], "function_call": {}, "content": "a"}
     )
-    assert Message.of({"role": "assistant", "audio": {"id": "x"}}).ties == Ties("assistant", has_content=True)
+    assert both.ties == Ties(
+        role="assistant",
+        ids=("a", "b", ""),
+        answers=None,
+        legacy_call=True,
+        names_calls=True,
+        has_content=True,
+    )
+    assert ChatMessage.of({"role": "assistant", "tool_calls": [], "content": []}).ties == Ties(
+        role="assistant", names_calls=True
+    )
+    assert ChatMessage.of({"role": "assistant", "audio": {"id": "x"}}).ties == Ties(
+        role="assistant", has_content=True
+    )
 
 
-class Unread(Message):
+class Unread(ChatMessage):
     """A message whose text must not be parsed."""
 
     @property
@@ -227,9 +255,9 @@ class Unread(Message):
     ],
 )
 def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
-    raw = Message.of(data).raw
+    raw = ChatMessage.of(data).raw
     facts = Facts(raw, data["role"], has_own_fields=False, has_calls="tool_calls" in data)
-    ties = Message(raw, None, facts).ties
+    ties = ChatMessage(raw, None, facts).ties
 
     assert Unread(raw, None, facts).ties is ties
     assert Unread(raw, None, facts).answers == data.get("tool_call_id")
@@ -237,8 +265,8 @@ def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
 
 def test_of_very_many_calls_nothing_is_remembered_with_the_text() -> None:
     calls = [{"id": str(number)} for number in range(MOST_IDS + 1)]
-    raw = Message.of({"role": "assistant", "tool_calls": calls}).raw
-    message = Message(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=True))
+    raw = ChatMessage.of({"role": "assistant", "tool_calls": calls}).raw
+    message = ChatMessage(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=True))
 
     assert message.ties is message.ties
     assert len(message.ties.ids) == MOST_IDS + 1
@@ -247,5 +275,5 @@ def test_of_very_many_calls_nothing_is_remembered_with_the_text() -> None:
 
 
 def test_calls_are_read_once() -> None:
-    message = Message.of({"role": "assistant", "tool_calls": CALLS})
+    message = ChatMessage.of({"role": "assistant", "tool_calls": CALLS})
     assert message.calls is message.calls

@@ -17,9 +17,9 @@ GOLDEN: dict[str, list[dict[str, Any]]] = yaml.safe_load(
 SAID = {case["case"]: case["says"] for case in GOLDEN["overflows"]}
 STATUSES = (400, 413, 422, 500)
 
-UNKNOWN = Overflow(None, None, None)
+UNKNOWN = Overflow(window=None, asked=None, reply=None)
 TOO_LONG = SAID["Anthropic, input alone"]
-BY_SO_MUCH = Overflow(200000, 210000, None)
+BY_SO_MUCH = Overflow(window=200000, asked=210000, reply=None)
 
 
 def body(message: str, **more: Any) -> bytes:
@@ -67,7 +67,7 @@ def test_a_code_is_enough(more: dict[str, Any]) -> None:
 
 def test_the_numbers_that_llama_cpp_names_are_taken() -> None:
     answer = body("No.", type="exceed_context_size_error", n_ctx=256, n_prompt_tokens=1407)
-    assert overflow_of(400, answer) == Overflow(256, 1407, None)
+    assert overflow_of(400, answer) == Overflow(window=256, asked=1407, reply=None)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,13 @@ def test_no_bytes_make_it_fail(answer: bytes) -> None:
     [
         (b"[" * 100_000, None),
         (b'{"error":' * 5000 + b'"prompt is too long"' + b"}" * 5000, None),  # nobody wraps so often
-        (b'{"message":"prompt is too long: %b > 9 maximum"}' % (b"9" * 5000), Overflow(9, None, None)),
+        (
+            b'{"message":"prompt is too long: %b > 9 maximum"}' % (b"9" * 5000),
+            Overflow(window=9, asked=None, reply=None),
+        ),
         (
             b'{"message":"prompt is too long: 1%b > 9 maximum"}' % (b",000" * 1500),
-            Overflow(9, 1_000_000_000, None),
+            Overflow(window=9, asked=1_000_000_000, reply=None),
         ),
         (rb'{"message":"prompt is too long: \ud83d"}', UNKNOWN),
         (b'{"n_ctx":%b,"message":"prompt is too long"}' % (b"9" * 5000), UNKNOWN),

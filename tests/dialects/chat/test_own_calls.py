@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Call
+from proxy.dialects import Call
 from proxy.dialects.chat.own_calls import (
     BROKE_OFF,
     SAID_NOTHING,
@@ -37,15 +37,15 @@ CUT = call("ours", "c", '{"q')
 @pytest.mark.parametrize(
     ("message", "finish", "expected"),
     [
-        ({}, None, Parted((), (), others=False)),
-        (reply(OURS, THEIRS, OURS), "tool_calls", Parted((0, 2), (), others=True)),
-        (reply(OURS), "stop", Parted((0,), (), others=False)),
-        (reply(THEIRS), "stop", Parted((), (), others=True)),
-        ({"function_call": {"name": "f"}}, "function_call", Parted((), (), others=True)),
-        (reply("junk", OURS), None, Parted((1,), (), others=True)),
-        (reply(CUT), "tool_calls", Parted((0,), (), others=False)),
-        (reply(OURS, CUT), "length", Parted((0,), (1,), others=False)),
-        (reply(CUT), "content_filter", Parted((), (0,), others=False)),
+        ({}, None, Parted(own=(), broken=(), others=False)),
+        (reply(OURS, THEIRS, OURS), "tool_calls", Parted(own=(0, 2), broken=(), others=True)),
+        (reply(OURS), "stop", Parted(own=(0,), broken=(), others=False)),
+        (reply(THEIRS), "stop", Parted(own=(), broken=(), others=True)),
+        ({"function_call": {"name": "f"}}, "function_call", Parted(own=(), broken=(), others=True)),
+        (reply("junk", OURS), None, Parted(own=(1,), broken=(), others=True)),
+        (reply(CUT), "tool_calls", Parted(own=(0,), broken=(), others=False)),
+        (reply(OURS, CUT), "length", Parted(own=(0,), broken=(1,), others=False)),
+        (reply(CUT), "content_filter", Parted(own=(), broken=(0,), others=False)),
     ],
 )
 def test_calls_are_told_apart(message: Data, finish: str | None, expected: Parted) -> None:
@@ -111,7 +111,7 @@ def test_what_is_sent_back_has_all_that_a_request_needs() -> None:
         {"id": "x", "type": "custom", "custom": {"name": "ours", "input": "free"}},
         content="So",
     )
-    sent, own = answerable(message, Parted((0, 2, 4), (3,), others=True))
+    sent, own = answerable(message, Parted(own=(0, 2, 4), broken=(3,), others=True))
 
     assert sent["content"] == "So"
     assert sent["tool_calls"] == [
@@ -120,13 +120,17 @@ def test_what_is_sent_back_has_all_that_a_request_needs() -> None:
         call("ours", "call_2"),
         {"id": "x", "type": "custom", "custom": {"name": "ours", "input": "free"}},
     ]
-    assert own == (Call("call_0_", "ours", ""), Call("call_2", "ours", "[1]"), Call("x", "ours", "free"))
+    assert own == (
+        Call(id="call_0_", name="ours", arguments=""),
+        Call(id="call_2", name="ours", arguments="[1]"),
+        Call(id="x", name="ours", arguments="free", custom=True),
+    )
 
 
 def test_what_is_whole_is_sent_back_as_it_came() -> None:
     said = call("ours", "a", '{ "q": 1 }')
-    sent, own = answerable(reply(said), Parted((0,), (), others=False))
+    sent, own = answerable(reply(said), Parted(own=(0,), broken=(), others=False))
     assert sent == reply(said)
-    assert own == (Call("a", "ours", '{ "q": 1 }'),)
-    broken, [first] = answerable(reply(call("ours", "a", "{oops")), Parted((0,), (), others=False))
+    assert own == (Call(id="a", name="ours", arguments='{ "q": 1 }'),)
+    broken, [first] = answerable(reply(call("ours", "a", "{oops")), Parted(own=(0,), broken=(), others=False))
     assert (broken["tool_calls"], first.arguments) == ([call("ours", "a", "{}")], "{oops")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request, read_field
 from proxy.errors import InvalidRequest
 
@@ -65,7 +65,7 @@ def test_a_request_is_read_beside_its_bytes() -> None:
 def test_what_is_missing_has_a_value() -> None:
     request = parse_chat_request(body())
 
-    assert (request.instructions, request.messages) == ((), (Message(HELLO),))
+    assert (request.instructions, request.messages) == ((), (ChatMessage(HELLO),))
     assert (request.model, request.stream, request.has_tools, request.tools) == ("", False, False, None)
     assert request.wants_usage is None
 
@@ -176,14 +176,15 @@ def test_a_request_with_nothing_changed_is_the_very_same_bytes() -> None:
     assert compose(request) is raw
     assert compose(request, instructions=request.instructions, messages=list(request.messages)) is raw
     assert (
-        compose(request, messages=[Message(b'{"role":"user"}')], drop_fields=["y", "x.y", "messages"]) is raw
+        compose(request, messages=[ChatMessage(b'{"role":"user"}')], drop_fields=["y", "x.y", "messages"])
+        is raw
     )
 
 
 def test_other_messages_replace_those_of_the_request() -> None:
     raw = b'{ "a" : 1.0, "messages":[{"role":"system","content":"s"}, {"role":"user"}], "b":[ 1] }'
     request = parse_chat_request(raw)
-    new = Message(b'{"role": "user","content":"new"}')
+    new = ChatMessage(b'{"role": "user","content":"new"}')
 
     assert compose(request, messages=[new, *request.messages]) == (
         b'{"a":1.0,"messages":[{"role":"system","content":"s"},'
@@ -205,7 +206,7 @@ def test_fields_of_ours_never_go_out() -> None:
         == b'{"messages":[{"role":"user","content":"hi"},{"role":"user","content":"x"}],"n":1}'
     )
     assert request.messages[1].data["agent"] == "a"
-    assert b"agent" not in compose(request, messages=[Message(b'{"role":"user","agent":null}')])
+    assert b"agent" not in compose(request, messages=[ChatMessage(b'{"role":"user","agent":null}')])
 
 
 @pytest.mark.parametrize(

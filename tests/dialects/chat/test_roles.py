@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.roles import Shape, merged_users, one_system, shape_of, shaped
 
 
@@ -99,14 +100,14 @@ def test_it_is_read_however_it_is_wrapped() -> None:
 
 
 def user(content: Any, **more: Any) -> Message:
-    return Message.of({"role": "user", "content": content, **more})
+    return ChatMessage.of({"role": "user", "content": content, **more})
 
 
 def system(content: Any, role: str = "system") -> Message:
-    return Message.of({"role": role, "content": content})
+    return ChatMessage.of({"role": role, "content": content})
 
 
-REPLY = Message(b'{"role": "assistant",  "content": "yes"}')
+REPLY = ChatMessage(b'{"role": "assistant",  "content": "yes"}')
 
 
 def contents(messages: tuple[Message, ...]) -> list[tuple[str, Any]]:
@@ -124,7 +125,7 @@ def test_user_messages_side_by_side_become_one() -> None:
 
 
 def test_nothing_else_is_merged() -> None:
-    tool = Message.of({"role": "tool", "tool_call_id": "a", "content": "1"})
+    tool = ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": "1"})
     given = [system("s"), system("t"), user("a"), REPLY, REPLY, tool, tool, user("b"), system("u"), user("c")]
     assert merged_users(given) == tuple(given)
 

@@ -9,11 +9,11 @@ import yaml
 from pydantic import TypeAdapter
 
 from proxy.conversation import rounds, spans
+from proxy.dialects.chat.protocol import repair
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit, Edit
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
-from proxy.trimming.protocol import repair
 from tests.trimming.edits.held import outcome
 from tests.trimming.notation import count, entries, lines, messages
 

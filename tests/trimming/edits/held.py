@@ -10,13 +10,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from proxy.conversation import rounds, spans
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.chat.protocol import problems
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
 from proxy.trimming.plan import Change, Entry, Summary
 from proxy.trimming.policy import Policy
 from proxy.trimming.protection import protected
-from proxy.trimming.protocol import problems
 from tests.trimming.notation import count, entries
 
 RECORDED = Path(__file__).parents[2] / "data" / "trajectories"
@@ -50,7 +51,7 @@ def draft_of(
 def recorded(name: str) -> list[Message]:
     """Return a recorded session without its instructions."""
     messages = json.loads((RECORDED / f"{name}.json").read_text("utf-8"))["messages"]
-    return [Message.of(each) for each in messages if each["role"] not in {"system", "developer"}]
+    return [ChatMessage.of(each) for each in messages if each["role"] not in {"system", "developer"}]
 
 
 def outcome(edit: BaseEdit, draft: Draft) -> tuple[list[Change], Summary | None]:

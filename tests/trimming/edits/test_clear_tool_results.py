@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.conversation import rounds, spans
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.digest import digest_in
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.clear_tool_results import ClearToolResults
@@ -33,11 +34,11 @@ def called(*arguments: Any, form: str = "function", text: str = "") -> Message:
         {"id": f"c{at}", "type": form, form: {"name": "write", inner: each}}
         for at, each in enumerate(arguments)
     ]
-    return Message.of({"role": "assistant", "content": text, "tool_calls": calls})
+    return ChatMessage.of({"role": "assistant", "content": text, "tool_calls": calls})
 
 
 def result(content: Any, at: int = 0) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": f"c{at}", "content": content})
+    return ChatMessage.of({"role": "tool", "tool_call_id": f"c{at}", "content": content})
 
 
 def cost(message: Message) -> int:
@@ -244,8 +245,8 @@ def test_arguments_in_every_form() -> None:
     assert custom is not None
     assert custom.calls[0].arguments == "[cleared: 252 characters; buildDir,src/main.c]"
     function = {"name": "write", "arguments": json.dumps({"content": LONG})}
-    older = Message.of({"role": "assistant", "content": None, "function_call": function})
-    answer = Message.of({"role": "function", "name": "write", "content": LONG})
+    older = ChatMessage.of({"role": "assistant", "content": None, "function_call": function})
+    answer = ChatMessage.of({"role": "function", "name": "write", "content": LONG})
     changed = cleared(draft(older, answer), clear_inputs=True)[0]
     assert changed is not None
     assert json.loads(changed.data["function_call"]["arguments"])["content"].startswith("[cleared: ")

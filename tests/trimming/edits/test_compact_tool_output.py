@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import TokenCounter
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
@@ -24,12 +25,12 @@ LOSSLESS = CompactToolOutput(methods=("minify", "table", "noise"))
 
 
 def result(content: Any) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": "a", "content": content})
+    return ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": content})
 
 
 def entry(message: Message) -> Entry:
     """Return a result as trimming sees it; a letter is a token."""
-    return Entry(message, len(message.text), REF, position=0)
+    return Entry(message=message, tokens=len(message.text), ref=REF, position=0)
 
 
 def compacted(edit: CompactToolOutput, content: Any) -> Message | None:
@@ -74,7 +75,7 @@ def test_text_parts_are_put_in_form_and_others_stay() -> None:
 
 def test_beside_an_image_the_text_alone_is_judged() -> None:
     message = result([part('{"a":    1}'), IMAGE])
-    dear = Entry(message, 1000, REF, position=0)
+    dear = Entry(message=message, tokens=1000, ref=REF, position=0)
     assert CompactToolOutput(over_tokens=10).shorten(message, dear) is None
     shortened = CompactToolOutput(over_tokens=2).shorten(message, dear)
     assert shortened is not None
@@ -94,7 +95,7 @@ def test_what_is_nothing_but_blanks_and_colours_says_so(text: str) -> None:
 
 
 def test_other_fields_keep_their_bytes() -> None:
-    message = Message(b'{"tool_call_id": "a", "role":"tool", "content":"[1,   2]", "n": 1.00}')
+    message = ChatMessage(b'{"tool_call_id": "a", "role":"tool", "content":"[1,   2]", "n": 1.00}')
     shortened = CompactToolOutput(over_tokens=1).shorten(message, entry(message))
     assert shortened is not None
     assert shortened.message.raw == b'{"tool_call_id":"a","role":"tool","content":"[1,2]","n":1.00}'
@@ -151,7 +152,7 @@ def test_near_the_limit_the_weight_decides_whether_anything_must_be_lost() -> No
     message = result(text)
     for limit, rows_shown in ((700, 30), (400, 0)):
         edit = CompactToolOutput(over_tokens=limit)
-        shortened = edit.shorten(message, Entry(message, 1000, REF, position=0))
+        shortened = edit.shorten(message, Entry(message=message, tokens=1000, ref=REF, position=0))
         assert shortened is not None
         assert len(json.loads(shortened.message.text).get("{k1}", [])) == rows_shown
 
@@ -244,7 +245,7 @@ def leaves(value: Any) -> Iterator[str]:
 def results(name: str) -> Iterator[Message]:
     """Yield the tool results of a recorded conversation."""
     data = json.loads((TRAJECTORIES / name).read_text(encoding="utf-8"))
-    return (Message.of(each) for each in data["messages"] if each["role"] == "tool")
+    return (ChatMessage.of(each) for each in data["messages"] if each["role"] == "tool")
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -253,7 +254,7 @@ def test_a_fifth_of_the_tokens_is_free(name: str) -> None:
     before = after = 0
     for message in results(name):
         tokens = counter.message(message, "gpt-4o")
-        shortened = LOSSLESS.shorten(message, Entry(message, tokens, REF, position=0))
+        shortened = LOSSLESS.shorten(message, Entry(message=message, tokens=tokens, ref=REF, position=0))
         form = shortened.message if shortened is not None else message
         before, after = before + tokens, after + min(tokens, counter.message(form, "gpt-4o"))
     assert after <= 0.8 * before
@@ -276,7 +277,7 @@ def test_every_name_and_value_can_still_be_found(name: str) -> None:
 @pytest.mark.parametrize("name", [path.name for path in sorted(TRAJECTORIES.glob("*.json"))])
 def test_any_recorded_result_gets_shorter_or_stays(name: str) -> None:
     for message in results(name):
-        given_entry = Entry(message, len(message.text) // 4, REF, position=0)
+        given_entry = Entry(message=message, tokens=len(message.text) // 4, ref=REF, position=0)
         for edit in (CompactToolOutput(), LOSSLESS):
             shortened = edit.shorten(message, given_entry)
             if shortened is not None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.deduplicate_results import DeduplicateResults
 from proxy.trimming.engine import plan
@@ -89,7 +90,14 @@ def test_an_older_copy_that_is_in_no_draft_any_more_puts_the_newer_one_back() ->
 def test_what_is_put_back_is_what_was_first_sent() -> None:
     draft = pointed()
     short = message("tool b in short")
-    arrived = Change(4, "compact_tool_output", "", short, draft.entries[4].tokens, count(short))
+    arrived = Change(
+        position=4,
+        edit="compact_tool_output",
+        reason="",
+        message=short,
+        tokens_before=draft.entries[4].tokens,
+        tokens_after=count(short),
+    )
     entries = list(draft.entries)
     entries[4] = replace(entries[4], arrival=(arrived,))
     cut = replace(draft, entries=tuple(entries)).after([draft.removing(2, "other", "")])
@@ -148,7 +156,7 @@ def test_outputs_that_differed_are_not_told_to_be_the_same() -> None:
 
 def test_outputs_in_parts_count_by_their_text_and_others_stay() -> None:
     def result(call: str, *parts: dict[str, Any]) -> Message:
-        return Message.of({"role": "tool", "tool_call_id": call, "content": list(parts)})
+        return ChatMessage.of({"role": "tool", "tool_call_id": call, "content": list(parts)})
 
     words = {"type": "text", "text": LONG}
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
@@ -193,7 +201,7 @@ def test_in_a_recorded_session_an_answer_that_came_again_points_back() -> None:
         for block, answer in pairwise(session)
         if answer.role == "tool" and len(block.calls) == 1 and len(answer.text) > 1_000
     )
-    draft = draft_of([*session, Message.of({"role": "user", "content": "once more"}), call, result])
+    draft = draft_of([*session, ChatMessage.of({"role": "user", "content": "once more"}), call, result])
     after = check(DeduplicateResults(), draft)
     assert after.messages[:-1] == draft.messages[:-1]
     assert after.messages[-1] is not None

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.broadcasts import digest_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
@@ -85,7 +86,7 @@ def test_the_field_of_the_message_tells_who_speaks_too() -> None:
 def test_what_holds_more_than_text_stays() -> None:
     picture: dict[str, Any] = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     words = {"type": "text", "text": "<Ann> [调用工具 look]"}
-    given_log = [Message.of({"role": "user", "content": [words, picture]})] * 3
+    given_log = [ChatMessage.of({"role": "user", "content": [words, picture]})] * 3
     assert outcome(DigestAgentCalls(keep=1), draft_of(given_log)) == ([], None)
 
 
@@ -136,7 +137,7 @@ def test_in_a_recorded_session_nothing_looks_like_such_a_message() -> None:
     session = recorded("tau-airline-t46-r3")
     assert outcome(DigestAgentCalls(keep=1), draft_of(session)) == ([], None)
     spoken = [
-        Message.of({"role": "assistant", "content": f"<Agent: clerk> [called tool {call.name}]"})
+        ChatMessage.of({"role": "assistant", "content": f"<Agent: clerk> [called tool {call.name}]"})
         for message in session
         for call in message.calls
     ]
@@ -150,7 +151,7 @@ def test_in_a_recorded_session_nothing_looks_like_such_a_message() -> None:
 AGENTS = st.sampled_from(["Worker: Ann", "Worker: Bob", "Bob"])
 SPOKEN = st.builds(
     lambda role, speaker, words, tool: [
-        Message.of({"role": role, "content": f"<{speaker}> [{words} {tool}]"})
+        ChatMessage.of({"role": role, "content": f"<{speaker}> [{words} {tool}]"})
     ],
     st.sampled_from(["user", "assistant"]),
     AGENTS,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.drop_internal import DropInternal
 from proxy.trimming.plan import Change
@@ -44,7 +44,9 @@ def test_what_an_earlier_edit_removed_is_left_alone() -> None:
     draft = MarkedCase(
         {"before": ["user q1", "assistant | a f", "tool a 1", "user q2"], "internal": [1, 2]}
     ).draft()
-    emptied = draft.after([Change(1, "other", "", None, 10, 0)])
+    emptied = draft.after(
+        [Change(position=1, edit="other", reason="", message=None, tokens_before=10, tokens_after=0)]
+    )
     assert [change.position for change in DropInternal().apply(emptied)] == [2]
 
 

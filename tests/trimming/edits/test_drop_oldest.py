@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.edits.drop_oldest import DropOldest
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.histories import TRIED, valid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.plan import Entry
 from tests.trimming.edits.golden import Case
@@ -21,7 +21,7 @@ class SayLess(ToolOutputEdit, frozen=True):
     def shorten(self, message: Message, entry: Entry) -> Shortened | None:
         if message.text == self.text:
             return None
-        return Shortened(message.replacing("content", f"{self.text}"), f"see {entry.ref}")
+        return Shortened(message=message.replacing("content", f"{self.text}"), reason=f"see {entry.ref}")
 
 
 def draft(*before: str, pin: str = "^$never") -> Case:

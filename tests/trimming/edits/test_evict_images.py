@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.edits.evict_images import EvictImages
 from tests.trimming.edits.held import check, draft_of, outcome, recorded
 from tests.trimming.histories import TRIED, valid
@@ -25,14 +26,14 @@ def text(said: str) -> dict[str, Any]:
 
 
 def said(*parts: Any, role: str = "user") -> Message:
-    return Message.of({"role": role, "content": list(parts)})
+    return ChatMessage.of({"role": role, "content": list(parts)})
 
 
 def test_the_newest_images_stay_and_the_order_of_the_parts() -> None:
     log = [
         said(text("look"), image(), text("and"), image()),
         said(image(), text("last")),
-        Message.of({"role": "user", "content": "now?"}),
+        ChatMessage.of({"role": "user", "content": "now?"}),
     ]
     after = check(EvictImages(), draft_of(log))
     first = after.messages[0]
@@ -78,7 +79,7 @@ def _images(message: Message | None) -> int:
     ],
 )
 def test_what_is_told_of_an_image(part: dict[str, Any], words: str) -> None:
-    log = [said(part), Message.of({"role": "user", "content": "now?"})]
+    log = [said(part), ChatMessage.of({"role": "user", "content": "now?"})]
     after = check(EvictImages(keep=0), draft_of(log))
     assert after.messages[0] == said(text(f"[image omitted: {words}; ref=ref_0]"))
 
@@ -87,7 +88,7 @@ def test_what_is_no_image_stays() -> None:
     log = [
         said("odd", {"type": "input_audio", "input_audio": {"data": "aGVsbG8="}}, {"type": ["image_url"]}),
         said(image(), role="assistant"),
-        Message.of({"role": "user", "content": "now?"}),
+        ChatMessage.of({"role": "user", "content": "now?"}),
     ]
     check(EvictImages(keep=0), draft_of(log))
     assert outcome(EvictImages(keep=0), draft_of(log)) == ([], None)
@@ -95,7 +96,7 @@ def test_what_is_no_image_stays() -> None:
 
 def test_in_a_recorded_session_an_image_becomes_a_line() -> None:
     session = recorded("pydantic-images")
-    draft = draft_of([*session, Message.of({"role": "user", "content": "and now?"})])
+    draft = draft_of([*session, ChatMessage.of({"role": "user", "content": "and now?"})])
     before = [message for message in session if b'"image_url"' in message.raw]
     after = check(EvictImages(keep=0), draft)
     changed = [message for message in after.messages if message not in draft.messages and message is not None]

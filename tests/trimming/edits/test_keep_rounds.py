@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.edits.keep_rounds import KeepRounds
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, recorded, standing

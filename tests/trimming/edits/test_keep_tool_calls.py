@@ -55,7 +55,12 @@ def test_it_leaves_alone_what_an_earlier_edit_removed() -> None:
         }
     )
     draft = case.draft()
-    emptied = draft.after([Change(position, "other", "", None, 10, 0) for position in (1, 2)])
+    emptied = draft.after(
+        [
+            Change(position=position, edit="other", reason="", message=None, tokens_before=10, tokens_after=0)
+            for position in (1, 2)
+        ]
+    )
     assert list(KeepToolCalls(last=0).apply(emptied)) == []
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.edits.recent_window import RecentWindow
 from proxy.trimming.engine import plan
 from proxy.trimming.plan import PlanningContext
@@ -60,7 +61,7 @@ def test_of_a_window_of_128000_tokens_the_recent_conversation_gets_its_part() ->
     known = PlanningContext(count=count, fixed_tokens=2_000, context_window=128_000)
     budget = int(0.65 * (128_000 * 0.6 - 2_000))
     assert budget == 48_620
-    log = entries([Message.of({"role": "user", "content": "x" * 990}) for _ in range(80)])
+    log = entries([ChatMessage.of({"role": "user", "content": "x" * 990}) for _ in range(80)])
     assert sum(entry.tokens for entry in log) + 2_000 > 128_000 * 0.6
     made = plan(log, policy, "p", known)
     assert made.tokens_sent - 2_000 == budget // 1_000 * 1_000
@@ -68,7 +69,7 @@ def test_of_a_window_of_128000_tokens_the_recent_conversation_gets_its_part() ->
 
 
 def test_its_own_target_takes_the_place_of_the_policys() -> None:
-    log = entries([Message.of({"role": "user", "content": "x" * 990}) for _ in range(80)])
+    log = entries([ChatMessage.of({"role": "user", "content": "x" * 990}) for _ in range(80)])
     policy = Policy.model_validate(
         {
             "trigger": {"messages": 10},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.engine import plan
@@ -258,7 +258,7 @@ def by_model(**settings: Any) -> Summarize:
 def ready(until: int, letters: int = 100, **fields: Any) -> Prepared:
     """Return a summary by a model that has ten tokens and one for each letter."""
     given = {"covered_messages": until, "covered_tokens": 9999, **fields}
-    return Prepared("s" * letters, 10 + letters, until, "small", **given)
+    return Prepared(text="s" * letters, tokens=10 + letters, until=until, model="small", **given)
 
 
 def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
@@ -266,7 +266,15 @@ def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
     after = check(by_model(role="system"), draft)
     assert standing(after) == list(draft.messages[8:])
     assert after.summary == Summary(
-        "s" * 100, "system", 8, 110, "model", 8, 9999, generation=3, model="small"
+        text="s" * 100,
+        role="system",
+        until=8,
+        tokens=110,
+        kind="model",
+        covered_messages=8,
+        covered_tokens=9999,
+        generation=3,
+        model="small",
     )
     assert after.summary.message.role == "system"
     assert by_model().ready(draft) == replace(after.summary, role="merge")
@@ -303,7 +311,7 @@ def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_befor
     draft = replace(
         draft_of([entry.message for entry in rest]),
         entries=rest,
-        gaps=(Gap(0, 12, "drop_oldest", "", 9999, 0),),
+        gaps=(Gap(start=0, stop=12, edit="drop_oldest", reason="", tokens=9999, tool_calls=0),),
         prepared=ready(12),
     )
     assert by_model().ready(draft) is None
@@ -322,7 +330,9 @@ def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_befor
 
 def test_it_must_reach_further_than_what_stands() -> None:
     draft = draft_of(messages(talk(5)))
-    model = Summary("before", "merge", 8, 16, "model", 8, 999)
+    model = Summary(
+        text="before", role="merge", until=8, tokens=16, kind="model", covered_messages=8, covered_tokens=999
+    )
     for until, used in ((7, False), (8, False), (9, True)):
         given = replace(draft, prepared=ready(until), summary=model)
         assert (by_model().ready(given) is not None) == used
@@ -348,15 +358,15 @@ def wishes(settings: Summarize, draft: Draft) -> list[SummaryRequest]:
 def test_where_none_is_ready_it_says_which_it_wants() -> None:
     draft = draft_of(messages(talk(9)))
     each = sum(draft.tokens[:4])
-    assert wishes(by_model(), draft) == [SummaryRequest(28, 7 * each - 1, urgent=True)]
+    assert wishes(by_model(), draft) == [SummaryRequest(stop=28, room=7 * each - 1, urgent=True)]
     # With a limit no more than it takes, whatever room the summary takes.
     limit = draft.total - 3 * each + 260
     assert wishes(by_model(budget_ratio=0.1, lower=limit), draft) == [
-        SummaryRequest(16, int(0.1 * limit), urgent=True)
+        SummaryRequest(stop=16, room=int(0.1 * limit), urgent=True)
     ]
     within = replace(draft, target=limit, fixed_tokens=100)
     assert wishes(by_model(budget_ratio=0.1), within) == [
-        SummaryRequest(16, int(0.1 * (limit - 100)), urgent=True)
+        SummaryRequest(stop=16, room=int(0.1 * (limit - 100)), urgent=True)
     ]
     # What a model may write is not what the summary may have: code adds to it.
     assert wishes(by_model(max_tokens=10), draft) == wishes(by_model(), draft)
@@ -370,9 +380,13 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     each = sum(draft.tokens[:4])
     assert wishes(by_model(min_messages=37), draft) != []
     assert wishes(by_model(min_messages=38), draft) == []
-    model = Summary("before", "merge", 8, 100, "model", 8, 999)
+    model = Summary(
+        text="before", role="merge", until=8, tokens=100, kind="model", covered_messages=8, covered_tokens=999
+    )
     stands = replace(draft, summary=model)
-    assert wishes(by_model(min_messages=38), stands) == [SummaryRequest(28, 5 * each + 99, urgent=True)]
+    assert wishes(by_model(min_messages=38), stands) == [
+        SummaryRequest(stop=28, room=5 * each + 99, urgent=True)
+    ]
     assert wishes(by_model(min_new_messages=20), stands) != []
     assert wishes(by_model(min_new_messages=21), stands) == []
     assert wishes(by_model(growth_ratio=(5 * each - 1) / 100), stands) != []
@@ -383,10 +397,14 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     assert by_model(min_new_messages=16).wanted(replace(newer, prepared=ready(12))) is not None
     assert by_model(min_new_messages=17).wanted(replace(newer, prepared=ready(12))) is None
     # What lies in gaps is new too; one made of numbers is none, but covers what is not there.
-    dropped = replace(stands, gaps=(Gap(8, 20, "drop_oldest", "", 5000, 0),))
+    dropped = replace(
+        stands, gaps=(Gap(start=8, stop=20, edit="drop_oldest", reason="", tokens=5000, tool_calls=0),)
+    )
     assert by_model(min_new_messages=32).wanted(dropped) is not None
     counted = replace(draft, summary=replace(model, kind="statistics"))
-    assert by_model(min_new_messages=99).wanted(counted) == SummaryRequest(28, 7 * each - 1, urgent=False)
+    assert by_model(min_new_messages=99).wanted(counted) == SummaryRequest(
+        stop=28, room=7 * each - 1, urgent=False
+    )
     assert by_model().wanted(replace(counted, summary=replace(model, kind="statistics", until=28))) is None
 
 
@@ -394,13 +412,15 @@ def test_it_has_room_by_what_the_log_has_however_little_is_still_sent() -> None:
     draft = draft_of(messages(talk(9)))
     short = replace(draft, messages=(None,) * 27 + draft.messages[27:], tokens=(0,) * 27 + draft.tokens[27:])
     sent = draft.tokens[27]
-    assert by_model(lower=2000).wanted(short) == SummaryRequest(28, int(0.26 * 2000), urgent=False)
+    assert by_model(lower=2000).wanted(short) == SummaryRequest(stop=28, room=int(0.26 * 2000), urgent=False)
     # Without a limit as much as a model may write, and as code's part may take where more is replaced.
-    assert by_model(max_tokens=1234).wanted(short) == SummaryRequest(28, 1234, urgent=False)
-    assert by_model(max_tokens=130).wanted(short) == SummaryRequest(28, max(130, sent - 1), urgent=False)
+    assert by_model(max_tokens=1234).wanted(short) == SummaryRequest(stop=28, room=1234, urgent=False)
+    assert by_model(max_tokens=130).wanted(short) == SummaryRequest(
+        stop=28, room=max(130, sent - 1), urgent=False
+    )
     # Who asks gets one that makes the view smaller.
     asked = by_model().wanted(short, whole=True)
-    assert asked == (SummaryRequest(28, sent - 1, urgent=False) if sent > 120 else None)
+    assert asked == (SummaryRequest(stop=28, room=sent - 1, urgent=False) if sent > 120 else None)
     # In so little room there would be hardly more than its heading.
     assert by_model(lower=1000, budget_ratio=0.12).wanted(draft) is not None
     assert by_model(lower=1000, budget_ratio=0.119).wanted(draft) is None
@@ -411,7 +431,7 @@ def test_no_other_is_wanted_where_the_one_that_is_ready_is_enough() -> None:
     left = draft.total - sum(draft.tokens[:8]) + 110
     assert by_model().wanted(replace(draft, target=left)) is None
     assert by_model().wanted(replace(draft, target=left), added=1) == SummaryRequest(
-        12, 110 + sum(draft.tokens[:4]) - 1, urgent=False
+        stop=12, room=110 + sum(draft.tokens[:4]) - 1, urgent=False
     )
     assert by_model().wanted(replace(draft, target=left), whole=True) is not None
     assert by_model().wanted(draft) is not None
@@ -457,9 +477,9 @@ def test_a_recipe_names_what_the_text_depends_on() -> None:
 
 def test_the_size_of_one_that_is_not_there_is_imagined() -> None:
     draft = draft_of(messages(talk(9)))
-    after = by_model(max_tokens=100).imagined(draft, SummaryRequest(28, 500, urgent=False))
+    after = by_model(max_tokens=100).imagined(draft, SummaryRequest(stop=28, room=500, urgent=False))
     assert after.total == draft.total - sum(draft.tokens[:28]) + 100
-    least = by_model(max_tokens=100).imagined(draft, SummaryRequest(28, 50, urgent=False))
+    least = by_model(max_tokens=100).imagined(draft, SummaryRequest(stop=28, room=50, urgent=False))
     assert least.total == after.total - 50
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.plan import Entry
 from tests.trimming.edits.golden import rows
@@ -20,11 +21,11 @@ DIRECTIONS: tuple[Direction, ...] = ("head", "tail", "head_tail")
 
 
 def result(content: Any) -> Message:
-    return Message.of({"role": "tool", "tool_call_id": "a", "content": content})
+    return ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": content})
 
 
 def entry(message: Message) -> Entry:
-    return Entry(message, count(message), REF, position=0)
+    return Entry(message=message, tokens=count(message), ref=REF, position=0)
 
 
 def cut(edit: TruncateToolOutput, content: Any) -> Message | None:
@@ -167,7 +168,7 @@ def test_content_in_parts(direction: Direction, content: list[Any], after: list[
 
 
 def test_other_fields_keep_their_bytes() -> None:
-    message = Message(b'{"tool_call_id": "a", "role":"tool", "content":"' + b"x" * 500 + b'", "n": 1.00}')
+    message = ChatMessage(b'{"tool_call_id": "a", "role":"tool", "content":"' + b"x" * 500 + b'", "n": 1.00}')
     shortened = TruncateToolOutput(max_bytes=10).shorten(message, entry(message))
     assert shortened is not None
     assert shortened.message.raw.startswith(b'{"tool_call_id":"a","role":"tool","content":"xxxxx\\n[... ')

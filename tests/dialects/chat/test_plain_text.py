@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.messages import Message
-from proxy.trimming.plain import plain_text
+from proxy.dialects.chat.message import ChatMessage
 
 TEXT = {"type": "text", "text": "a"}
 
@@ -24,4 +23,4 @@ TEXT = {"type": "text", "text": "a"}
     ],
 )
 def test_it_is_none_where_there_is_anything_else(content: Any, text: str | None) -> None:
-    assert plain_text(Message.of({"role": "user", "content": content})) == text
+    assert ChatMessage.of({"role": "user", "content": content}).plain_text == text

@@ -23,19 +23,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, cast
 
-from msgspec import Struct
-
-from proxy.conversation import calls_function
-from proxy.dialects.chat.facts import Ties
-from proxy.dialects.chat.messages import Message
+from proxy.dialects.base import Message, Repaired, Span
+from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties
 
 NO_RESULT: Final = "[no result was recorded for this call]"
 """What stands in for a result that was never recorded."""
 
 NO_REPLY: Final = "[the reply was empty]"
 """What stands in for an empty reply between two questions."""
+
+
+_TOOL: Final = frozenset({"tool"})
+_FUNCTION: Final = frozenset({"function"})
+_NOTHING: Final = frozenset[str]()
 
 
 class Problem(StrEnum):
@@ -51,20 +53,8 @@ class Problem(StrEnum):
     SILENT = "assistant message without content and calls between two questions"
 
 
-_EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
-
 _CURES: Final = {Problem.MISSING: "a result was put in", Problem.SILENT: "a text was put in"}
 """How a problem is cured where that is not by leaving out."""
-
-
-class Repaired(Struct, frozen=True):
-    """Messages that keep the rules."""
-
-    messages: tuple[Message, ...]
-    notes: tuple[str, ...]
-    """What was repaired: at most one line for each kind of problem, with its number."""
-    sources: tuple[int | None, ...]
-    """For each message its position before the repair where it is the very same; None where it was made."""
 
 
 class _Walk:
@@ -79,7 +69,7 @@ class _Walk:
         """Positions, and what is wrong with the message there."""
         self._left_out: int | None = None
         """Which of these left an assistant message out, since a message was kept last."""
-        ties = [message.ties for message in messages]
+        ties = [ties_of(message) for message in messages]
         if _are_sound(ties):  # most histories are, and they are read at every request
             self.messages, self.sources = list(messages), list(range(len(ties)))
             return
@@ -105,7 +95,7 @@ class _Walk:
     def _take_turns(self, number: int) -> None:
         """Put a text in for an assistant message that was left out, where users stand on both sides of it."""
         if self.messages and self.messages[-1].role == "user":
-            self._keep(None, Message.of({"role": "assistant", "content": NO_REPLY}))
+            self._keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
             self.problems[number] = (self.problems[number][0], Problem.SILENT)
 
     def _results(
@@ -140,24 +130,26 @@ class _Walk:
 
     def _block(self, position: int, message: Message) -> Collection[str]:
         """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
-        if not message.ties.names_calls:
+        ties = ties_of(message)
+        if not ties.names_calls:
             self._leave_out(position)
             return ()
         ids: dict[str, None] = {}
         kept: set[int] = set()
-        for index, call in enumerate(message.calls):
+        calls = [call for call in message.calls if not call.legacy]
+        for index, call in enumerate(calls):
             if not call.id or call.id in ids:
                 self.problems.append((position, Problem.TWICE if call.id else Problem.NAMELESS))
             else:
                 kept.add(index)
                 ids[call.id] = None
-        if not message.calls:
+        if not calls:
             self.problems.append((position, Problem.NO_CALLS))
             sound = message.without("tool_calls")
         else:
-            sound = message.keeping_calls(frozenset(kept))
+            sound = message.with_calls({*kept, len(calls)})
         # An empty text that the client sent is its own affair; one that the repair left over is not.
-        if ids or calls_function(message) or says_something(sound):
+        if ids or ties.legacy_call or sound.has_content:
             self._keep(None, sound)
         else:
             self._leave_out(position)
@@ -190,7 +182,7 @@ def _is_sound(ties: Ties) -> bool:
     ids = ties.ids
     if ids:
         return "" not in ids and (len(ids) == 1 or len(set(ids)) == len(ids))
-    return not ties.names_calls and (ties.calls_function or ties.has_content)
+    return not ties.names_calls and (ties.legacy_call or ties.has_content)
 
 
 def problems(messages: Sequence[Message]) -> list[str]:
@@ -210,17 +202,42 @@ def repair(messages: Sequence[Message]) -> Repaired:
         for problem in Problem
         if found[problem]
     )
-    return Repaired(tuple(walk.messages), tuple(notes), tuple(walk.sources))
+    return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
 
 
-def says_something(message: Message) -> bool:
-    """Tell whether an assistant message has anything beside its calls that can be sent back."""
-    content = message.data.get("content")
-    if content == _EMPTY_PARTS or (isinstance(content, str) and not content.strip()):
-        content = None
-    return bool(content or message.data.get("refusal") or message.data.get("audio"))
+def ties_of(message: Message) -> Ties:
+    """Return what ties a message of this dialect to others."""
+    return cast("ChatMessage", message).ties
+
+
+def spans(messages: Sequence[Message]) -> tuple[Span, ...]:
+    """Return the spans of `messages`, in order; together they cover every position once.
+
+    Ids pair a block with the results right after it and nothing else, since real sessions use an id again in
+    later blocks. All the results directly after a block are its span, those that answer none of its calls too.
+    """
+    found: list[Span] = []
+    ties = [ties_of(message) for message in messages]
+    position = number = 0
+    while position < len(ties):
+        start, first = position, ties[position]
+        position += 1
+        if first.role == "user":
+            number += 1
+        answering = _answering(first)
+        while position < len(ties) and ties[position].role in answering:
+            position += 1
+        found.append(Span(start=start, stop=position, round=number))
+    return tuple(found)
+
+
+def _answering(ties: Ties) -> frozenset[str]:
+    """Return the roles of the messages that may follow a message within its span."""
+    if ties.ids:
+        return RESULT_ROLES if ties.legacy_call else _TOOL
+    return _FUNCTION if ties.legacy_call else _NOTHING
 
 
 def _stand_in(call: str) -> Message:
     """Return the message that stands in for a result that was never recorded."""
-    return Message.of({"role": "tool", "tool_call_id": call, "content": NO_RESULT})
+    return ChatMessage.of({"role": "tool", "tool_call_id": call, "content": NO_RESULT})

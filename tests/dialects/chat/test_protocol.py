@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.messages import Message
-from proxy.trimming.protocol import NO_REPLY, NO_RESULT, problems, repair, says_something
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.chat.protocol import NO_REPLY, NO_RESULT, problems, repair
 from tests.support import api_rules
 from tests.trimming.histories import TRIED, broken, grown, valid
 from tests.trimming.notation import lines, messages
@@ -133,7 +134,7 @@ NOBODY = {**CALL, "id": ""}
 def test_repair_of_an_assistant_message(
     fields: dict[str, Any], left: dict[str, Any] | None, found: list[str]
 ) -> None:
-    message = Message.of({"role": "assistant", **fields})
+    message = ChatMessage.of({"role": "assistant", **fields})
     assert problems([message]) == [f"message 0: {each}" for each in found]
     kept = [each.data for each in repair([message]).messages]
     assert kept == ([{"role": "assistant", **left}] if left is not None else [])
@@ -141,7 +142,7 @@ def test_repair_of_an_assistant_message(
 
 def test_a_result_without_an_id_answers_nothing() -> None:
     (block,) = messages(["assistant | a f"])
-    nameless = Message.of({"role": "tool", "content": "1"})
+    nameless = ChatMessage.of({"role": "tool", "content": "1"})
     assert lines(repair([block, nameless]).messages) == ["assistant | a f", LOST]
 
 
@@ -175,7 +176,7 @@ def test_what_is_sound_stays_the_same_object_and_says_where_it_stood() -> None:
     ],
 )
 def test_what_says_something(content: Any, *, says: bool) -> None:
-    assert says_something(Message.of({"role": "assistant", "content": content})) is says
+    assert ChatMessage.of({"role": "assistant", "content": content}).has_content is says
 
 
 @TRIED

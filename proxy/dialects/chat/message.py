@@ -1,0 +1,452 @@
+"""One Chat Completions message: its native JSON, and how it is read and rewritten.
+
+What is rewritten changes one field; every other byte of the message stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from proxy.dialects.base import (
+    Attachment,
+    Call,
+    Dialect,
+    Facts,
+    JsonObject,
+    Message,
+    ReasoningMode,
+)
+from proxy.dialects.generations import Generations
+from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.writer import write
+
+INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
+"""Roles of the messages that lead a request and instruct the model."""
+RESULT_ROLES: Final = frozenset({"tool", "function"})
+"""Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
+
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
+_IMAGES: Final = frozenset({"image_url", "input_image", "image"})
+
+_FACTS_BYTES: Final = 64 * 1024 * 1024
+"""What remembered facts may take in one process, about."""
+_FACTS_ENTRY_BYTES: Final = 1000
+"""What one entry takes beside its text, about."""
+_MOST_IDS: Final = 16
+"""Call ids that are remembered of one text; a text with more is read again."""
+
+_RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
+"""Fields that a reply carries as null or empty, and that a request has only with a value."""
+_SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
+"""Reasoning that providers want back where it led to tool calls, and refuse or ignore elsewhere."""
+_REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
+
+_DESCRIBED: Final = 200
+"""Characters of an address, a name or a type that are shown at most."""
+_SCHEME: Final = 16
+"""Characters in which an address has its scheme; what has none is base64."""
+_HELD: Final = ("url", "data", "file_data", "file_id")
+"""Members under which a part may hold what it is about."""
+
+
+class Ties(Struct, frozen=True, kw_only=True):
+    """What ties a message to those beside it: enough for spans and the protocol check."""
+
+    role: str
+    ids: tuple[str, ...] = ()
+    """The ids of `tool_calls`, in order; "" for one that has none."""
+    answers: str | None = None
+    """The id of the call that a tool result answers."""
+    legacy_call: bool = False
+    """Whether an assistant message holds a `function_call`."""
+    names_calls: bool = False
+    """Whether an assistant message has a `tool_calls` that is not null, whatever it is."""
+    has_content: bool = False
+    """Whether an assistant message has anything under `content`, `refusal` or `audio`."""
+
+
+class FactsByText(Generations[bytes, Facts]):
+    """Facts by message text, bounded in size; any thread may use it."""
+
+    def __init__(self, max_bytes: int = _FACTS_BYTES) -> None:
+        """Begin empty, to hold at most `max_bytes`, about."""
+        super().__init__(max_bytes, _size_of)
+
+    def keep(self, new: Iterable[Facts]) -> None:
+        """Remember facts of new texts. The first facts of a text stay: others share them."""
+        for facts in new:
+            if facts.raw not in self._young:
+                self.put(facts.raw, facts)
+
+
+def _size_of(facts: Facts) -> int:
+    return len(facts.raw) + _FACTS_ENTRY_BYTES
+
+
+class ChatMessage(Message):
+    """One message of the Chat Completions API."""
+
+    __slots__ = ("_calls", "_ties")
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
+        """Wrap `raw`, as `Message` does."""
+        self.raw = raw
+        self._data = data
+        self.facts = facts
+        self._calls: tuple[Call, ...] | None = None
+        self._ties: Ties | None = None
+
+    # ------------------------------------------------------------------------------------- reading
+
+    @property
+    def role(self) -> str:
+        if self.facts is not None:
+            return self.facts.role
+        role = self.data.get("role")
+        return role if isinstance(role, str) else ""
+
+    @property
+    def text(self) -> str:
+        return text_of(self.data.get("content"))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        content = self.data.get("content")
+        return tuple([text_of([part]) for part in content]) if is_array(content) else (text_of(content),)
+
+    @property
+    def plain_text(self) -> str | None:
+        content = self.data.get("content")
+        if is_array(content) and not all(is_object(part) and part.get("type") == "text" for part in content):
+            return None
+        return text_of(content)
+
+    @property
+    def name(self) -> str:
+        name = self.data.get("name")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The `tool_calls` in order, then the `function_call`, if there is one."""
+        if self._calls is None:
+            has_none = self.role != "assistant" or (self.facts is not None and not self.facts.has_calls)
+            self._calls = () if has_none else tuple(_calls(self.data))
+        return self._calls
+
+    @property
+    def ties(self) -> Ties:
+        """What ties it to other messages. It is remembered with the text."""
+        ties = self._ties
+        if ties is None:
+            facts = self.facts
+            ties = facts.ties if facts is not None else None
+            if ties is None:
+                ties = _ties(self)
+                if facts is not None and len(ties.ids) <= _MOST_IDS:
+                    facts.ties = ties
+            self._ties = ties
+        return ties
+
+    @property
+    def is_result(self) -> bool:
+        return self.role in RESULT_ROLES
+
+    @property
+    def answers(self) -> str | None:
+        return self.ties.answers
+
+    def answers_call(self, call: Call) -> bool:
+        return self.role == "function" if call.legacy else super().answers_call(call)
+
+    @property
+    def has_content(self) -> bool:
+        content = self.data.get("content")
+        if content == _EMPTY_PARTS or (isinstance(content, str) and not content.strip()):
+            content = None
+        return bool(content or self.data.get("refusal") or self.data.get("audio"))
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        content = self.data.get("content")
+        if not is_array(content):
+            return ()
+        return tuple([_attachment(at, part) for at, part in enumerate(content) if _holds_no_text(part)])
+
+    def all_texts(self) -> Iterator[str]:
+        yield self.text
+        for call in self.calls:
+            yield call.name
+            yield call.arguments
+        for name in ("name", "agent", "refusal"):
+            value = self.data.get(name)
+            if value:
+                yield str(value)
+
+    def readable(self) -> str:
+        text = self.text
+        more = list(self._readable_beside_text())
+        return "\n".join([text, *more] if text else more)
+
+    def _readable_beside_text(self) -> Iterator[str]:
+        refusal = self.data.get("refusal")
+        if isinstance(refusal, str) and refusal:
+            yield refusal
+        content = self.data.get("content")
+        for at, part in enumerate(content if is_array(content) else ()):
+            if not is_object(part):
+                yield f"[{write(part).decode()}]"
+            elif isinstance(part.get("refusal"), str):
+                yield str(part["refusal"])
+            elif _holds_no_text(part):
+                attachment = _attachment(at, part)
+                yield f"[{attachment.kind}: {attachment.description}; only text can be shown here]"
+        for call in self.calls:
+            yield f"[call of {_cut(call.name)}: {call.arguments}]"
+
+    # ------------------------------------------------------------------------------------ rewriting
+
+    def with_text(self, text: str) -> ChatMessage:
+        return self.replacing("content", text)
+
+    def with_texts(self, texts: Sequence[str | None]) -> ChatMessage:
+        content = self.data.get("content")
+        if not is_array(content):
+            return self.replacing("content", texts[0])
+        parts = [
+            {**part, "text": text} if text_of([part]) else part
+            for part, text in zip(content, texts, strict=True)
+            if text is not None
+        ]
+        return self.replacing("content", parts)
+
+    def with_appended(self, text: str) -> ChatMessage:
+        content = self.data.get("content")
+        if is_array(content):
+            return self.replacing("content", [*content, {"type": "text", "text": text}])
+        return self.replacing("content", f"{content}\n\n{text}" if isinstance(content, str) else text)
+
+    def with_calls(self, kept: Collection[int]) -> ChatMessage:
+        # With none left the field goes: providers refuse an empty array.
+        fields = _FIELDS.decode(self.raw)
+        items = self.data.get("tool_calls")
+        number = len(items) if is_array(items) else 0
+        if number:
+            left = [raw for at, raw in enumerate(_ITEMS.decode(fields["tool_calls"])) if at in kept]
+            if left:
+                fields["tool_calls"] = msgspec.Raw(msgspec.json.encode(left))
+            else:
+                del fields["tool_calls"]
+        if number not in kept:
+            fields.pop("function_call", None)
+        return ChatMessage(msgspec.json.encode(fields))
+
+    def with_arguments(self, arguments: Sequence[str]) -> ChatMessage:
+        message, items = self, self.data.get("tool_calls")
+        if is_array(items):
+            changed = [_with_arguments(item, text) for item, text in zip(items, arguments, strict=False)]
+            message = message.replacing("tool_calls", changed)
+        function = self.data.get("function_call")
+        if is_object(function) and isinstance(function.get("arguments"), str):
+            message = message.replacing("function_call", {**function, "arguments": arguments[-1]})
+        return message
+
+    def with_notes(self, notes: Mapping[int, str]) -> ChatMessage:
+        content = list(self.data["content"])
+        for place, note in notes.items():
+            content[place] = {"type": "text", "text": note}
+        return self.replacing("content", content)
+
+    def without_unfinished_calls(self) -> ChatMessage:
+        data = self.data
+        changed = without_unfinished_calls(data)
+        return self if changed is data else ChatMessage.of(changed)
+
+    def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> ChatMessage:
+        """Return a reply as a request carries it.
+
+        Response-only nulls go; reasoning stays where its provider wants it back (`auto`: beside tool
+        calls, and in the forms that exist only to be sent back); a reply that broke off loses the
+        calls that are not whole.
+        """
+        data = self.data
+        changed: JsonObject = without_unfinished_calls(data) if partial else data
+        dropped: set[str] = {name for name in _RESPONSE_ONLY if name in changed and not changed[name]}
+        has_calls = bool(changed.get("tool_calls"))
+        if "content" in dropped and (changed["content"] == "" or has_calls or changed.get("function_call")):
+            dropped.discard("content")  # an empty string, or null beside calls, is what the API itself shows
+        if "annotations" in changed:
+            dropped.add("annotations")
+        if reasoning == "drop":
+            dropped.update(name for name in _REASONING if name in changed)
+        elif reasoning == "auto" and not has_calls:
+            dropped.update(name for name in _SENT_BACK_BESIDE_CALLS if name in changed)
+        audio = changed.get("audio")
+        if is_object(audio) and set(audio) - {"id"} and "id" in audio:
+            changed = {**changed, "audio": {"id": audio["id"]}}
+        if changed is data:
+            return self.without(*dropped) if dropped else self
+        return ChatMessage.of({name: value for name, value in changed.items() if name not in dropped})
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a `content` value: a string as it is, of a list its `text` parts put together."""
+    if isinstance(content, str):
+        return content
+    if not is_array(content):
+        return ""
+    parts = (part.get("text") for part in content if is_object(part))
+    return "".join(text for text in parts if isinstance(text, str))
+
+
+def has_calls(data: JsonObject) -> bool:
+    """Tell whether the parsed JSON of a message may hold calls."""
+    return bool(data.get("tool_calls")) or is_object(data.get("function_call"))
+
+
+def without_unfinished_calls(message: JsonObject) -> JsonObject:
+    """Return a reply that broke off without the calls that broke off; the same object where there are none.
+
+    A call is whole if it has an id, a name, and arguments that are a JSON object. Nothing marks the
+    end of a custom call's free text: it is whole if another call comes after it.
+    """
+    calls, function = message.get("tool_calls"), message.get("function_call")
+    dropped: set[str] = set()
+    kept: list[Any] = []
+    if is_array(calls):
+        kept = [call for i, call in enumerate(calls) if _is_whole(call, is_last=i == len(calls) - 1)]
+        if not kept:
+            dropped.add("tool_calls")
+    if function is not None and not _is_whole_function(function):
+        dropped.add("function_call")
+    if not dropped and (not is_array(calls) or len(kept) == len(calls)):
+        return message
+    changed = {"tool_calls": kept} if kept else {}
+    return {name: changed.get(name, value) for name, value in message.items() if name not in dropped}
+
+
+def _is_whole(call: Any, *, is_last: bool) -> bool:
+    if not is_object(call) or not call.get("id"):
+        return False
+    if call.get("type") == "custom":
+        custom = call.get("custom")
+        return is_object(custom) and bool(custom.get("name")) and not is_last
+    return _is_whole_function(call.get("function"))
+
+
+def _is_whole_function(function: Any) -> bool:
+    if not is_object(function) or not function.get("name"):
+        return False
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return is_object(arguments)
+    try:
+        return is_object(orjson.loads(arguments))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _ties(message: ChatMessage) -> Ties:
+    """Read what ties a message to others, whatever it is."""
+    role = message.role
+    if role == "tool":
+        answered = message.data.get("tool_call_id")
+        return Ties(role=role, answers=answered if isinstance(answered, str) else None)
+    if role != "assistant":
+        return Ties(role=role)
+    data = message.data
+    return Ties(
+        role=role,
+        ids=tuple([call.id for call in message.calls if not call.legacy]),
+        legacy_call=is_object(data.get("function_call")),
+        names_calls=data.get("tool_calls") is not None,
+        has_content=data.get("content") not in (None, []) or bool(data.get("refusal") or data.get("audio")),
+    )
+
+
+def _calls(data: JsonObject) -> Iterator[Call]:
+    items, function = data.get("tool_calls"), data.get("function_call")
+    for item in items if is_array(items) else ():
+        yield _call(item)
+    if is_object(function):
+        name, arguments = _called(function, "arguments")
+        yield Call(id="", name=name, arguments=arguments, legacy=True)
+
+
+def _call(item: Any) -> Call:
+    """Read one item of `tool_calls`, whatever it is; what is missing is empty."""
+    if not is_object(item):
+        return Call(id="", name="", arguments="")
+    custom = item.get("type") == "custom"
+    kind, argument = ("custom", "input") if custom else ("function", "arguments")
+    called, identity = item.get(kind), item.get("id")
+    name, arguments = _called(called if is_object(called) else {}, argument)
+    identity = identity if isinstance(identity, str) else ""
+    return Call(id=identity, name=name, arguments=arguments, custom=custom)
+
+
+def _called(inner: JsonObject, argument: str) -> tuple[str, str]:
+    """Return name and arguments of a called function or custom tool."""
+    name, arguments = inner.get("name"), inner.get(argument)
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else write(arguments).decode()
+    return name if isinstance(name, str) else "", arguments
+
+
+def _with_arguments(item: Any, text: str) -> Any:
+    """Return one item of `tool_calls` with other arguments; an item without any stays."""
+    if not is_object(item):
+        return item
+    function, custom = item.get("function"), item.get("custom")
+    if is_object(function) and isinstance(function.get("arguments"), str):
+        return {**item, "function": {**function, "arguments": text}}
+    if is_object(custom) and isinstance(custom.get("input"), str):
+        return {**item, "custom": {**custom, "input": text}}
+    return item
+
+
+def _holds_no_text(part: Any) -> bool:
+    if not is_object(part):
+        return False
+    return part.get("type") != "text" and not isinstance(part.get("text"), str) and "refusal" not in part
+
+
+def _attachment(place: int, part: JsonObject) -> Attachment:
+    kind = part.get("type")
+    named = _cut(kind) if isinstance(kind, str) and kind else "part"
+    inner: Any = part.get(named) or part.get("source") or part
+    return Attachment(place=place, kind=named, is_image=named in _IMAGES, description=_described(inner))
+
+
+def _described(inner: Any) -> str:
+    """Return what is known of an image, a file or a sound: its type and size, or its address."""
+    kind: Any = None
+    held: Any = inner
+    if is_object(inner):
+        members: JsonObject = inner
+        kind = members.get("media_type") or members.get("format") or members.get("filename")
+        held = next((members[name] for name in _HELD if isinstance(members.get(name), str)), None)
+    if not isinstance(held, str):
+        return "no address"
+    head, _, data = held.partition(",")
+    if head.startswith("data:"):
+        kind, held = head.removeprefix("data:").partition(";")[0], data
+    elif "://" in head[:_SCHEME]:
+        return _cut(held)
+    known = _cut(kind) if isinstance(kind, str) and kind else "unknown type"
+    return f"{known}, {len(held.rstrip('=')) * 3 // 4} bytes"
+
+
+def _cut(text: str) -> str:
+    """Return a name on one line, cut where it is very long."""
+    line = " ".join(text[: 2 * _DESCRIBED].split())
+    return line if len(line) <= _DESCRIBED else f"{line[:_DESCRIBED]}…"
