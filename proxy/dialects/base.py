@@ -15,7 +15,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import write
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 
 from msgspec import Struct
 
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object
 
 _MILLION: Final = 1_000_000
 

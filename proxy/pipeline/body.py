@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from proxy.config import Breakpoints
 from proxy.dialects import Message
-from proxy.dialects.chat.marks import decides_itself, marked
+from proxy.dialects.chat.cache_marks import decides_itself, marked
 from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.dialects.chat.request import ChatRequest, compose
 from proxy.dialects.chat.roles import Shape, shaped

@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import is_array, is_object
 from proxy.trimming import Entry
 
 FINISHED: Final = "answered from the store: the task is finished"

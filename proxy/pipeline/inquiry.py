@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.dialects import headers
-from proxy.dialects.chat.cache_key import cache_key
+from proxy.dialects.chat.cache_marks import cache_key
 from proxy.dialects.chat.overflow import Overflow, overflow_of
 from proxy.dialects.chat.roles import Shape, shape_of
 from proxy.pipeline.background import TRIMMING, compute

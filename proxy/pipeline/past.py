@@ -28,7 +28,7 @@ from proxy.conversation import (
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.chat.request import ChatRequest
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object
 from proxy.pipeline.asking import RequestContext
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.forms import Variants

@@ -17,10 +17,8 @@ from msgspec import Struct
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.completion import CompletionAccumulator, ReplyChoice, read_completion
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.reader import mended, read
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object, mended, read, write
 from proxy.dialects.sse import Event, EventDecoder
-from proxy.dialects.writer import write
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.store import Status
 from proxy.trimming import Hidden

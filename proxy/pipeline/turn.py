@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from proxy.dialects import Message
 from proxy.dialects.chat.request import ChatRequest
 from proxy.dialects.chat.roles import Shape
-from proxy.dialects.reader import sound
+from proxy.dialects.jsontext import sound
 from proxy.models import ModelFacts
 from proxy.pipeline.asking import RequestContext
 from proxy.pipeline.past import History

@@ -15,12 +15,18 @@ from typing import Any
 
 from proxy.dialects import JsonObject
 from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.corrected import Correction, corrected
-from proxy.dialects.chat.gap import gap
-from proxy.dialects.chat.own_calls import STOPPED, ending, parted, says_something, without_own
-from proxy.dialects.chat.usage import added
-from proxy.dialects.reader import read
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.chat.own_calls import (
+    STOPPED,
+    Correction,
+    added,
+    corrected,
+    ending,
+    gap,
+    parted,
+    says_something,
+    without_own,
+)
+from proxy.dialects.jsontext import is_array, is_object, read
 from proxy.errors import PalimpsestError
 from proxy.pipeline.relay import Client, Outcome, Settle, StreamRelay, error_text, read_outcome
 from proxy.pipeline.rounds import Rounds

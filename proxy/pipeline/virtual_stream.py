@@ -14,8 +14,8 @@ import anyio
 
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.own_calls import Parted, parted, without_own
-from proxy.dialects.chat.sieve import ToolStreamFilter
-from proxy.dialects.reader import read
+from proxy.dialects.chat.tool_stream import ToolStreamFilter
+from proxy.dialects.jsontext import read
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.relay import (

@@ -15,7 +15,7 @@ import orjson
 from proxy.config import TokenMethod
 from proxy.conversation import body_of
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import is_array, is_object
 from proxy.tokens.cache import Cached, CountCache
 from proxy.tokens.calibration import Calibration
 from proxy.tokens.estimate import estimate

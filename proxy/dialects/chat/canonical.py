@@ -24,8 +24,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.dialects import OWN_FIELDS
-from proxy.dialects.shapes import is_array, is_object
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import is_array, is_object, write
 
 CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Fields of messages, parts and calls that tell a provider what to cache; clients move them every turn."""

@@ -22,8 +22,7 @@ from proxy.dialects.base import (
     ReasoningMode,
 )
 from proxy.dialects.generations import Generations
-from proxy.dialects.shapes import is_array, is_object
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import is_array, is_object, write
 
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""

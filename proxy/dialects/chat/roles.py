@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.dialects.chat.overflow import words_of
-from proxy.dialects.shapes import is_array
+from proxy.dialects.jsontext import is_array
 
 Shape: TypeAlias = Literal["alternate", "one_system"]
 

@@ -15,7 +15,9 @@ It does not know where a prefix ends, nor which model takes which marks.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -25,8 +27,7 @@ from msgspec import Struct
 from proxy.dialects import Message
 from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.fields import RawFields, with_field
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import RawFields, is_array, is_object, with_field, write
 
 MarkKind: TypeAlias = Literal["openai", "anthropic"]
 """Whose marks they are."""
@@ -179,3 +180,18 @@ def _with_mark_on(content: bytes, position: int, rules: _Rules) -> bytes:
         end = start + len(part)
     part = parts[position]
     return content[:start] + with_field(part, RawFields(part), rules.name, rules.value) + content[end:]
+
+
+_LETTERS: Final = 32
+"""OpenAI takes 64 at most; so many do not meet by chance."""
+
+
+def cache_key(secret: bytes, tenant: str, session: str) -> str:
+    """Return a session's key, 32 hexadecimal digits: always the same for the same three arguments.
+
+    Args:
+        secret: of this installation, so that nobody else can tell which session a key is of.
+        tenant: whose session it is.
+        session: its id.
+    """
+    return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:_LETTERS]
