@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import orjson
 from msgspec import Struct
 
-from proxy.dialects import JsonObject
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.jsontext import is_array, is_object, write
 
 
@@ -412,3 +413,72 @@ def _built(value: Any) -> Any:
 
 def _text_part(pieces: _Pieces) -> JsonObject:
     return {"type": "text", "text": "".join(pieces)}
+
+
+FINISH_REASON: Final = "tool_calls"
+"""The `finish_reason` of an answer that the proxy makes of a stored reply."""
+_NOTHING_SPENT: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+def made_answer(
+    reply: Message,
+    *,
+    id: str,  # noqa: A002 - the field's name
+    created: int,
+    model: str,
+    stream: bool,
+    usage: bool,
+) -> tuple[bytes, bytes]:
+    """Return content type and body of an answer with this reply; `created` is in seconds since 1970.
+
+    With `usage`, a stream tells that nothing was spent.
+    """
+    if stream:
+        return b"text/event-stream", events_of(reply, id=id, created=created, model=model, usage=usage)
+    return b"application/json", completion_of(reply, id=id, created=created, model=model)
+
+
+def completion_of(reply: Message, *, id: str, created: int, model: str) -> bytes:  # noqa: A002 - the field's name
+    """Return a JSON answer with this reply; `created` is in seconds since 1970."""
+    return orjson.dumps(
+        {
+            "id": id,
+            "object": "chat.completion",
+            "created": created,
+            "model": model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": orjson.Fragment(reply.raw),
+                    "logprobs": None,
+                    "finish_reason": FINISH_REASON,
+                }
+            ],
+            "usage": _NOTHING_SPENT,
+        }
+    )
+
+
+def events_of(reply: Message, *, id: str, created: int, model: str, usage: bool) -> bytes:  # noqa: A002 - as above
+    """Return the same as a stream of events; with `usage`, a chunk tells that nothing was spent."""
+
+    def chunk(choices: list[JsonObject], **more: Any) -> bytes:
+        said: JsonObject = {"id": id, "object": "chat.completion.chunk", "created": created, "model": model}
+        return b"data: %b\n\n" % orjson.dumps(said | {"choices": choices} | more)
+
+    events = [
+        chunk([{"index": 0, "delta": _delta(reply.data), "finish_reason": None}]),
+        chunk([{"index": 0, "delta": {}, "finish_reason": FINISH_REASON}]),
+    ]
+    if usage:
+        events.append(chunk([], usage=_NOTHING_SPENT))
+    return b"".join([*events, b"data: [DONE]\n\n"])
+
+
+def _delta(message: JsonObject) -> JsonObject:
+    """Return a message as the one delta of a stream: each call says its place."""
+    calls = message.get("tool_calls")
+    if not is_array(calls):
+        return message
+    placed = [{"index": place, **call} for place, call in enumerate(calls) if is_object(call)]
+    return {**message, "tool_calls": placed}

@@ -93,7 +93,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
-        has_own_fields=any(each.has_own_fields for each in facts),
+        has_own_fields=any([each.has_own_fields for each in facts]),
     )
 
 
@@ -128,7 +128,15 @@ def compose(
             *(request.instructions if instructions is None else instructions),
             *(request.messages if messages is None else messages),
         )
-        sent = tuple([message.without_own_fields() for message in asked])
+        sent = tuple(
+            [
+                message
+                if (facts := message.facts) is not None and not facts.has_own_fields
+                # Nothing is known of a message that comes from the store.
+                else message.without_own_fields()
+                for message in asked
+            ]
+        )
         if sent != (*request.instructions, *request.messages):
             changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
     for path in drop_fields:

@@ -1,4 +1,4 @@
-"""A reply as events that is made of several answers, each of them events: see `exchange.virtual`.
+"""A reply as events that is made of several answers, each of them events: see `own_tools`.
 
 Text goes to the client as it comes. Where the proxy is what makes it wait, comments keep the line alive. What
 says nothing is held back a little: as long as the client was told nothing, the status may still change.
@@ -7,8 +7,8 @@ says nothing is held back a little: as long as the client was told nothing, the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import anyio
 
@@ -18,11 +18,10 @@ from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.jsontext import read
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
+from proxy.pipeline.context import Client, Headers
 from proxy.pipeline.relay import (
     AFTER_DONE_SECONDS,
-    Client,
-    Headers,
-    Outcome,
+    Answered,
     Settle,
     broken_off,
     error_event,
@@ -39,6 +38,8 @@ INTERVAL: Final = 3.0
 """Seconds of silence after which a client is told that the line is up, where the proxy causes the silence."""
 COMMENT: Final = b": working\n\n"
 
+StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+"""Runs work in a task that is kept track of: see `Background.start`."""
 HeadersOf = Callable[[Answer], Headers]
 """Returns the headers with which an answer goes to the client."""
 
@@ -55,6 +56,7 @@ class VirtualStream:
         *,
         hides_usage: bool,
         interval: float,
+        start: StartTask,
     ) -> None:
         """Relay `answer` and those that follow it, as `VirtualRelay` says."""
         self._answer = self._first = answer
@@ -62,6 +64,7 @@ class VirtualStream:
         self._headers = headers
         self._rounds = rounds
         self._interval = interval
+        self._start = start
         self._sieve = ToolStreamFilter(rounds.names, hides_usage=hides_usage)
         self._events = EventDecoder()
         self._plain = True
@@ -78,8 +81,7 @@ class VirtualStream:
     async def run(self, settle: Settle) -> None:
         """Relay until the reply ends; see `VirtualRelay.run`."""
         # Not a task group: it would wait for its tasks, and who is cancelled then would lose what it has.
-        alive = asyncio.get_running_loop().create_task(self._keep_alive())
-        alive.add_done_callback(lambda task: task.cancelled() or task.exception())  # a comment is no loss
+        alive = self._start(self._keep_alive())
         try:
             while await self._round(settle):
                 pass
@@ -88,29 +90,30 @@ class VirtualStream:
             if self._answer is not self._first:
                 await self._answer.aclose()
 
-    def outcome(self, *, left: bool = False) -> Outcome:
-        """Return what the client has so far, as `StreamRelay.outcome` does."""
+    def answered(self, *, left: bool = False) -> Answered:
+        """Return what the client has so far, as `StreamRelay.answered` does."""
         reply = self._sieve.reply
         ended = self._done and reply.error is None and not self._sieve.again
         choices = reply.choices()
         kept = worth_keeping(choices, ended=ended)
-        outcome = Outcome(
+        answered = Answered(
             status=Status.COMPLETE,
             replies=kept,
             finish_reasons=tuple(choice.finish_reason for choice in choices),
             usage=self._sieve.usage,
             model=reply.model,
             upstream_status=self._answer.status,
-            answered=self._rounds.answered,
+            own_calls=self._rounds.answered,
+            asked_again=self._rounds.asked,
             first_usage=self._first_usage,
         )
         whole = ended or (reply.finished and reply.error is None)
         if not whole or not kept:
-            outcome.error = self._reason(left=left)
-            outcome.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
+            answered.error = self._reason(left=left)
+            answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         if len(kept) == 1:
-            outcome.hidden = self._hidden(*kept[0])
-        return outcome
+            answered.hidden = self._hidden(*kept[0])
+        return answered
 
     def _hidden(self, reply: Message, partial: bool) -> Hidden | None:
         last = without_own(self._sieve.message, self._rounds.names)
@@ -129,7 +132,7 @@ class VirtualStream:
             calls = self._parted()
             if calls.own and calls.others:
                 await self._rounds.answer_mixed(sieve.message, calls)
-        await settle(self.outcome())
+        await settle(self.answered())
         if self._done:
             if not self._answer.ended:
                 await self._send(self._tail, flush=True)
@@ -193,7 +196,7 @@ class VirtualStream:
                 refusal = None if 200 <= answer.status < 300 else await answer.read()
         except PalimpsestError as why:
             self._failure, self._error = why.message, error_event(why.body())
-            await settle(self.outcome())
+            await settle(self.answered())
             if not await self._break_off():
                 raise
             return False
@@ -202,7 +205,7 @@ class VirtualStream:
             return False
         if answer is None:
             shown, self._done = self._sieve.give_up(), True
-            await settle(self.outcome())
+            await settle(self.answered())
             await self._end(shown)
             return False
         self._sieve.next(may_ask=self._rounds.may_ask)
@@ -220,7 +223,7 @@ class VirtualStream:
             code="upstream_incomplete",
         )
         self._error = error_event(read(body) if words is not None else error.body())
-        await settle(self.outcome())
+        await settle(self.answered())
         if await self._break_off():
             return
         headers = [*self._headers(self._answer), (b"content-length", b"%d" % len(body))]

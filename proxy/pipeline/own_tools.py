@@ -1,17 +1,17 @@
-"""An answer on its way to a client that is not to see the calls of the proxy's own tools in it.
+"""A reply of a model that may call tools of the proxy's own: `recall_context`, `compress_chat_history`.
 
 It is relayed like any other, event by event, as long as it calls nothing of the proxy's. A reply that calls
-the proxy's tools and nothing else is answered unseen, upstream is asked again, and what comes then goes on
-with it: the client is shown one reply. A reply that calls the client's tools too goes to the client with the
-client's calls; those of the proxy are answered before it is stored.
+only the proxy's tools is answered unseen: upstream is asked again with the results, and what comes then
+goes on with the same reply. A reply that calls the client's tools too goes to the client with the client's
+calls alone; those of the proxy are answered before it is stored.
 
-As in `exchange.relay`: reading never harms relaying, and the end is held back until the reply is durable.
+As in `relay`: reading never harms relaying, and the end is held back until the reply is durable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from proxy.dialects import JsonObject
 from proxy.dialects.chat.completion import read_completion
@@ -28,11 +28,68 @@ from proxy.dialects.chat.own_calls import (
 )
 from proxy.dialects.jsontext import is_array, is_object, read
 from proxy.errors import PalimpsestError
-from proxy.pipeline.relay import Client, Outcome, Settle, StreamRelay, error_text, read_outcome
+from proxy.pipeline.background import TRIMMING, compute
+from proxy.pipeline.context import Client
+from proxy.pipeline.own_tools_stream import INTERVAL, HeadersOf, StartTask, VirtualStream
+from proxy.pipeline.relay import Answered, Settle, StreamRelay, error_text, read_answer
 from proxy.pipeline.rounds import Rounds
-from proxy.pipeline.virtual_stream import INTERVAL, HeadersOf, VirtualStream
-from proxy.store import Status
+from proxy.pipeline.settle import Exchange
+from proxy.pipeline.summary_requests import unused
+from proxy.recall import Branch, OwnTools, Recall, sent_whole
+from proxy.store import Status, session_key
+from proxy.trimming import compaction
 from proxy.upstream import Answer
+
+BEGUN: Final = (
+    "A summary of the older part of this conversation is being made. It takes the place of that part in one "
+    "of the next requests; until then nothing changes. Go on with the task."
+)
+NOTHING_TO_SUM_UP: Final = (
+    "There is nothing yet that a summary would make shorter. Nothing was changed. Go on with the task."
+)
+
+
+def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
+    """Return the tools that this exchange offers, with what answers them."""
+    return OwnTools(exchange.prepared.own_tools, recall, _branch(exchange), _Compression(exchange))
+
+
+def _branch(exchange: Exchange) -> Branch:
+    prepared, history = exchange.prepared, exchange.prepared.history
+    fresh = tuple([body.message for body in history.fresh])
+    end = history.entries[-1].position + 1 if history.entries else history.start
+    return Branch(
+        key=session_key(prepared.call.tenant, history.id or ""),
+        tip=history.arrival.base,
+        depth=end - len(fresh),
+        fresh=fresh,
+        whole=sent_whole(history.entries, exchange.report.plan.view),
+    )
+
+
+class _Compression:
+    """Notes that the model asked for a summary, which is begun when the exchange is settled."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def __call__(self) -> str:
+        prepared, history = self._exchange.prepared, self._exchange.prepared.history
+        policy = prepared.context.policy
+        if policy is None:
+            return NOTHING_TO_SUM_UP
+        cut = history.standing.cut if history.standing is not None else None
+        request = await compute(
+            TRIMMING * history.size,
+            compaction,
+            history.entries,
+            policy,
+            prepared.planning,
+            cut,
+            start=history.start,
+        )
+        self._exchange.requested_summary = request or unused(history.prepared, cut)
+        return NOTHING_TO_SUM_UP if self._exchange.requested_summary is None else BEGUN
 
 
 class VirtualRelay:
@@ -47,6 +104,7 @@ class VirtualRelay:
         *,
         stream: bool,
         hides_usage: bool,
+        start: StartTask,
         interval: float = INTERVAL,
     ) -> None:
         """Relay `answer`, and those that follow it, to `client`.
@@ -58,6 +116,7 @@ class VirtualRelay:
             rounds: answers the proxy's calls, and asks again.
             stream: whether it is a stream of events.
             hides_usage: keep the chunk back that only the proxy asked for.
+            start: runs work in a task that is kept track of.
             interval: seconds of silence after which the client is sent a comment.
         """
         self._relay: VirtualStream | _Whole | _Unread
@@ -65,7 +124,13 @@ class VirtualRelay:
             self._relay = _Whole(answer, client, headers, rounds)
         elif answer.readable:
             self._relay = VirtualStream(
-                answer, client, headers, rounds, hides_usage=hides_usage, interval=interval
+                answer,
+                client,
+                headers,
+                rounds,
+                hides_usage=hides_usage,
+                interval=interval,
+                start=start,
             )
         else:
             self._relay = _Unread(answer, client, headers, hides_usage=hides_usage)
@@ -73,16 +138,16 @@ class VirtualRelay:
     async def run(self, settle: Settle) -> None:
         """Relay until the reply ends, one way or another; settle before the client sees its end.
 
-        Cancelled, it has not settled: `outcome` says what had come by then.
+        Cancelled, it has not settled: `answered` says what had come by then.
 
         Raises:
             PalimpsestError: there is no reply, and the client was told nothing yet. It was settled as failed.
         """
         await self._relay.run(settle)
 
-    def outcome(self, *, left: bool = False) -> Outcome:
+    def answered(self, *, left: bool = False) -> Answered:
         """Return what has come so far; `left` says that the client did not wait for more."""
-        return self._relay.outcome(left=left)
+        return self._relay.answered(left=left)
 
 
 class _Unread:
@@ -95,8 +160,8 @@ class _Unread:
     async def run(self, settle: Settle) -> None:
         await self._relay.run(self._out, settle)
 
-    def outcome(self, *, left: bool) -> Outcome:
-        return self._relay.outcome(left=left)
+    def answered(self, *, left: bool) -> Answered:
+        return self._relay.answered(left=left)
 
 
 class _Whole:
@@ -114,24 +179,24 @@ class _Whole:
 
     async def run(self, settle: Settle) -> None:
         try:
-            outcome, body = await self._reply()
+            answered, body = await self._reply()
         except PalimpsestError as why:
             await settle(self._failed(why.message))
             raise
         finally:
             if self._answer is not self._first:
                 await self._answer.aclose()
-        await settle(outcome)
+        await settle(answered)
         length = (b"content-length", b"%d" % len(body))
         await self._client.start(self._answer.status, [*self._headers(self._answer), length])
         await self._client.end(body)
 
-    def outcome(self, *, left: bool) -> Outcome:
+    def answered(self, *, left: bool) -> Answered:
         if left:
-            return self._with_rounds(Outcome(status=Status.CANCELLED, error="the client left"), None)
+            return self._with_rounds(Answered(status=Status.CANCELLED, error="the client left"), None)
         return self._failed("there is no reply")
 
-    async def _reply(self) -> tuple[Outcome, bytes]:
+    async def _reply(self) -> tuple[Answered, bytes]:
         """Return what came of it, and the body that the client gets."""
         while True:
             body = await self._answer.read()
@@ -141,7 +206,7 @@ class _Whole:
             names, later = self._rounds.names, len(self._rounds) > 0
             calls = parted(message, names, finish)
             if not message or not (later or calls.own or calls.broken):
-                return self._with_rounds(read_outcome(body, self._answer.status), usage), body
+                return self._with_rounds(read_answer(body, self._answer.status), usage), body
             said = any(says_something({"content": content}) for content in self._said)
             how = ending(message, names, finish, later=later, said=said, may_ask=self._rounds.may_ask)
             if not how.again:
@@ -164,7 +229,7 @@ class _Whole:
 
     def _made(
         self, body: bytes, usage: JsonObject | None, last: JsonObject, finish: str
-    ) -> tuple[Outcome, bytes]:
+    ) -> tuple[Answered, bytes]:
         """Return the reply that ends with the round `last`, in the body of that round.
 
         `last` is without the proxy's calls; `usage` is that of this round where it is not counted yet.
@@ -185,19 +250,20 @@ class _Whole:
                 usage=added(self._usage, usage) if later else None,
             ),
         )
-        outcome = self._with_rounds(read_outcome(body, self._answer.status), usage)
-        outcome.hidden = self._rounds.hidden(outcome.replies[0][0], last, partial=False)
-        return outcome, body
+        answered = self._with_rounds(read_answer(body, self._answer.status), usage)
+        answered.hidden = self._rounds.hidden(answered.replies[0][0], last, partial=False)
+        return answered, body
 
-    def _failed(self, why: str) -> Outcome:
-        outcome = Outcome(status=Status.FAILED, error=why, upstream_status=self._answer.status)
-        return self._with_rounds(outcome, None)
+    def _failed(self, why: str) -> Answered:
+        answered = Answered(status=Status.FAILED, error=why, upstream_status=self._answer.status)
+        return self._with_rounds(answered, None)
 
-    def _with_rounds(self, outcome: Outcome, usage: JsonObject | None) -> Outcome:
-        """Return the outcome with what is known of all rounds; `usage` is that of the last."""
-        outcome.usage = added(self._usage, usage)
-        outcome.answered, outcome.first_usage = self._rounds.answered, self._first_usage
-        return outcome
+    def _with_rounds(self, answered: Answered, usage: JsonObject | None) -> Answered:
+        """Return the answered with what is known of all rounds; `usage` is that of the last."""
+        answered.usage = added(self._usage, usage)
+        answered.own_calls, answered.first_usage = self._rounds.answered, self._first_usage
+        answered.asked_again = self._rounds.asked
+        return answered
 
 
 def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:
