@@ -28,9 +28,9 @@ from proxy.conversation import (
 )
 from proxy.dialects import Message, ReasoningMode
 from proxy.dialects.chat.request import ChatRequest
-from proxy.pipeline.background import COUNTING, compute
+from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
-from proxy.recall import ref_of
+from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
     HistoryQuery,
@@ -190,8 +190,11 @@ class HistoryLoader:
                 recipe=policy.summarizing.recipe if policy is not None else None,
             )
         )
-        work = COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
-        work += _MARK_WORK * len(snapshot.marks) + size_of([row.message for row in snapshot.rows])
+        work = _MARK_WORK * len(snapshot.marks)
+        if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
+            work += COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
+        if snapshot.rows:
+            work += size_of([row.message for row in snapshot.rows])
         return await compute(work, self._put_together, request, incoming, context, session, snapshot)
 
     def _put_together(
@@ -209,7 +212,8 @@ class HistoryLoader:
             known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
             nodes = tuple([row.node for row in snapshot.rows])
         else:
-            known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden)
+            own = request.has_own_fields
+            known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
             key = session_key(context.tenant, session)
             variants = self._new_variants(key, request.messages, snapshot.marks)
@@ -291,7 +295,7 @@ def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
 def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
     """Return the request as far as its place in the history depends on it."""
     messages = request.messages
-    replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    replies = request.replies
     answers = bool(messages) and messages[0].answers is not None
     manner = None
     # A request that answers calls or names its agent belongs to the conversation, however it asks.
@@ -313,13 +317,30 @@ def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
 
 
 def _resent_entries(
-    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden]
+    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden], *, own_fields: bool
 ) -> tuple[Entry, ...]:
-    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown."""
+    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown.
+
+    `own_fields` tells whether any of the messages may have fields of ours.
+    """
+    pairs = zip(messages, marks, strict=False)
+    if hidden or own_fields:
+        return tuple(
+            [
+                _entry(message, mark.tokens, mark.body, mark.depth - 1, mark.arrival, hidden.get(mark.node))
+                for message, mark in pairs
+            ]
+        )
     return tuple(
         [
-            _entry(message, mark.tokens, mark.body, mark.depth - 1, mark.arrival, hidden.get(mark.node))
-            for message, mark in zip(messages, marks, strict=False)
+            Entry(
+                message=message,
+                tokens=mark.tokens,
+                ref=REF_PREFIX + mark.body[:REF_DIGITS],
+                position=mark.depth - 1,
+                arrival=mark.arrival,
+            )
+            for message, mark in pairs
         ]
     )
 

@@ -62,6 +62,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     """What it says in `stream_options.include_usage`; None where it says nothing about it."""
     reply_tokens: int | None = None
     """How many tokens the reply may have at most; None where it says nothing about it."""
+    replies: tuple[int, ...] = ()
+    """Positions of the assistant messages in `messages`."""
     has_own_fields: bool = True
     """Whether any message has, or may have, fields that are ours."""
 
@@ -93,6 +95,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
+        replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
         has_own_fields=any([each.has_own_fields for each in facts]),
     )
 
