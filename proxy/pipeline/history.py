@@ -22,8 +22,7 @@ from proxy.conversation import (
     Manner,
     body_id,
     body_of,
-    chain,
-    content_hash,
+    fingerprints,
     version_of,
 )
 from proxy.dialects import Message, ReasoningMode
@@ -305,9 +304,10 @@ def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
             tools=body_id(request.tools) if request.tools is not None else None,
             model=request.model,
         )
+    names, contents = fingerprints(ROOT, messages)
     return Incoming(
-        names=chain(ROOT, messages),
-        contents=[content_hash(message) for message in messages],
+        names=names,
+        contents=contents,
         replies=replies,
         retried=context.retried,
         mode=context.mode,
