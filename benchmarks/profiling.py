@@ -170,7 +170,7 @@ def _from_inside(programs: Programs, folder: Path, seconds: float, upstream: Sub
         str(configuration),
     ]
     with subjects.running(command, folder / "profiled.log", port) as pid:
-        subject = Subject(name=subjects.PALIMPSEST, port=port, pid=pid)
+        subject = Subject(name=subjects.PALIMPSEST, port=port, pid=pid, stores=True)
         _load(programs, subject, folder, 1.0)
         os.kill(pid, signal.SIGUSR1)
         requests = _load(programs, subject, folder, seconds)
