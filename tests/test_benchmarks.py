@@ -210,19 +210,20 @@ def test_histories_have_the_length_that_is_asked_for(messages: int, size: int) -
 
 
 def test_code_is_known_by_its_file() -> None:
-    assert profiling.floor_of("/any/where/proxy/store/sqlite.py") == "store"
-    assert profiling.floor_of("/any/where/proxy/server/app.py") == "app"
-    assert profiling.floor_of("/lib/python3.11/site-packages/aiohttp/client.py") == "upstream: aiohttp"
-    assert profiling.floor_of("/lib/python3.11/asyncio/tasks.py") == "asyncio, anyio"
-    assert profiling.floor_of("~") is None
+    assert profiling.room_of("/any/where/proxy/store/sqlite.py") == "store"
+    assert profiling.room_of("/any/where/proxy/server/app.py") == "server"
+    assert profiling.room_of("/any/where/proxy/errors.py") == "app"
+    assert profiling.room_of("/lib/python3.11/site-packages/aiohttp/client.py") == "upstream: aiohttp"
+    assert profiling.room_of("/lib/python3.11/asyncio/tasks.py") == "asyncio, anyio"
+    assert profiling.room_of("~") is None
     counts = profiling.count_stacks(
         [
-            "run (/lib/python3.11/asyncio/runners.py:1);answer (/x/proxy/server/chat.py:2);f (/y/json.py:3) 4",
+            "run (/lib/python3.11/asyncio/runners.py:1);ask (/x/proxy/server/chat.py:2);f (/y/json.py:3) 4",
             "main (/y/bin:1) 1",
             "run (/l/python3.11/threading.py:1);Condition.wait (/l/python3.11/threading.py:327) 9",
         ]
     )
-    assert counts["api"] == 4
+    assert counts["server"] == 4
     assert sum(counts.values()) == 5
 
 
