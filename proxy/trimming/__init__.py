@@ -22,13 +22,9 @@
 
 What edits are made of:
 
-    compaction    ways to say the same tool output in less
-    digest        what is left of a long text when it goes
     statistics    what a part of a conversation comes to, in numbers and in its own words
     broadcasts    messages in which another agent says that it called a tool
-    atoms         the small pieces of a text that a later step needs verbatim: by `shape`, as `values`, as
-                  `leaves` of a JSON document
-    plain         the text of a message that is nothing but text
+    stub          what stands in the place of a result that was cleared
 
 An edit looks at a draft and returns changes; the engine makes the next draft of them. Nothing here
 reads or writes anything, asks a clock or a provider, or changes what it was given.
@@ -36,22 +32,12 @@ reads or writes anything, asks a clock or a provider, or changes what it was giv
 
 from __future__ import annotations
 
-from proxy.trimming.atoms import (
-    CHUNKS,
-    SMALLEST_NUMBER,
-    atoms_of_arguments,
-    labels_of,
-    occurs,
-    stands_alone,
-    words_near,
-)
-from proxy.trimming.broadcasts import BUILT_IN, broadcast_of, digest_of
+from proxy.trimming.broadcasts import BUILT_IN, broadcast_digest, broadcast_of
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, BaseEdit, Edit
 from proxy.trimming.edits.drop_oldest import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.engine import bypass, compaction, plan
 from proxy.trimming.gaps import standing
-from proxy.trimming.leaves import leaves_of
 from proxy.trimming.move import BEYOND_KEEP
 from proxy.trimming.plan import (
     Account,
@@ -69,19 +55,13 @@ from proxy.trimming.plan import (
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.prices import Prices, PriceSource, Step
 from proxy.trimming.section import Natural, Positive, contradiction
-from proxy.trimming.shape import CJK, INNER_CAPITAL, Kind, kind_of
 from proxy.trimming.statistics import Language
 from proxy.trimming.trigger import Target, Trigger
-from proxy.trimming.values import Value, beginning_of, end_of, values_of
 from proxy.trimming.view import merged
 
 __all__ = [
     "BEYOND_KEEP",
     "BUILT_IN",
-    "CHUNKS",
-    "CJK",
-    "INNER_CAPITAL",
-    "SMALLEST_NUMBER",
     "TOOL_OUTPUT_TYPES",
     "Account",
     "BaseEdit",
@@ -93,7 +73,6 @@ __all__ = [
     "Gap",
     "Hidden",
     "Keep",
-    "Kind",
     "Language",
     "Match",
     "Natural",
@@ -111,23 +90,12 @@ __all__ = [
     "SummaryRequest",
     "Target",
     "Trigger",
-    "Value",
-    "atoms_of_arguments",
-    "beginning_of",
+    "broadcast_digest",
     "broadcast_of",
     "bypass",
     "compaction",
     "contradiction",
-    "digest_of",
-    "end_of",
-    "kind_of",
-    "labels_of",
-    "leaves_of",
     "merged",
-    "occurs",
     "plan",
     "standing",
-    "stands_alone",
-    "values_of",
-    "words_near",
 ]

@@ -115,7 +115,7 @@ def broadcast_of(text: str, patterns: tuple[str, ...], agent: str | None) -> Bro
     return None
 
 
-def digest_of(text: str) -> Digest | None:
+def broadcast_digest(text: str) -> Digest | None:
     """Return the digest that a text is; None where it is none."""
     found = _DIGEST.fullmatch(text)
     if found is None:

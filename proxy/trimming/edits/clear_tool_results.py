@@ -9,11 +9,12 @@ from msgspec import Struct
 from pydantic import Field
 
 from proxy.dialects import Message, Span
-from proxy.trimming.digest import digest_in, digest_of, shorter_arguments, shorter_text, stub_of, words_of
+from proxy.textscan import digest_of, words_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
 from proxy.trimming.section import Natural
+from proxy.trimming.stub import digest_in, shorter_arguments, shorter_text, stub_of
 
 _LONGEST: Final = 6
 """A digest is at most so many times as long as `digest_chars`, whatever others have left over."""

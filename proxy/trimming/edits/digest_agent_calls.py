@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.broadcasts import Broadcast, Digest, broadcast_of, checked_pattern, digest_of
+from proxy.trimming.broadcasts import Broadcast, Digest, broadcast_digest, broadcast_of, checked_pattern
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change
@@ -92,7 +92,7 @@ class DigestAgentCalls(BaseEdit, frozen=True):
             if message is None or span.stop - span.start > 1 or not _is_said(message):
                 continue
             text, said_by = message.plain_text or "", draft.entries[position].agent
-            told = digest_of(text) or broadcast_of(text, self.patterns, said_by)
+            told = broadcast_digest(text) or broadcast_of(text, self.patterns, said_by)
             if told is None or _is_own(told.speaker, said_by, draft.agent):
                 continue
             group = groups.setdefault(told.speaker, _Group(chinese=told.chinese))
