@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trimming.broadcasts import (
+from proxy.trimming.edits.digest_agent_calls import (
     BUILT_IN,
     Broadcast,
     Digest,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.trimming.stub import digest_in, shorter_arguments, shorter_text, stub_of
+from proxy.trimming.edits.clear_tool_results import digest_in, shorter_arguments, shorter_text, stub_of
 
 
 @pytest.mark.parametrize(

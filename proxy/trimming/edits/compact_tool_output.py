@@ -32,8 +32,8 @@ from proxy.textscan import (
     write,
 )
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
-from proxy.trimming.plan import Entry
-from proxy.trimming.section import Natural, Positive
+from proxy.trimming.model import Entry
+from proxy.trimming.settings import Natural, Positive
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 

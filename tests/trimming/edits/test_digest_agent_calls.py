@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.broadcasts import broadcast_digest
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Cut
+from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls, broadcast_digest
+from proxy.trimming.model import Cut
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, texts

@@ -1,8 +1,7 @@
-"""What trimming reads and what it decides, as plain data.
+"""What trimming reads and what it decides, as plain records: `history + policy + context -> plan -> view`.
 
-`history + policy + what is known -> plan -> view`: the types of that sentence. No rule is here.
-Positions are those of the log of one branch: 0 is its oldest message, instructions not counted.
-(Inside a draft they are places in the log that still stands; the engine translates.)
+Positions are those of the log of one branch: 0 is its oldest message, instructions not counted. Inside a
+draft they are places in what is left of the log; the planner translates.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from operator import itemgetter
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from proxy.dialects import Message
-from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.prices import Prices
+from proxy.dialects import Dialect, Message
 
 SummaryRole: TypeAlias = Literal["merge", "system", "user"]
 """Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
@@ -26,6 +24,61 @@ HIDDEN_ROUNDS: Final = "hidden_rounds"
 
 Count = Callable[[Message], int]
 """Counts the tokens of one message as the upstream's model would."""
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """How much is sent."""
+
+    tokens: int
+    """Tokens, those of instructions and tools included."""
+    messages: int
+    """Messages of the log."""
+    tool_calls: int = 0
+    """Tool results among them; 0 where nobody asks for them."""
+
+
+PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
+"""Where prices come from: a published list, the operator, or neither: then what is most common is taken."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step of the price: above so many input tokens the whole request costs `factor` times as much."""
+
+    above: int
+    """Input tokens, cached ones included, up to which it does not hold."""
+    factor: float
+    """What input costs above it, in units of what it costs below every step."""
+
+
+class Prices(Struct, frozen=True, kw_only=True):
+    """What input costs, relative to an uncached input token (= 1)."""
+
+    read: float
+    """A token that is read from the provider's cache; 1 where the model has none."""
+    write: float
+    """A token that is written to the cache; 1 where writing is free, since it costs just its input."""
+    output: float
+    """A token of output."""
+    lifetime: float
+    """Seconds without a request after which the provider's cache is cold."""
+    minimum: int
+    """Tokens of the shortest prefix that is cached."""
+    steps: tuple[Step, ...] = ()
+    """In rising order of `above`."""
+    source: PriceSource = "assumed"
+    """Where they come from; a receipt says so when they are assumed."""
+
+    def factor(self, tokens: int) -> float:
+        """Return what a request of `tokens` input tokens costs, relative to one below every step."""
+        in_force = 1.0
+        for step in self.steps:
+            if tokens > step.above:
+                in_force = step.factor
+        return in_force
+
+
+ASSUMED: Final = Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024)
+"""The most common prices, for models of which none are known."""
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -43,6 +96,15 @@ class Change(Struct, frozen=True, kw_only=True):
     """Tokens of what stood there before this change."""
     tokens_after: int
     """Tokens of what stands there now; 0 where nothing does."""
+
+    @property
+    def freed(self) -> int:
+        """Tokens that it saves; negative where it costs some."""
+        return self.tokens_before - self.tokens_after
+
+    def at(self, position: int) -> Change:
+        """Return the same change of the message at `position`."""
+        return self if self.position == position else replace(self, position=position)
 
 
 class Hidden(Struct, frozen=True, kw_only=True):
@@ -113,6 +175,18 @@ class Gap(Struct, frozen=True, kw_only=True):
         """How many they are."""
         return self.stop - self.start
 
+    def part(self, start: int, messages: int) -> Gap:
+        """Return a part of the gap with its share of the sums: what each message had is not known."""
+        share = messages / self.messages
+        return Gap(
+            start=start,
+            stop=start + messages,
+            edit=self.edit,
+            reason=self.reason,
+            tokens=round(self.tokens * share),
+            tool_calls=round(self.tool_calls * share),
+        )
+
 
 class Summary(Struct, frozen=True, kw_only=True):
     """What is sent in the place of the beginning of a log."""
@@ -136,10 +210,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     model: str | None = None
     """The model that made it; None where none did."""
 
-    @property
-    def message(self) -> Message:
-        """The message in which it is sent; where it is merged, the one that stands for it in counts."""
-        return ChatMessage.of({"role": "user" if self.role == "user" else "system", "content": self.text})
+    def message(self, dialect: Dialect) -> Message:
+        """Return the message that holds it; of a merged one, the message by which it is counted."""
+        return dialect.spoken("user" if self.role == "user" else "system", self.text)
 
 
 class Prepared(Struct, frozen=True, kw_only=True):

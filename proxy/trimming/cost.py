@@ -1,20 +1,20 @@
-"""Whether a move of the cut pays: what it rewrites in the provider's cache against what it frees.
+"""The cost model: whether a trim pays, what it rewrites in the provider's cache against what it frees.
 
 A token that is read from the cache costs `read`, one that is sent anew costs `write` (uncached input = 1).
-A move that frees tokens makes every later request cheaper, and this one dearer: from the first message that
+A trim that frees tokens makes every later request cheaper, and this one dearer: from the first message that
 it changes on, everything must be written to the cache again. So it should be made seldom: but when?
 
-    interval    Each request since the last move paid for reading what could have been freed. When these
-                payments add up to what the move costs, it is time. Where a log grows by `g` tokens a turn,
-                that is when it has grown by sqrt(2 * g * K / read), K being what the move costs: the
+    interval    Each request since the last trim paid for reading what could have been freed. When these
+                payments add up to what the trim costs, it is time. Where a log grows by `g` tokens a turn,
+                that is when it has grown by sqrt(2 * g * K / read), K being what the trim costs: the
                 interval that is cheapest on the long run. Where it grows otherwise, nobody who cannot
                 foresee its growth does much better.
     edits       Of several edits, each must pay for what it rewrites itself, within as many turns as there
-                were so far: so many are to be expected of a session of which nothing else is known.
-    risk        The session may end with this very request. So what moves have cost beyond what they have
+                were so far: so many are to be expected of a session of which nothing else is context.
+    risk        The session may end with this very request. So what trims have cost beyond what they have
                 saved stays a small part of what the session would have cost without any.
     minimum     What is shorter than the shortest prefix that the provider caches is paid in full, again and
-                again. So no move makes a view so short, unless even that is cheaper than reading it whole.
+                again. So no trim makes a view so short, unless even that is cheaper than reading it whole.
 
 Costs are in tokens of uncached input. The provider's cache is taken for warm if the session was not idle for
 longer than the cache lives. It reads plain numbers and decides nothing about messages.
@@ -33,8 +33,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Account, Cut, Entry, PlanningContext, Summary
-from proxy.trimming.prices import ASSUMED, Prices
+from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, Prices, Summary
 
 RISK: Final = 0.035
 """What trimming may cost at most beyond what it has saved, as a part of the input's cost without trimming."""
@@ -42,13 +41,13 @@ EXPECTED_TURNS: Final = 8
 """Turns to be expected at least of a session that has just begun."""
 
 _STEP: Final = log(1.05)
-"""By how much a view grows between two times that a move is tried out."""
+"""By how much a view grows between two times that a trim is tried out."""
 _SMALLEST: Final = 2048
 """Tokens of a view that is never worth a thought."""
 
 
 class Balance(Struct, frozen=True, kw_only=True):
-    """What a move changes in cost."""
+    """What a trim changes in cost."""
 
     loss: float
     """By how much this request becomes dearer; negative where it becomes cheaper."""
@@ -73,18 +72,18 @@ class Balance(Struct, frozen=True, kw_only=True):
         )
 
 
-NO_MOVE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)
-"""What a move that changes nothing changes in cost."""
+NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)
+"""What a trim that changes nothing changes in cost."""
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """What is known of a branch when a move is judged."""
+    """What is known of a branch when a trim is judged."""
 
     prices: Prices
     warm: bool
     """Whether the provider's cache still holds what the last request sent."""
     messages: tuple[Message | None, ...]
-    """What would be sent without the move, by place; None where nothing is."""
+    """What would be sent without the trim, by place; None where nothing is."""
     tokens: tuple[int, ...]
     """Tokens of that."""
     summary: Summary | None
@@ -96,39 +95,39 @@ class Costs(Struct, frozen=True, kw_only=True):
     account: Account
     """What input has cost before this request."""
     reads: tuple[int, ...]
-    """For each place how many requests there have been since it came, or since the last move."""
+    """For each place how many requests there have been since it came, or since the last trim."""
 
     @property
     def stays(self) -> int:
-        """Tokens of this request without the move."""
-        return self.fixed + _summed(self.summary) + sum(self.tokens)
+        """Tokens of this request without the trim."""
+        return self.fixed + summary_tokens(self.summary) + sum(self.tokens)
 
     @property
     def held(self) -> int:
         """How many of these the cache holds."""
-        return self.fixed + _summed(self.summary) + sum(self.tokens[: self.cached]) if self.warm else 0
+        return self.fixed + summary_tokens(self.summary) + sum(self.tokens[: self.cached]) if self.warm else 0
 
     def balance(self, draft: Draft) -> Balance:
         """Return what changes in cost if what stands in `draft` is sent instead, place by place."""
         left = 0
         if self.warm and draft.summary is self.summary:
             first = self._first_change(draft)
-            left = self.fixed + _summed(self.summary) + sum(self.tokens[:first])
+            left = self.fixed + summary_tokens(self.summary) + sum(self.tokens[:first])
         elif self.warm:
             left = self.fixed
         return self._balance(draft.total, left)
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
-        """Tell whether waiting has cost as much as the move does, and whether the session can afford it.
+        """Tell whether waiting has cost as much as the trim does, and whether the session can afford it.
 
-        `tokens` are those of what would be sent with the move, by place.
+        `tokens` are those of what would be sent with the trim, by place.
         """
         return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
         """Return from which place on what changes in `draft` is best made; None where none of it is.
 
-        What stands before that place is left as it is, and stays in the cache. Of the moves that are timely,
+        What stands before that place is left as it is, and stays in the cache. Of the trims that are timely,
         it is the one that saves most within the turns to be expected.
 
         Args:
@@ -140,7 +139,9 @@ class Costs(Struct, frozen=True, kw_only=True):
         freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
         best: tuple[float, int] | None = None
         for start in starts:
-            left = self.fixed + _summed(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
+            left = (
+                self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
+            )
             balance = self._balance(self.stays - freed[-1] + freed[start], left)
             if self._timely(balance, waited[-1] - waited[start]):
                 saved = balance.gain * self.expected - balance.loss
@@ -148,12 +149,23 @@ class Costs(Struct, frozen=True, kw_only=True):
                     best = (saved, start)
         return None if best is None else best[1]
 
+    def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
+        """Tell whether a summary by a model is worth what it costs to make it and to trim for it.
+
+        `imagined` is the draft with that summary; `before` is what everything changes in cost that was done
+        to the draft already.
+        """
+        written = summary_tokens(imagined.summary)
+        balance = self.balance(imagined).since(before)
+        making = draft.total - imagined.total + written + self.prices.output * written
+        return replace(balance, loss=balance.loss + making).pays_within(self.expected)
+
     def affordable(self, loss: float) -> bool:
-        """Tell whether what moves have cost beyond what they saved, this one too, is a small part of all."""
+        """Tell whether what trims have cost beyond what they saved, this one too, is a small part of all."""
         return loss <= 0 or loss - self.account.saved <= RISK * self.account.untrimmed
 
     def paid_back(self, balance: Balance) -> int:
-        """Return after how many requests a move has paid for itself."""
+        """Return after how many requests a trim has paid for itself."""
         return max(0, ceil(balance.loss / balance.gain)) if balance.gain > 0 else 0
 
     @property
@@ -162,7 +174,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return max(self.account.turns, EXPECTED_TURNS)
 
     def _timely(self, balance: Balance, waited: int) -> bool:
-        """Tell whether a move is timely, where `waited` tokens were read that need not have been."""
+        """Tell whether a trim is timely, where `waited` tokens were read that need not have been."""
         rate = self.prices.factor(self.stays) * self.prices.read
         if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance.loss):
             return False
@@ -176,16 +188,16 @@ class Costs(Struct, frozen=True, kw_only=True):
         minimum = self.prices.minimum
         return tokens >= minimum or self.prices.write * minimum <= self.prices.read * self.stays
 
-    def _balance(self, moves: int, left: int) -> Balance:
-        """Return what changes in cost if `moves` tokens are sent, the first `left` of them from the cache."""
+    def _balance(self, sent: int, left: int) -> Balance:
+        """Return what changes in cost if `sent` tokens are sent, the first `left` of them from the cache."""
         stays = self.stays
         left = left if left >= self.prices.minimum else 0
-        loss = _once(self.prices, moves, left) - _once(self.prices, stays, self.held)
+        loss = _once(self.prices, sent, left) - _once(self.prices, stays, self.held)
         return Balance(
             loss=loss,
-            gain=self._later(stays) - self._later(moves),
-            freed=stays - moves,
-            rewritten=moves - left,
+            gain=self._later(stays) - self._later(sent),
+            freed=stays - sent,
+            rewritten=sent - left,
         )
 
     def _first_change(self, draft: Draft) -> int:
@@ -209,7 +221,8 @@ def _once(prices: Prices, tokens: int, cached: int) -> float:
     return prices.factor(tokens) * (prices.read * cached + prices.write * (tokens - cached))
 
 
-def _summed(summary: Summary | None) -> int:
+def summary_tokens(summary: Summary | None) -> int:
+    """Return the tokens of a summary, 0 without one."""
     return summary.tokens if summary is not None else 0
 
 
@@ -227,7 +240,7 @@ def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
 
 
 def due(view: int, last: int) -> bool:
-    """Tell whether a move should be tried out: what is sent has grown by some part since the `last` request.
+    """Tell whether a trim should be tried out: what is sent has grown by some part since the `last` request.
 
     To try one out costs time in proportion to the log, so it is not done at every request.
     """
@@ -236,27 +249,27 @@ def due(view: int, last: int) -> bool:
     return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
 
 
-def is_cold(known: PlanningContext) -> bool:
+def is_cold(context: PlanningContext) -> bool:
     """Tell whether the provider's cache no longer holds what was sent last."""
-    return known.idle is not None and known.idle > (known.prices or ASSUMED).lifetime
+    return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
 
 
-def prices_of(known: PlanningContext) -> Prices:
+def prices_of(context: PlanningContext) -> Prices:
     """Return the prices to reckon with, what they say of sizes in tokens as they are counted here."""
-    prices, scale = known.prices or ASSUMED, known.scale
+    prices, scale = context.prices or ASSUMED, context.scale
     if scale == 1:
         return prices
     steps = tuple(replace(step, above=int(step.above / scale)) for step in prices.steps)
     return replace(prices, minimum=ceil(prices.minimum / scale), steps=steps)
 
 
-def account_of(entries: Sequence[Entry], cut: Cut | None, known: PlanningContext, before: int) -> Account:
+def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningContext, before: int) -> Account:
     """Return what the input of a branch has cost before this request.
 
     There was a request before each assistant message. `before` are the tokens of this one if nothing were
     trimmed. Of what lies before the cut nothing is read: the cut says it.
     """
-    prices = prices_of(known)
+    prices = prices_of(context)
     start = cut.position if cut is not None else 0
     new = [entry for entry in entries if entry.position >= start]
     prefix = before - sum([entry.tokens for entry in new])
@@ -265,7 +278,7 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, known: PlanningContext
     if cut is not None:
         freed = max(0, prefix - cut.tokens)
         if cut.account is not None:
-            # The request that moved the cut is in its account already.
+            # The request that trimmed is in its account already.
             turns, untrimmed, saved = cut.account.turns, cut.account.untrimmed, cut.account.saved
             counted, sent = True, prefix
     for entry in new:
@@ -274,7 +287,7 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, known: PlanningContext
                 cost = _once(prices, prefix, sent)
                 untrimmed += cost
                 if sent:
-                    # What the request saved or lost that moved a cut without an account is not known.
+                    # What the request saved or lost that trimmed without an account is not known.
                     saved += cost - _once(prices, prefix - freed, sent - freed)
                 turns += 1
             counted = False
@@ -284,7 +297,7 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, known: PlanningContext
 
 
 def account_after(costs: Costs, balance: Balance, before: int) -> Account:
-    """Return the account with the request that a move is made at; `before` are its tokens untrimmed."""
+    """Return the account with the request that a trim is made at; `before` are its tokens untrimmed."""
     prices, account, stays, held = costs.prices, costs.account, costs.stays, costs.held
     untrimmed = _once(prices, before, held + before - stays if costs.warm else 0)
     paid = _once(prices, stays, held) + balance.loss
