@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.dialects import Message, headers
-from proxy.dialects.chat import INSTRUCTION_ROLES
+from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
 from proxy.dialects.chat.cache_marks import cache_key, decides_itself, marked
 from proxy.dialects.chat.overflow import Overflow, overflow_of
 from proxy.dialects.chat.request import compose
@@ -287,7 +287,7 @@ class UpstreamSender:
         request, history, facts = prepared.request, prepared.history, prepared.facts
         instructions, view = history.instructions, made.view
         if made.summary is not None and made.summary.role == "merge":
-            instructions = merged(instructions, made.summary)
+            instructions = merged(instructions, made.summary, CHAT)
         if (
             made.settled
             and facts.breakpoints != "none"

@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
+from proxy.pipeline.body import Sending, body_of_view
+from proxy.pipeline.past import History
 
 from proxy.conversation import ROOT, Arrival, Kind
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
-from proxy.pipeline.body import Sending, body_of_view
-from proxy.pipeline.past import History
 from proxy.trimming import Entry, Plan, Summary
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -139,7 +139,7 @@ def test_a_summary_in_a_message_of_its_own_is_in_the_view_already() -> None:
         covered_messages=2,
         covered_tokens=10,
     )
-    view = [summary.message, request.messages[2]]
+    view = [summary.message(request.messages[2].dialect), request.messages[2]]
     body = body_of(request, past, plan_of(past, view, summary=summary))
     assert messages_of(body) == [SYSTEM, {"role": "system", "content": "So far."}, MORE]
 
