@@ -1,7 +1,7 @@
 """`docs/strategies.md`: one example per edit, computed from recorded sessions.
 
-`python -m tests.support.strategies` writes the page. tests/data/strategies/strategies.yaml says what is written
-about each edit and which part of which session is shown. All figures and texts are computed here.
+`python -m tests.support.strategies` writes the page. tests/data/strategies/strategies.yaml says what is
+written about each edit and which part of which session is shown. All figures and texts are computed here.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ TAIL = 40
 INTRO = """\
 # Strategies
 
-What each edit does to a recorded session. `make strategies` computes this page from the code, and a test keeps it up to
-date. Settings are in [configuration.md](configuration.md), whole policies in [examples/policies](../examples/policies).
+What each edit does to a recorded session. `make strategies` computes this page from the code, and a test keeps
+it up to date. Settings are in [configuration.md](configuration.md), whole policies in
+[examples/policies](../examples/policies).
 
 How to read the examples:
 
 - A line begins with the position of a message, from 0. `→` is a tool call, `⏎` a line break.
 - `⟪…⟫` marks what this page leaves out. All other marks are the edit's own.
 - `keep` is `{rounds: 1, spans: 1}`, so that short sessions show something.
-- "Pays back" is the number of later requests after which the trim was cheaper, if everything was cached and a cached token
-  costs a tenth.
+- "Pays back" is the number of later requests after which the trim was cheaper, if everything was cached and a
+  cached token costs a tenth.
 
-Nothing is removed from the store. To compare policies on your own sessions, use [`palimpsest backtest`](backtest.md).
+Nothing is removed from the store. To compare policies on your own sessions, use
+[`palimpsest backtest`](backtest.md).
 """
 
 
@@ -234,8 +236,8 @@ def _case(shown: Shown) -> str:
     target = "" if shown.target is None else f", `target: {_yaml(shown.target)}`"
     made, back = effect.plan, effect.paid_back
     figures = (
-        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {len(effect.entries)} → {len(made.view)} messages; "
-        f"{effect.rewritten:,} tokens rewritten; pays back after {back} request{'s' if back > 1 else ''}."
+        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, "
+        f"{len(effect.entries)} → {len(made.view)} messages; {effect.rewritten:,} tokens rewritten; pays back after {back} request{'s' if back > 1 else ''}."
     )
     if shown.edit in TOOL_OUTPUT_TYPES:
         figures += " Under `on_arrival` nothing is rewritten."
