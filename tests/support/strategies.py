@@ -41,8 +41,8 @@ TAIL = 40
 INTRO = """\
 # Strategies
 
-What each edit does to a recorded session. `make strategies` computes this page from the code, and a test keeps
-it up to date. Settings are in [configuration.md](configuration.md), whole policies in
+What each edit does to a recorded session. `make strategies` computes this page from the code, and a test
+keeps it up to date. Settings are in [configuration.md](configuration.md), whole policies in
 [examples/policies](../examples/policies).
 
 How to read the examples:
@@ -237,7 +237,8 @@ def _case(shown: Shown) -> str:
     made, back = effect.plan, effect.paid_back
     figures = (
         f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, "
-        f"{len(effect.entries)} → {len(made.view)} messages; {effect.rewritten:,} tokens rewritten; pays back after {back} request{'s' if back > 1 else ''}."
+        f"{len(effect.entries)} → {len(made.view)} messages; "
+        f"{effect.rewritten:,} tokens rewritten; pays back after {back} request{'s' if back > 1 else ''}."
     )
     if shown.edit in TOOL_OUTPUT_TYPES:
         figures += " Under `on_arrival` nothing is rewritten."
