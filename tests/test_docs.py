@@ -35,6 +35,7 @@ from proxy.trimming import (
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+POLICIES = (ROOT / "docs" / "policies.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
 
@@ -93,8 +94,8 @@ def test_every_setting_is_documented_with_its_default(heading: str, model: type[
 
 
 def test_the_list_of_edits_is_complete_and_marks_those_that_act_on_arrival() -> None:
-    listed = re.findall(r"^\| \[(\w+)\]\(#\1\) \| .+ \| (yes)? ?\|$", section("Edits"), re.MULTILINE)
-    assert listed == [(name, "yes" if name in TOOL_OUTPUT_TYPES else "") for name, _ in edits()]
+    rows = re.findall(r"^\| \[(\w+)\]\(configuration\.md#\1\) \| .+ \| (yes)? ?\|$", POLICIES, re.MULTILINE)
+    assert sorted(rows) == sorted((name, "yes" if name in TOOL_OUTPUT_TYPES else "") for name, _ in edits())
 
 
 def test_the_built_in_policy_is_the_one_that_is_documented() -> None:
