@@ -31,7 +31,7 @@ FOLDERS = (ROOT / "tests" / "data" / "trajectories", DATA)
 MODEL = "gpt-5"
 READ = 0.1
 """Price of a cached token, relative to an uncached one."""
-LONGEST = 150
+LONGEST = 110
 """Characters shown of an original text."""
 LONGEST_AFTER = 320
 """Characters shown of what an edit made."""
