@@ -21,7 +21,7 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.recall import ref_of
 from proxy.tokens import TokenCounter
-from proxy.trimming import TOOL_OUTPUT_TYPES, Entry, Plan, PlanningContext, Policy, plan
+from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
 from tests.support.replay import Recording
 
 ROOT = Path(__file__).parents[2]
@@ -48,10 +48,9 @@ keeps it up to date. Settings are in [configuration.md](configuration.md), whole
 How to read the examples:
 
 - A line begins with the position of a message, from 0. `→` is a tool call, `⏎` a line break.
-- `⟪…⟫` marks what this page leaves out. All other marks are the edit's own.
+- `⟪…⟫` marks what this page leaves out. Other marks are the edit's own.
 - `keep` is `{rounds: 1, spans: 1}`, so that short sessions show something.
-- "Pays back" is the number of later requests after which the trim was cheaper, if everything was cached and a
-  cached token costs a tenth.
+- "Pays back": after so many later requests the trim was cheaper, if a cached token costs a tenth.
 
 Nothing is removed from the store. To compare policies on your own sessions, use
 [`palimpsest backtest`](backtest.md).
@@ -236,12 +235,9 @@ def _case(shown: Shown) -> str:
     target = "" if shown.target is None else f", `target: {_yaml(shown.target)}`"
     made, back = effect.plan, effect.paid_back
     figures = (
-        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, "
-        f"{len(effect.entries)} → {len(made.view)} messages; "
-        f"{effect.rewritten:,} tokens rewritten; pays back after {back} request{'s' if back > 1 else ''}."
+        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {effect.rewritten:,} rewritten; "
+        f"pays back after {back} request{'s' if back > 1 else ''}."
     )
-    if shown.edit in TOOL_OUTPUT_TYPES:
-        figures += " Under `on_arrival` nothing is rewritten."
     parts = [f"`{{{written}}}`{target}, on `{shown.session}`. {shown.note}".strip(), "", "~~~~text"]
     parts += ["before", *effect.before(shown.positions), "after", *effect.after(shown.positions)]
     return "\n".join([*parts, "~~~~", "", figures, ""])
