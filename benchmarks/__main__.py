@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks import appends, cases, profiling, report, subjects
+from benchmarks import against, appends, cases, profiling, report, subjects
 from benchmarks.compiling import BUILD, FOLDER, NoCompiler, Programs, compile_programs
 
 _WIDTH: Final = 150
@@ -29,6 +30,7 @@ _RESULTS: Final = FOLDER / "results"
 _PAGE: Final = FOLDER.parent / "docs" / "performance.md"
 _FULL: Final = cases.Effort(rounds=3, seconds=1.2)
 _QUICK: Final = cases.Effort(rounds=2, seconds=0.4)
+_AGAINST: Final = cases.Effort(rounds=10, seconds=1.0)
 _APPENDS: Final = "appends"
 """What `--only` calls them."""
 _APPEND_PHASES: Final = 30
@@ -56,6 +58,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=BUILD))  # beside the checkout: a disk, not a RAM disk
     try:
+        if given.against is not None:
+            _compare(programs, folder, given, console)
+            shutil.rmtree(folder)
+            return 0
         results = _measure(programs, folder, given)
     except RuntimeError as why:
         console.print(f"It went wrong, and {folder} is left to be looked at. {why}", markup=False)
@@ -84,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="how often each subject has its turn")
     parser.add_argument("--seconds", type=float, help="how long a turn is")
     parser.add_argument("--profile", action="store_true", help="where a small request's time goes, instead")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PATH",
+        help="compare with another checkout of this repository that has its own .venv, instead",
+    )
     parser.add_argument("--publish", action="store_true", help="put the tables into docs/performance.md")
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
     return parser
@@ -98,11 +110,7 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
         "effort": {"rounds": effort.rounds, "seconds": effort.seconds},
     }
     results["cases"] = []
-    began = time.monotonic()
-
-    def say(what: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
-
+    say = _clock()
     if given.profile:
         say("profile")
         results["profile"] = profiling.measure(programs, folder, max(effort.seconds, 5.0))
@@ -135,6 +143,33 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
                 say=say,
             )
     return results
+
+
+def _compare(programs: Programs, folder: Path, given: argparse.Namespace, console: Console) -> None:
+    """Measure this checkout and another one in alternating rounds, and print both."""
+    wanted = given.only or against.CASES
+    chosen = [case for case in cases.all_cases(quick=False) if _matches(case.name, wanted)]
+    effort = cases.Effort(rounds=given.rounds or _AGAINST.rounds, seconds=given.seconds or _AGAINST.seconds)
+    results = against.measure(programs, given.against, chosen, effort, folder, _clock())
+    results["machine"] = _machine()
+    _RESULTS.mkdir(exist_ok=True)
+    (_RESULTS / "against.json").write_text(json.dumps(results, indent=1), "utf-8")
+    head, *rows = against.table(results)
+    table = Table(*head, title=" against ".join(results["checkouts"].values()), title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"Written: {_RESULTS}/against.json")
+
+
+def _clock() -> cases.Say:
+    """Return a function that prints what runs, with the seconds since now."""
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def _matches(name: str, wanted: Sequence[str]) -> bool:

@@ -1,9 +1,9 @@
-"""Where the time of a small request goes, by floor of the package and by library.
+"""Where the time of a small request goes, by room of the package and by library.
 
-With py-spy on the path the served process is sampled from outside, where it holds the interpreter's lock.
-Without it the command runs under cProfile, which counts the CPU time of the event loop's thread alone,
-makes small functions look dearer than they are, and cannot see into the event loop itself: what it does
-not see is said as such. Other threads are given by their CPU time.
+With py-spy on the path, the running server is sampled from outside while it holds the interpreter's lock.
+Without py-spy the server runs under cProfile. That measures the event loop's thread only, overstates small
+functions, and does not see into the event loop; the table has a line for what it does not see. Other threads
+are given by their CPU time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from benchmarks.compiling import Programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
 
-_FLOORS: Final = "api|wire|history|exchange|trimming|store|tokens|upstream|telemetry|settings"
 _LIBRARIES: Final = {
     "aiohttp": "upstream: aiohttp",
     "multidict": "upstream: aiohttp",
@@ -52,8 +51,8 @@ _LIBRARIES: Final = {
     "queue.py": "threads",
     "logging": "telemetry",
 }
-_PACKAGE: Final = re.compile(rf"(?:^|/)proxy/({_FLOORS})(?:/|\.py)")
-_ANY: Final = re.compile(r"(?:^|/)proxy/\w+\.py")
+_ROOM: Final = re.compile(r"(?:^|/)proxy/(\w+)/")
+_FILE: Final = re.compile(r"(?:^|/)proxy/\w+\.py")
 _LIBRARY: Final = re.compile(r"^.*(?:site-packages|python3\.\d+)/([\w.]+)")
 _WAITING: Final = re.compile(
     r"(?:^|;)(?:\w+\.)*(?:_worker|wait|get|join) \([^()]*(?:thread|threading|queue)\.py[^()]*\)$"
@@ -65,11 +64,11 @@ _CONNECTIONS: Final = 16
 _WARMUP: Final = 20
 
 
-def floor_of(path: str) -> str | None:
+def room_of(path: str) -> str | None:
     """Return where code belongs, by its file; None where that is left to who called it."""
-    if found := _PACKAGE.search(path):
+    if found := _ROOM.search(path):
         return found[1]
-    if _ANY.search(path):
+    if _FILE.search(path):
         return "app"
     if found := _LIBRARY.search(path):
         return _LIBRARIES.get(found[1])
@@ -99,14 +98,14 @@ def _load(programs: Programs, subject: Subject, folder: Path, seconds: float) ->
 
 
 def _table(by: str, requests: int, spent: Mapping[str, float]) -> dict[str, Any]:
-    """Return the floors, those that take most first, in shares and in milliseconds for each request."""
+    """Return the rooms, those that take most first, in shares and in milliseconds for each request."""
     total = sum(spent.values())
     return {
         "by": by,
         "requests": requests,
-        "floors": [
-            {"floor": floor, "share": took / total, "ms": 1000 * took / requests}
-            for floor, took in sorted(spent.items(), key=lambda item: -item[1])
+        "rooms": [
+            {"room": room, "share": took / total, "ms": 1000 * took / requests}
+            for room, took in sorted(spent.items(), key=lambda item: -item[1])
             if took > 0
         ],
     }
@@ -134,11 +133,11 @@ def _from_outside(
             sampler.wait()
     counts = count_stacks(stacks.read_text("utf-8").splitlines())
     samples = sum(counts.values())
-    return _table("py-spy", requests, {floor: used * count / samples for floor, count in counts.items()})
+    return _table("py-spy", requests, {room: used * count / samples for room, count in counts.items()})
 
 
 def count_stacks(lines: Iterable[str]) -> Counter[str]:
-    """Count samples by floor: each belongs to the innermost frame whose place is known.
+    """Count samples by room: each belongs to the innermost frame whose place is known.
 
     Threads that wait for work are left out.
     """
@@ -148,8 +147,8 @@ def count_stacks(lines: Iterable[str]) -> Counter[str]:
         if _WAITING.search(stack):
             continue
         paths = re.findall(r"\(([^()]+?)(?::\d+)?\)(?:;|$)", stack)
-        floor = next((floor for path in reversed(paths) if (floor := floor_of(path))), _UNSEEN)
-        counts[floor] += int(count)
+        room = next((room for path in reversed(paths) if (room := room_of(path))), _UNSEEN)
+        counts[room] += int(count)
     return counts
 
 
@@ -170,7 +169,7 @@ def _from_inside(programs: Programs, folder: Path, seconds: float, upstream: Sub
         str(configuration),
     ]
     with subjects.running(command, folder / "profiled.log", port) as pid:
-        subject = Subject(name=subjects.PALIMPSEST, port=port, pid=pid)
+        subject = Subject(name=subjects.PALIMPSEST, port=port, pid=pid, stores=True)
         _load(programs, subject, folder, 1.0)
         os.kill(pid, signal.SIGUSR1)
         requests = _load(programs, subject, folder, seconds)
@@ -178,8 +177,8 @@ def _from_inside(programs: Programs, folder: Path, seconds: float, upstream: Sub
     return _table("cProfile", requests, spent)
 
 
-def spent_by_floor(stats: pstats.Stats) -> dict[str, float]:
-    """Return seconds by floor; what C code and other libraries took counts for who called them."""
+def spent_by_room(stats: pstats.Stats) -> dict[str, float]:
+    """Return seconds by room; what C code and other libraries took counts for who called them."""
     table = cast(
         "dict[tuple[str, int, str], tuple[int, int, float, float, dict[tuple[str, int, str], Any]]]",
         getattr(stats, "stats"),  # noqa: B009 - pstats does not declare it
@@ -187,12 +186,12 @@ def spent_by_floor(stats: pstats.Stats) -> dict[str, float]:
     spent: defaultdict[str, float] = defaultdict(float)
 
     def give(function: tuple[str, int, str], took: float, depth: int) -> None:
-        floor = floor_of(function[0])
+        room = room_of(function[0])
         callers = table[function][4] if function in table else {}
         shares = {caller: float(told[2]) for caller, told in callers.items()}
         weight = sum(shares.values())
-        if floor is not None or depth == 0 or weight <= 0:
-            spent[floor or "other"] += took
+        if room is not None or depth == 0 or weight <= 0:
+            spent[room or "other"] += took
             return
         for caller, share in shares.items():
             give(caller, took * share / weight, depth - 1)
@@ -221,7 +220,7 @@ def main() -> None:
     finally:
         profile.disable()
         mine, everybody = time.thread_time() - began[0], time.process_time() - began[1]
-        spent = spent_by_floor(pstats.Stats(profile))
+        spent = spent_by_room(pstats.Stats(profile))
         spent[_UNSEEN] = max(mine - sum(spent.values()), 0.0)
         spent[_THREADS] = max(everybody - mine, 0.0)
         out.write_text(json.dumps(spent), "utf-8")

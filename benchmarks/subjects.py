@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import bodies
-from benchmarks.compiling import Programs
+from benchmarks.compiling import FOLDER, Programs
 
 _START_SECONDS: Final = 60
 _STOP_SECONDS: Final = 40
@@ -37,16 +37,19 @@ class Subject:
     """A process that answers chat completions."""
 
     name: str
-    """One of `ALL`."""
+    """One of `ALL`, or the name of a state of the repository."""
     port: int
     """Where it listens, on 127.0.0.1."""
     pid: int
     """Its process; it has no children."""
+    stores: bool = False
+    """Whether it keeps histories, which must be stored before a case is measured."""
 
-    @property
-    def stores(self) -> bool:
-        """Whether it keeps histories, which have to be there before they are measured."""
-        return self.name == PALIMPSEST
+    def resident_mb(self) -> float:
+        """Return its resident memory (RSS) in megabytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text("ascii")
+        kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(kilobytes) / 1024
 
     def cpu_seconds(self) -> float:
         """Return the CPU time it has used, in user and kernel mode, by all threads."""
@@ -89,16 +92,34 @@ def passthrough(behind: Subject, folder: Path, name: str) -> Iterator[Subject]:
 
 @contextmanager
 def palimpsest(
-    behind: Subject, folder: Path, policies: Mapping[str, Any] | None = None, name: str = "palimpsest"
+    behind: Subject,
+    folder: Path,
+    policies: Mapping[str, Any] | None = None,
+    name: str = PALIMPSEST,
+    checkout: Path | None = None,
 ) -> Iterator[Subject]:
-    """Run the proxy before the upstream, with its defaults, a store in `folder`, and these policies."""
+    """Run the proxy before the upstream, with its defaults, a store in `folder`, and these policies.
+
+    Args:
+        behind: the upstream.
+        folder: where its configuration, its store and its log go.
+        policies: the policies of its configuration.
+        name: of its files in `folder`.
+        checkout: the repository whose proxy runs, with its own `.venv`; None is this one.
+    """
     port = free_port()
+    if checkout is None:
+        command, subject = command_line(), PALIMPSEST
+    else:
+        command, subject = [str(checkout / ".venv" / "bin" / "palimpsest")], name
+    config = configuration(behind, folder, policies, name, port)
     with running(
-        [*command_line(), "serve", "--config", str(configuration(behind, folder, policies, name, port))],
+        [*command, "serve", "--config", str(config)],
         folder / f"{name}.log",
         port,
+        checkout or FOLDER.parent,
     ) as pid:
-        yield Subject(name=PALIMPSEST, port=port, pid=pid)
+        yield Subject(name=subject, port=port, pid=pid, stores=True)
 
 
 def configuration(
@@ -131,12 +152,10 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def running(command: list[str], log: Path, port: int) -> Iterator[int]:
-    """Run a server, from when it listens until it has stopped."""
+def running(command: list[str], log: Path, port: int, cwd: Path = FOLDER.parent) -> Iterator[int]:
+    """Run a server; yield its process id once it listens, and stop it afterwards."""
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=environment(), cwd=Path(__file__).parents[1]
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), cwd=cwd)
         try:
             _wait_for(process, port, log)
             yield process.pid
@@ -157,7 +176,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
                 return
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"It did not start: {log.read_text('utf-8', 'replace')[-2000:]}")
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 
 def free_port() -> int:

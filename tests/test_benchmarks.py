@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import appends, bodies, cases, profiling, report, subjects
+from benchmarks import against, appends, bodies, cases, profiling, report, subjects
 from benchmarks.compiling import NoCompiler, Programs, compile_programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
@@ -112,6 +112,38 @@ def test_a_growing_history_is_resent_as_it_was_answered(
             assert len({message["content"] for message in stored[12:]}) == 8
 
 
+def test_two_states_are_compared_round_by_round(
+    programs: Programs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = Path(__file__).parents[1]
+    monkeypatch.setattr(against, "_STARTS", 1)
+    monkeypatch.setattr(against, "_IDLE_SECONDS", 0.0)
+    if not (checkout / ".venv" / "bin" / "palimpsest").exists():
+        pytest.skip("this checkout has no .venv of its own")
+    chosen = [cases.Case("small", 2, stream=False)]
+    results = against.measure(programs, checkout, chosen, EFFORT, folder, lambda _: None)
+    [case] = results["cases"]
+    assert case["name"] == "small-2-json"
+    assert set(case["figures"]["per_second"]) == {against.HERE, against.OTHER}
+    assert len(case["ratios"]["per_second"]) == EFFORT.rounds
+    assert set(results["start_seconds"]) == set(results["idle_mb"]) == {against.HERE, against.OTHER}
+    titles = [row[0] for row in against.table(results)]
+    assert titles == [
+        "",
+        "small-2-json, requests/s",
+        "small-2-json, CPU ms",
+        "small-2-json, p50 ms",
+        "start-up, s",
+        "RSS idle, MB",
+        "RSS after load, MB",
+    ]
+
+
+def test_a_checkout_without_its_own_programs_is_refused(programs: Programs, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=re.escape("has no .venv/bin/palimpsest")):
+        against.measure(programs, tmp_path, [], EFFORT, tmp_path, lambda _: None)
+
+
 def test_a_new_session_for_every_request(programs: Programs, folder: Path, palimpsest: Subject) -> None:
     case = cases.Case("new", 2, stream=False)
     [record] = cases.measure(programs, [palimpsest], [case], EFFORT, folder, lambda _: None)
@@ -178,19 +210,20 @@ def test_histories_have_the_length_that_is_asked_for(messages: int, size: int) -
 
 
 def test_code_is_known_by_its_file() -> None:
-    assert profiling.floor_of("/any/where/proxy/store/sqlite.py") == "store"
-    assert profiling.floor_of("/any/where/proxy/server/app.py") == "app"
-    assert profiling.floor_of("/lib/python3.11/site-packages/aiohttp/client.py") == "upstream: aiohttp"
-    assert profiling.floor_of("/lib/python3.11/asyncio/tasks.py") == "asyncio, anyio"
-    assert profiling.floor_of("~") is None
+    assert profiling.room_of("/any/where/proxy/store/sqlite.py") == "store"
+    assert profiling.room_of("/any/where/proxy/server/app.py") == "server"
+    assert profiling.room_of("/any/where/proxy/errors.py") == "app"
+    assert profiling.room_of("/lib/python3.11/site-packages/aiohttp/client.py") == "upstream: aiohttp"
+    assert profiling.room_of("/lib/python3.11/asyncio/tasks.py") == "asyncio, anyio"
+    assert profiling.room_of("~") is None
     counts = profiling.count_stacks(
         [
-            "run (/lib/python3.11/asyncio/runners.py:1);answer (/x/proxy/server/chat.py:2);f (/y/json.py:3) 4",
+            "run (/lib/python3.11/asyncio/runners.py:1);ask (/x/proxy/server/chat.py:2);f (/y/json.py:3) 4",
             "main (/y/bin:1) 1",
             "run (/l/python3.11/threading.py:1);Condition.wait (/l/python3.11/threading.py:327) 9",
         ]
     )
-    assert counts["api"] == 4
+    assert counts["server"] == 4
     assert sum(counts.values()) == 5
 
 

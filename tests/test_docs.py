@@ -130,18 +130,22 @@ def test_every_header_is_documented(name: str) -> None:
 
 
 def test_every_field_of_the_log_line_is_documented() -> None:
-    nothing = PlanReport(
+    report = PlanReport(
         session="s",
         exchange="e",
         plan=bypass((), PlanningContext(count=lambda _: 0)),
-        instructions=0,
-        messages=0,
+        warnings=(),
+        messages_before=0,
+        messages_sent=0,
+        tokens_before=0,
+        tokens_sent=0,
+        edits=(),
     )
     part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
     documented = {
         name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")
     }
-    assert documented == {f"`{name}`" for name in log_line(nothing, "first", "complete", 1.0)}
+    assert documented == {f"`{name}`" for name in log_line(report, "first", "complete", 1.0)}
 
 
 def test_every_command_is_in_the_readme() -> None:

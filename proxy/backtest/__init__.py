@@ -19,6 +19,7 @@ It stands beside `exchange`: it decides with the same engine, and asks no upstre
 from __future__ import annotations
 
 from proxy.backtest.baselines import CLAIRVOYANT, PREFIX, baseline, every_baseline
+from proxy.backtest.cache import PromptCache, Rule, Segment
 from proxy.backtest.comparison import Backtest
 from proxy.backtest.document import as_data
 from proxy.backtest.histories import History, read_file, stored
@@ -35,6 +36,9 @@ __all__ = [
     "History",
     "PolicyStrategy",
     "PriceClass",
+    "PromptCache",
+    "Rule",
+    "Segment",
     "Sheet",
     "Strategy",
     "as_data",

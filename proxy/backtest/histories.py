@@ -21,9 +21,7 @@ import orjson
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, without_unfinished_calls
-from proxy.dialects.reader import read, sound
-from proxy.dialects.shapes import is_array, is_object
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
 from proxy.store import NodeRow, SessionRow, Store
 

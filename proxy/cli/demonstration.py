@@ -13,10 +13,7 @@ from rich.console import Console
 
 from proxy.cli.options import AsJson
 from proxy.cli.serving import server_config
-from proxy.demo.configuration import CONFIG, STORE
-from proxy.demo.measures import Outcome
-from proxy.demo.rehearsal import TRIMMED, rehearse
-from proxy.demo.report import as_data, show
+from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, show
 from proxy.errors import ConfigurationError
 
 Keep = Annotated[
@@ -59,7 +56,7 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-def _look(keep: Path | None, outcome: Outcome) -> tuple[str, ...]:
+def _look(keep: Path | None, outcome: DemoOutcome) -> tuple[str, ...]:
     """Return where to look on."""
     if keep is None:
         return ("Look deeper: palimpsest demo --keep DIR leaves the store to look into.",)

@@ -18,7 +18,7 @@ from rich.table import Table
 from proxy.cli.options import AsJson, Config, Tenant
 from proxy.config import Policies, Settings, load
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from proxy.pipeline import compact, opened, present, valid_id
+from proxy.pipeline import compact, opened, session_view, valid_id
 from proxy.server import jsonl
 from proxy.server.gate import DEFAULT_TENANT
 from proxy.server.sessions import summary_of, summary_told, timestamp
@@ -181,7 +181,7 @@ def compact_session(
         _must_exist(settings)
         async with opened(settings) as means:
             row = await _find(means.store, session, tenant)
-            now = await present(row, policy, Policies(settings.policies), means)
+            now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:
                 raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="--policy")
             patience = _TRIES * settings.summarizer.timeout

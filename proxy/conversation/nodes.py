@@ -45,22 +45,32 @@ def names_under(parent: str, contents: Iterable[bytes]) -> list[str]:
     return names
 
 
-def chain(parent: str, messages: Iterable[Message]) -> list[str]:
-    """Return the names of `messages` in a row under `parent`, oldest first, as `names_under` does.
+def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], list[bytes]]:
+    """Return the node and the content hash of each of `messages` in a row under `parent`, oldest first.
 
     A message that stood under the same parent before is not hashed again.
     """
     names: list[str] = []
+    contents: list[bytes] = []
     for message in messages:
         facts = message.facts
-        step = None if facts is None else facts.step
-        if step is None or step[0] != parent:
-            step = (parent, node_id(parent, message))
-            if facts is not None:
-                facts.step = step
-        parent = step[1]
+        if facts is None:
+            content = _content_hash(message)
+            parent = child(parent, content)
+        else:
+            content = facts.content or content_hash(message)
+            step = facts.step
+            if step is None or step[0] != parent:
+                facts.step = step = (parent, child(parent, content))
+            parent = step[1]
         names.append(parent)
-    return names
+        contents.append(content)
+    return names, contents
+
+
+def chain(parent: str, messages: Iterable[Message]) -> list[str]:
+    """Return the nodes of `messages` in a row under `parent`, oldest first."""
+    return fingerprints(parent, messages)[0]
 
 
 def content_hash(message: Message) -> bytes:

@@ -1,17 +1,16 @@
 """The demonstration: the proxy between a client that replays a recorded conversation and a practice upstream.
 
-    recording       the conversation: what was asked, what was answered, where it comes from
-    upstream        a provider for practice: answers by a script, over HTTP
-    refusals        what such a provider refuses, in its words
-    answers         a reply as JSON or as a stream of events, with its usage
-    cache           the provider's prompt cache, simulated
-    client          an SDK's part: resends the whole history, reads the stream
-    configuration   the file that the proxy is started with: policy, store, upstream
-    server          an ASGI application on a port of its own, while it is needed
-    measures        what was measured, and whether it holds
-    rehearsal       all of it together: the conversation replayed twice
-    report          the measurements as a table, as plain text, as JSON
+    upstream   a practice provider: answers by a script, refuses as a real one does, simulates a prompt cache
+    client     a client that works as an SDK does, and a server for ASGI applications
+    replay     the recording, the proxy's configuration, the two runs, and what was measured
+    report     the measurements as a table, as text, as JSON
 
-It needs no key, no network and no configuration file. The proxy is handed in and is the one that
-serves; nothing here reaches into it.
+It needs no key, no network and no configuration file. The caller passes the proxy in; it is the real one.
 """
+
+from __future__ import annotations
+
+from proxy.demo.replay import CONFIG, STORE, TRIMMED, DemoOutcome, rehearse
+from proxy.demo.report import as_data, show
+
+__all__ = ["CONFIG", "STORE", "TRIMMED", "DemoOutcome", "as_data", "rehearse", "show"]

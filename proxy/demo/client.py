@@ -1,23 +1,29 @@
-"""A client's part, as an SDK plays it: resends the whole history with every request and reads the stream.
+"""The two ends around the proxy: a client that works as an SDK does, and a server for ASGI applications.
 
-Written without the proxy's own reading of streams: what that gets wrong is seen here.
+The client resends the whole history with every request and reads the stream. It does not use the proxy's own
+stream reader, so an error there is seen here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Self
 
 import httpx
 import orjson
+import uvicorn
+from msgspec import Struct
 
 from proxy.dialects import JsonObject
 from proxy.errors import PalimpsestError
 
+_START_SECONDS: Final = 30.0
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+
+class Reply(Struct, frozen=True, kw_only=True):
     """What the client got."""
 
     headers: Mapping[str, str]
@@ -50,7 +56,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def ask(self, body: bytes) -> Answered:
+    def ask(self, body: bytes) -> Reply:
         """Send a request (`request_body`) and return the reply once the stream has ended.
 
         Raises:
@@ -64,7 +70,7 @@ class Client:
         usage: JsonObject = {}
         for chunk in chunks:
             usage = chunk.get("usage") or usage
-        return Answered(headers=dict(response.headers), message=_message_of(chunks), usage=usage)
+        return Reply(headers=dict(response.headers), message=_message_of(chunks), usage=usage)
 
     def get(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""
@@ -113,3 +119,46 @@ def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return message
+
+
+def plain_config(application: Any) -> uvicorn.Config:
+    """Return uvicorn's settings for an application without start-up and shutdown."""
+    return uvicorn.Config(application, lifespan="off", ws="none", log_config=None, access_log=False)
+
+
+@contextmanager
+def serving(config: uvicorn.Config) -> Generator[str]:
+    """Serve on a free port of this machine and yield the address: `http://127.0.0.1:PORT`.
+
+    The server has a thread and an event loop of its own, as in a process of its own: no server waits for
+    another one, and signals stay with the main thread.
+
+    Raises:
+        PalimpsestError: the server did not start.
+    """
+    config.host, config.port = "127.0.0.1", 0
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=_run, args=(server,), name="demo-server", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{_port(server, thread)}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _run(server: uvicorn.Server) -> None:
+    """Serve until told to stop. When its start fails, uvicorn exits; here that ends the thread only."""
+    with suppress(SystemExit):
+        server.run()
+
+
+def _port(server: uvicorn.Server, thread: threading.Thread) -> int:
+    """Wait until the server listens and return its port."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise PalimpsestError("A server of the demonstration did not start; what it logged says why.")
+        time.sleep(0.01)
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    return port

@@ -1,20 +1,17 @@
-"""What was measured, for a reader: a table on a terminal, aligned text elsewhere, JSON for a script.
-
-It prints and knows nothing of how the figures came about.
-"""
+"""The measurements for a reader: a table on a terminal, aligned text elsewhere, JSON for a script."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
+from msgspec import to_builtins
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from proxy.demo.measures import Outcome, Run, Step
+from proxy.demo.replay import DemoOutcome, DemoRun, DemoStep
 
 _TURN_COLUMNS: Final = (
     *("turn", "requests", "messages", "tokens", "sent on", "tokens"),
@@ -22,10 +19,10 @@ _TURN_COLUMNS: Final = (
 )
 _TOTAL_COLUMNS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
 _LEFT: Final = frozenset({"edits", "cut", ""})
-"""Columns of words; the others are figures."""
+"""Columns of words; the others hold figures."""
 
 
-def as_data(outcome: Outcome) -> dict[str, Any]:
+def as_data(outcome: DemoOutcome) -> dict[str, Any]:
     """Return everything that was measured, as JSON data."""
     return {
         "recording": {"id": outcome.recording.id, "source": outcome.recording.source},
@@ -33,13 +30,13 @@ def as_data(outcome: Outcome) -> dict[str, Any]:
         "runs": [_run_data(outcome.trimmed, "default"), _run_data(outcome.whole, "off")],
         "policy": {"trigger_tokens": outcome.trigger, "target_tokens": outcome.target},
         "refused": outcome.refused,
-        "checks": [asdict(check) for check in outcome.checks],
+        "checks": [to_builtins(check) for check in outcome.checks],
         "holds": outcome.holds,
     }
 
 
-def show(outcome: Outcome, console: Console, look: Iterable[str]) -> None:
-    """Print the report; `look` are lines that say where to look on."""
+def show(outcome: DemoOutcome, console: Console, look: Iterable[str]) -> None:
+    """Print the report; `look` are lines at its end that say where to look further."""
     recording = outcome.recording
     _say(
         console,
@@ -70,11 +67,11 @@ def show(outcome: Outcome, console: Console, look: Iterable[str]) -> None:
     _say(console, "", *look)
 
 
-def _turns(run: Run) -> list[list[Step]]:
+def _turns(run: DemoRun) -> list[list[DemoStep]]:
     return [list(steps) for _, steps in groupby(run.steps, key=lambda step: step.turn)]
 
 
-def _turn_row(steps: Sequence[Step]) -> list[str]:
+def _turn_row(steps: Sequence[DemoStep]) -> list[str]:
     last = steps[-1]
     cached = sum(step.cached_tokens for step in steps) / sum(step.forwarded_tokens for step in steps)
     sizes = (last.messages, last.tokens, last.forwarded_messages, last.forwarded_tokens)
@@ -85,7 +82,7 @@ def _turn_row(steps: Sequence[Step]) -> list[str]:
     ]
 
 
-def _legend(run: Run) -> str:
+def _legend(run: DemoRun) -> str:
     """Return what the letters of the edits mean."""
     edits = sorted({edit for step in run.steps for edit in step.edits})
     return ", ".join(f"{_letter(edit)} {edit}" for edit in edits)
@@ -95,12 +92,12 @@ def _letter(edit: str) -> str:
     return edit[0].upper()
 
 
-def _total_row(name: str, run: Run) -> list[str]:
+def _total_row(name: str, run: DemoRun) -> list[str]:
     figures = (f"{run.tokens:,}", f"{run.forwarded:,}", f"{run.saved_percent} %", f"{run.cached:,}")
     return [name, *figures, f"{run.forwarded - run.cached:,}"]
 
 
-def _run_data(run: Run, policy: str) -> dict[str, Any]:
+def _run_data(run: DemoRun, policy: str) -> dict[str, Any]:
     return {
         "session": run.session,
         "policy": policy,
@@ -110,12 +107,12 @@ def _run_data(run: Run, policy: str) -> dict[str, Any]:
         "cached_tokens": run.cached,
         "saved_percent": run.saved_percent,
         "moves": run.moves,
-        "steps": [asdict(step) for step in run.steps],
+        "steps": [to_builtins(step) for step in run.steps],
     }
 
 
 def _table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, with lines on a terminal and plainly aligned elsewhere."""
+    """Print a table: with lines on a terminal, aligned text elsewhere."""
     if not console.is_terminal:
         widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
         for row in (columns, *rows):

@@ -1,68 +1,47 @@
-"""A provider for practice: `POST /v1/chat/completions` answers by a script, `GET /v1/models` names a model.
+"""A practice provider: `POST /v1/chat/completions` answers by a script, `GET /v1/models` names a model.
 
-Every account (the API key it is called with) plays the script from its beginning. A request that a
-real provider would refuse is refused and moves nothing on. What was received is kept in a log.
+Every account (the API key of the request) plays the script from its beginning. A request that a real provider
+would refuse is refused and does not advance the script. All requests are logged. Each account and model has a
+prompt cache by OpenAI's rule for automatic caching, except that it never forgets.
+
+Replies have the form of OpenAI's API reference. The refusals are written from the API's behaviour, on purpose
+without the proxy's own rules: what those overlook is found here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Final, cast
 
 import orjson
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from proxy.demo.answers import completion, events
-from proxy.demo.cache import PrefixCache, Segment
-from proxy.demo.refusals import Refused, check
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.message import ChatMessage
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from proxy.backtest import PromptCache, Rule, Segment
+from proxy.dialects import JsonObject
+from proxy.dialects.chat import CHAT
+from proxy.tokens import TokenCounter
 
 MODEL: Final = "gpt-4o"
 """The model of the recording, and the only one there is."""
+_CREATED: Final = 1715785200
+"""A fixed moment, so that two runs answer with the same bytes."""
+_WORD: Final = re.compile(r"\s*\S+\s*")
+_PIECE: Final = 24
+"""Characters of a tool call's arguments in one event."""
 
 
-class Counter(Protocol):
-    """Counts tokens."""
-
-    def message(self, message: Message, model: str) -> int:
-        """Return the tokens of a message."""
-        ...
-
-    def json(self, raw: bytes, model: str) -> int:
-        """Return the tokens of a JSON text."""
-        ...
-
-
-class QuarterOfBytes:
-    """Four bytes are a token: enough where nothing depends on the tokenizer."""
-
-    def message(self, message: Message, model: str) -> int:  # noqa: ARG002 - every model counts alike
-        """Return the tokens of a message."""
-        return -(-len(message.raw) // 4)
-
-    def json(self, raw: bytes, model: str) -> int:  # noqa: ARG002 - every model counts alike
-        """Return the tokens of a JSON text."""
-        return -(-len(raw) // 4)
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One request as it arrived, and what came of it."""
+class Received(Struct, frozen=True, kw_only=True):
+    """One request as it arrived, and how it was answered."""
 
     account: str
     """The API key that it came with."""
     body: bytes
     messages: tuple[JsonObject, ...]
     """Empty where it was refused."""
-    tokens: int = 0
-    """Tokens of the prompt: tools and messages."""
-    cached: int = 0
-    """How many of them the prompt cache held."""
     refusal: str | None = None
     """Why it was refused; None where it was answered."""
 
@@ -70,26 +49,29 @@ class Received:
 class PracticeUpstream:
     """An ASGI application that plays a provider."""
 
-    def __init__(self, script: Sequence[JsonObject], counter: Counter | None = None) -> None:
+    def __init__(self, script: Sequence[JsonObject], counter: TokenCounter) -> None:
         """Answer with the assistant messages of `script`, one after the other."""
         self._script = tuple(script)
-        self._counter = counter if counter is not None else QuarterOfBytes()
-        self._cache = PrefixCache()
+        self._counter = counter
+        self._caches: dict[tuple[str, str], PromptCache] = {}
+        """By account and model."""
         self.log: list[Received] = []
         """Every request for a completion, in order of arrival."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call of type `http`."""
-        body = await _body_of(receive)
-        asked = (scope["method"], scope["path"])
+        request = Request(scope, receive)
+        asked = (request.method, request.url.path)
         if asked == ("POST", "/v1/chat/completions"):
-            await self._complete(_account(scope), body, send)
+            account = request.headers.get("authorization", "").removeprefix("Bearer ")
+            response = self._complete(account, await request.body())
         elif asked == ("GET", "/v1/models"):
             model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "practice"}
-            await _respond(send, 200, orjson.dumps({"object": "list", "data": [model]}))
+            response = JSONResponse({"object": "list", "data": [model]})
         else:
             unknown = Refused(f"Unknown request URL: {asked[0]} {asked[1]}.", None, "unknown_url")
-            await _respond(send, 404, orjson.dumps(unknown.body))
+            response = JSONResponse(unknown.body, 404)
+        await response(scope, receive, send)
 
     def answered(self, account: str) -> list[Received]:
         """Return the requests of `account` that were answered."""
@@ -99,36 +81,36 @@ class PracticeUpstream:
         """Return the prompt tokens of a request, as they are counted here."""
         return sum(segment.tokens for segment in self._prompt(request))
 
-    async def _complete(self, account: str, body: bytes, send: Send) -> None:
+    def _complete(self, account: str, body: bytes) -> Response:
         """Answer a request with the next reply, or refuse it."""
         number = len(self.answered(account))
         try:
-            request = check(_parsed(body))
+            request = check_request(body)
             if number >= len(self._script):
                 raise Refused("The script of this practice upstream is at its end.", None, "script_ended")
         except Refused as why:
             self.log.append(Received(account=account, body=body, messages=(), refusal=str(why)))
-            await _respond(send, 400, orjson.dumps(why.body))
-            return
+            return JSONResponse(why.body, 400)
         reply, model = self._script[number], request["model"]
         prompt = self._prompt(request)
         tokens = sum(segment.tokens for segment in prompt)
-        cached = self._cache.read(account, model, prompt)
-        self.log.append(
-            Received(
-                account=account, body=body, messages=tuple(request["messages"]), tokens=tokens, cached=cached
-            )
-        )
-        usage = _usage(tokens, cached, self._counter.message(ChatMessage.of(reply), model))
+        cached = self._caches.setdefault((account, model), PromptCache(Rule())).read(prompt).read
+        messages = tuple(request["messages"])
+        self.log.append(Received(account=account, body=body, messages=messages))
+        written = self._counter.message(CHAT.message(orjson.dumps(reply)), model)
+        usage = {
+            "prompt_tokens": tokens,
+            "completion_tokens": written,
+            "total_tokens": tokens + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
         if not request.get("stream"):
-            await _respond(send, 200, completion(number, model, reply, usage))
-            return
+            return Response(completion(number, model, reply, usage), media_type="application/json")
         options: JsonObject = request.get("stream_options") or {}
-        wants_usage = bool(options.get("include_usage"))
-        await _start(send, 200, b"text/event-stream; charset=utf-8")
-        for event in events(number, model, reply, usage if wants_usage else None):
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        told = usage if options.get("include_usage") else None
+        return StreamingResponse(
+            _one_by_one(events(number, model, reply, told)), media_type="text/event-stream"
+        )
 
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
@@ -138,47 +120,149 @@ class PracticeUpstream:
             raw = orjson.dumps(tools)
             prompt.append(Segment(text=raw, tokens=self._counter.json(raw, model)))
         for data in request["messages"]:
-            message = ChatMessage.of(data)
+            message = CHAT.message(orjson.dumps(data))
             prompt.append(Segment(text=message.raw, tokens=self._counter.message(message, model)))
         return prompt
 
 
-def _usage(prompt: int, cached: int, reply: int) -> JsonObject:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": reply,
-        "total_tokens": prompt + reply,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+async def _one_by_one(stream: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for event in stream:
+        yield event
 
 
-def _parsed(body: bytes) -> Any:
+# ------------------------------------------------------------------------------------------- refusals
+
+
+class Refused(Exception):
+    """The request is refused; `body` is that of a 400 in OpenAI's form."""
+
+    def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.body: JsonObject = {
+            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        }
+
+
+def check_request(raw: bytes) -> JsonObject:
+    """Return the parsed body of a request that a provider would accept.
+
+    Raises:
+        Refused: a provider would refuse it.
+    """
     try:
-        return orjson.loads(body)
+        request = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return None  # `check` says what is wrong with it
+        request = None
+    if not isinstance(request, dict):
+        raise Refused("We could not parse the JSON body of your request.", None)
+    body: JsonObject = cast("JsonObject", request)
+    if not isinstance(body.get("model"), str):
+        raise Refused("you must provide a model parameter", None)
+    if not isinstance(body.get("messages"), list):
+        raise Refused("Missing required parameter: 'messages'.", "messages", "missing_required_parameter")
+    _check_not_empty(body["messages"], "messages")
+    if "tools" in body:
+        _check_not_empty(body["tools"], "tools")
+    _check_calls(body["messages"])
+    return body
 
 
-def _account(scope: Scope) -> str:
-    """Return the API key; empty where there is none."""
-    value = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    return str(value.decode("latin-1")).removeprefix("Bearer ")
+def _check_not_empty(value: Any, name: str) -> None:
+    if value == []:
+        raise Refused(
+            f"Invalid '{name}': empty array. Expected an array with minimum length 1, "
+            "but got an empty array instead.",
+            name,
+            "empty_array",
+        )
 
 
-async def _body_of(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    more = True
-    while more:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
+def _check_calls(messages: list[Any]) -> None:
+    """Check that the results of calls follow the calls at once, and that no result is without a call."""
+    open_calls: list[str] = []
+    for position, item in enumerate(messages):
+        if not isinstance(item, dict):
+            raise Refused("Invalid type: expected an object.", f"messages[{position}]", "invalid_type")
+        message = cast("JsonObject", item)
+        role = message.get("role")
+        if role == "tool":
+            if message.get("tool_call_id") not in open_calls:
+                raise Refused(
+                    "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
+                    "with 'tool_calls'.",
+                    f"messages.[{position}].role",
+                )
+            open_calls.remove(message["tool_call_id"])
+            continue
+        _check_answered(open_calls, position)
+        if role not in {"system", "developer", "user", "assistant"}:
+            raise Refused(f"Invalid value: {role!r}.", f"messages[{position}].role", "invalid_value")
+        if "tool_calls" in message:
+            _check_not_empty(message["tool_calls"], f"messages[{position}].tool_calls")
+            open_calls = [str(call.get("id")) for call in message["tool_calls"] or ()]
+    _check_answered(open_calls, len(messages))
 
 
-async def _start(send: Send, status: int, kind: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+def _check_answered(open_calls: list[str], position: int) -> None:
+    if open_calls:
+        raise Refused(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to "
+            f"each 'tool_call_id'. The following tool_call_ids did not have response "
+            f"messages: {', '.join(open_calls)}",
+            f"messages.[{position}].role",
+        )
 
 
-async def _respond(send: Send, status: int, body: bytes) -> None:
-    await _start(send, status, b"application/json")
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+# -------------------------------------------------------------------------------------------- replies
+
+
+def completion(number: int, model: str, reply: JsonObject, usage: JsonObject) -> bytes:
+    """Return the reply as a chat completion."""
+    choice = {"index": 0, "message": reply, "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return orjson.dumps(_envelope(number, model, "chat.completion") | {"choices": [choice], "usage": usage})
+
+
+def events(number: int, model: str, reply: JsonObject, usage: JsonObject | None) -> Iterator[bytes]:
+    """Yield the reply as events, its text word by word; `usage` is None if the request asked for none."""
+    for delta in _deltas(reply):
+        yield _event(number, model, [_choice(delta, None)], usage)
+    yield _event(number, model, [_choice({}, _finish_reason(reply))], usage)
+    if usage is not None:
+        yield _event(number, model, [], usage, last=True)
+    yield b"data: [DONE]\n\n"
+
+
+def _deltas(reply: JsonObject) -> Iterator[JsonObject]:
+    text = reply.get("content")
+    yield {"role": "assistant", "content": "" if text else None}
+    for word in _WORD.findall(text or ""):
+        yield {"content": word}
+    for index, call in enumerate(reply.get("tool_calls") or ()):
+        function, arguments = call["function"], call["function"]["arguments"]
+        head = {"name": function["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": index, "id": call["id"], "type": call["type"], "function": head}]}
+        for start in range(0, len(arguments), _PIECE):
+            piece = {"arguments": arguments[start : start + _PIECE]}
+            yield {"tool_calls": [{"index": index, "function": piece}]}
+
+
+def _choice(delta: JsonObject, finish_reason: str | None) -> JsonObject:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _event(
+    number: int, model: str, choices: list[JsonObject], usage: JsonObject | None, *, last: bool = False
+) -> bytes:
+    """Return one event. With usage, the field is null in all events but the last."""
+    chunk: dict[str, Any] = _envelope(number, model, "chat.completion.chunk") | {"choices": choices}
+    if usage is not None:
+        chunk["usage"] = usage if last else None
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _envelope(number: int, model: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-practice-{number}", "object": kind, "created": _CREATED, "model": model}
+
+
+def _finish_reason(reply: JsonObject) -> str:
+    return "tool_calls" if reply.get("tool_calls") else "stop"

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import write
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
@@ -53,6 +53,17 @@ class Attachment(Struct, frozen=True, kw_only=True):
     is_image: bool
     description: str
     """Its media type and size, or its address."""
+
+
+class Countable(Struct, frozen=True, kw_only=True):
+    """What of a message costs tokens."""
+
+    texts: tuple[str, ...]
+    """Each text that the model reads; they are counted one by one."""
+    media: int = 0
+    """Number of images, sounds and files, whose bytes are no text."""
+    small_images: int = 0
+    """Number of images that are sent in low detail; they are not among `media`."""
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -255,6 +266,10 @@ class Message(ABC):
     @abstractmethod
     def all_texts(self) -> Iterator[str]:
         """Yield every text in it that somebody wrote: content, calls, arguments, names, a refusal."""
+
+    @abstractmethod
+    def countable(self) -> Countable:
+        """Return what of it costs tokens: no ids, and no reasoning, since that is seldom sent back."""
 
     @abstractmethod
     def readable(self) -> str:

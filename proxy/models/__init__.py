@@ -1,19 +1,14 @@
 """What is known of models: context windows, prices, and how their providers cache.
 
-    dollars     prices in dollars per million tokens, and what an exchange cost
-    published   what the price list that comes with a package says of a model
-    caches      how providers cache, by model and host
-    facts       all of it, for one model
-    catalogue   what everybody else asks for facts; the operator's word counts first
+    prices      prices in dollars, what an exchange cost, and what the published price list says
+    catalogue   Catalogue: all facts about a model; the operator's settings come first
 
-Nothing here touches the network, and the price list is read when it is first asked for, not when a
-module is imported. It knows no request and no policy.
+Nothing here uses the network. The price list is read when it is first needed, not by an import.
 """
 
 from __future__ import annotations
 
-from proxy.models.catalogue import COMMON_OUTPUT, Catalogue
-from proxy.models.dollars import Dollars, DollarStep, cost
-from proxy.models.facts import ModelFacts
+from proxy.models.catalogue import COMMON_OUTPUT, Catalogue, ModelFacts
+from proxy.models.prices import Dollars, DollarStep, cost
 
 __all__ = ["COMMON_OUTPUT", "Catalogue", "DollarStep", "Dollars", "ModelFacts", "cost"]

@@ -1,51 +1,153 @@
-"""What is known of a model, put together: the operator's word, then what is published, then what is common.
+"""All facts about a model: from the operator's settings, the price list, and a table of providers' caches.
 
-Everybody else asks here. It makes no request, and remembers what it found for a quarter of an hour:
-some prices depend on the time of day.
+Answers are kept for a quarter of an hour, since some prices depend on the time of day. Providers do not
+report how they cache. The table is taken from their documentation, as of November 2026:
+
+    OpenAI       before GPT-5.6 prefixes of at least 1,024 tokens in steps of 128, kept for 5 to 10
+                 minutes; since then only up to breakpoints, one of them at the newest message, kept for 30
+    Anthropic    only up to `cache_control` marks, kept for 5 minutes; the shortest prefix depends on the
+                 model. Its own endpoint for OpenAI's clients caches nothing; gateways to it pass marks on
+    Google       prefixes of at least 2,048 tokens (since Gemini 3: 4,096), lifetime unknown
+    DeepSeek     prefixes, kept for hours
+    Groq         prefixes, kept for 2 hours
+    Moonshot     prefixes in steps of 256 (as others have measured), kept for 5 minutes
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
+from urllib.parse import urlsplit
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.config import ModelPrices, ModelRule, PriceStep
-from proxy.models.caches import COMMON, CacheRules, cache_rules
-from proxy.models.dollars import Dollars, DollarStep
-from proxy.models.facts import ModelFacts
-from proxy.models.published import Published, load, published
+from proxy.config import Breakpoints, Matching, ModelPrices, ModelRule, PriceStep
+from proxy.models.prices import Dollars, DollarStep, load, published
 from proxy.trimming import Prices, PriceSource, Step
 
 COMMON_READ: Final = 0.1
-"""What a cached token costs most often, relative to one that is not, where caches are priced at all."""
+"""The usual price of a cached token relative to an uncached one, where caches have a price at all."""
 MARKED_WRITE: Final = 1.25
-"""What writing to the cache costs where it matches at breakpoints only, at OpenAI as at Anthropic."""
+"""The price of writing to a cache that matches at breakpoints only, at OpenAI as at Anthropic."""
+_UNMARKED_WRITE: Final = 1.0
+"""The price of writing to an automatic cache: just the input."""
 COMMON_OUTPUT: Final = 4.0
-"""What a token of output costs most often, relative to one of input."""
+"""The usual price of an output token relative to an input token."""
 
 _LONGEST_NAME: Final = 256
-"""Letters of the longest name that is looked up: names come from clients."""
+"""Characters of a name that are looked up: clients choose the names."""
 _REMEMBERED: Final = 1024
 _SHELF_LIFE: Final = 900
-"""Seconds for which an answer holds."""
-_UNMARKED_WRITE: Final = 1.0
-"""What writing costs to a cache that comes by itself: just the input."""
+"""Seconds for which an answer is kept."""
+
+
+class CacheRules(Struct, frozen=True, kw_only=True):
+    """How a model's provider caches."""
+
+    matching: Matching = "blocks"
+    """`blocks`: the longest common prefix counts, in whole blocks. `breakpoints`: only up to marks."""
+    block: int = 128
+    """Tokens of a block."""
+    minimum: int = 1024
+    """Tokens of the shortest prefix that is cached."""
+    lifetime: float = 300.0
+    """Seconds without a request after which a prefix is gone."""
+    breakpoints: Breakpoints = "none"
+    """Which explicit marks the model accepts."""
+    cached: bool = True
+    """Whether anything is cached at all."""
+    key: bool = False
+    """Whether requests may name their cache (`prompt_cache_key`); other providers may refuse that."""
+
+
+COMMON: Final = CacheRules()
+"""For unknown models: OpenAI's older rules, which most providers follow."""
+
+_LATER_GPT: Final = r"(?<![a-z])gpt-(5\.([6-9]|\d\d)|[6-9]|1\d)(?!\d)"
+"""GPT-5.6 and later. Names like gpt-35-turbo and gpt-41 are deployments of older ones."""
+_HALF_AN_HOUR: Final = 1800.0
+_TWO_HOURS: Final = 7200.0
+
+
+def _claude(minimum: int = 1024) -> CacheRules:
+    return CacheRules(matching="breakpoints", minimum=minimum, breakpoints="anthropic")
+
+
+_TABLE: Final = tuple(
+    (re.compile(host), re.compile(model), rules)
+    for host, model, rules in (
+        (r"^api\.anthropic\.com$", "", CacheRules(cached=False)),
+        ("", r"claude-3.*haiku", _claude(2048)),
+        ("", r"claude.*haiku|claude-opus-4[-.][567]", _claude(4096)),
+        ("", r"claude-(opus|fable|mythos)-5", _claude(512)),
+        ("", r"claude", _claude()),
+        # Not known to accept OpenAI's marks. The breakpoint at the newest message needs none.
+        (
+            r"(\.|^)(githubcopilot\.com|amazonaws\.com|azure\.com|azure-api\.net)$",
+            _LATER_GPT,
+            CacheRules(matching="breakpoints", lifetime=_HALF_AN_HOUR),
+        ),
+        ("", _LATER_GPT, CacheRules(matching="breakpoints", lifetime=_HALF_AN_HOUR, breakpoints="openai")),
+        (r"^api\.groq\.com$", "", CacheRules(lifetime=_TWO_HOURS)),
+        ("", r"(?<![a-z])(gpt-|chatgpt-|o[134](?![a-z0-9]))", CacheRules()),
+        ("", r"deepseek", CacheRules(block=64, minimum=64, lifetime=_TWO_HOURS)),
+        ("", r"gemini-(2|[a-z])", CacheRules(minimum=2048)),
+        ("", r"gemini", CacheRules(minimum=4096)),
+        ("", r"kimi|moonshot", CacheRules(block=256, minimum=256)),
+    )
+)
+"""Host pattern, model pattern (both in lower case) and rules. The first entry that fits counts."""
+_KEYED: Final = re.compile(r"(\.|^)(openai\.com|openai\.azure\.com)$")
+"""Hosts that accept a `prompt_cache_key`."""
+
+
+def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
+    """Return how `model` is cached at `base_url`; None where nothing is known.
+
+    Args:
+        model: its name as requests give it, with or without its maker's (`anthropic/claude-…`).
+        base_url: the address of the provider's API; None where it is not known.
+    """
+    name = model.lower()
+    host = (urlsplit(base_url).hostname or "") if base_url is not None else ""
+    fitting = (rules for hosts, models, rules in _TABLE if hosts.search(host) and models.search(name))
+    rules = next(fitting, None)
+    return replace(rules, key=True) if rules is not None and _KEYED.search(host) else rules
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True):
+    """What is known of a model at a provider."""
+
+    context_window: int | None
+    """Tokens that a request and its reply may have together; None where it is not known."""
+    prices: Prices
+    """Prices relative to that of input. They are assumed where they are not known."""
+    dollars: Dollars | None
+    """Prices in dollars; None where they are not known. They are never assumed."""
+    matching: Matching
+    """As in `CacheRules`."""
+    block: int
+    """With `blocks`: tokens of a block."""
+    breakpoints: Breakpoints
+    """Which explicit cache marks the model accepts."""
+    takes_key: bool = False
+    """Whether a request may name its cache (`prompt_cache_key`)."""
 
 
 class Catalogue:
-    """What is known of models. One for the process; may be used by several threads at once."""
+    """Facts about models. There is one for the process; threads may share it."""
 
     def __init__(self, rules: tuple[ModelRule, ...] = (), clock: Callable[[], float] = time.time) -> None:
-        """Read nothing yet: see `warm`.
+        """Create a catalogue. The price list is read by `warm` or when it is first needed.
 
         Args:
-            rules: what the operator says of models; the first that fits a model is taken.
+            rules: the operator's settings; the first rule that fits a model counts.
             clock: seconds since 1970.
         """
         self._rules = [rule for rule in rules if not rule.fallback]
@@ -54,15 +156,15 @@ class Catalogue:
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._facts)
 
     def warm(self) -> None:
-        """Read the price list (0.15 s): to be called in a thread, so that no request waits for it."""
+        """Read the price list (0.15 s). Call it in a thread, so that no request waits for it."""
         load()
 
     def facts(self, model: str, base_url: str | None) -> ModelFacts:
-        """Return what is known of a model.
+        """Return the facts about a model.
 
         Args:
             model: its name as the request gives it.
-            base_url: the address of the API that serves it; None where that is not known.
+            base_url: the address of the API that serves it; None where it is not known.
         """
         return self._remembered(model[:_LONGEST_NAME], base_url, int(self._clock() // _SHELF_LIFE))
 
@@ -77,13 +179,13 @@ class Catalogue:
         elif listed is not None and listed.dollars is not None:
             source, dollars = "known", listed.dollars
             if not listed.caches:
-                # Marks would be paid for and bring nothing.
-                rules = replace(rules, breakpoints="none")
+                rules = replace(rules, breakpoints="none")  # marks would cost money and save none
         elif fallback is not None and fallback.prices is not None:
             dollars = _configured(fallback.prices)
         rules = _overridden(rules, rule)
+        windows = [of.context_window for of in (rule, listed, fallback) if of is not None]
         return ModelFacts(
-            context_window=next(_windows(rule, listed, fallback), None),
+            context_window=next((window for window in windows if window is not None), None),
             prices=_relative(dollars, rules, source),
             dollars=dollars,
             matching=rules.matching,
@@ -98,19 +200,11 @@ def _first(rules: list[ModelRule], model: str) -> ModelRule | None:
     return next(fitting, None)
 
 
-def _windows(rule: ModelRule | None, listed: Published | None, fallback: ModelRule | None) -> Iterator[int]:
-    """Yield what is said of the context window, the word that counts most first."""
-    for source in (rule, listed, fallback):
-        if source is not None and source.context_window is not None:
-            yield source.context_window
-
-
 def _overridden(rules: CacheRules, rule: ModelRule | None) -> CacheRules:
-    """Return `rules` with what the operator says of the cache; who says anything of one says there is one."""
+    """Return `rules` with the operator's settings. A setting for the cache means that there is one."""
     if rule is None or rule.cache is None:
         return rules
-    said = rule.cache.model_dump(exclude_none=True)
-    return replace(rules, cached=True, **said)
+    return replace(rules, cached=True, **rule.cache.model_dump(exclude_none=True))
 
 
 def _configured(prices: ModelPrices) -> Dollars:
@@ -124,7 +218,7 @@ def _configured(prices: ModelPrices) -> Dollars:
 
 
 def _step(base: Dollars, step: PriceStep) -> DollarStep:
-    factor = step.input / base.input  # the settings see to it that input is not 0
+    factor = step.input / base.input  # the settings refuse steps where input is 0
     output = base.output * factor if base.output is not None else None
     return DollarStep(
         above=step.above,
@@ -138,7 +232,7 @@ def _step(base: Dollars, step: PriceStep) -> DollarStep:
 
 
 def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -> Prices:
-    """Return prices relative to that of input; where it costs nothing or is not known, what is common."""
+    """Return prices relative to that of input; common ones where input is free or its price unknown."""
     steps: tuple[Step, ...] = ()
     if dollars is None or dollars.input == 0:
         source, read, output = "assumed", COMMON_READ, COMMON_OUTPUT
@@ -151,8 +245,7 @@ def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -
             Step(above=step.above, factor=_ratio(step.dollars.input, unit)) for step in dollars.steps
         )
         if source == "known" and rules.matching == "blocks":
-            # A price of writing is listed for caches that are asked for; this one comes by itself.
-            write = _UNMARKED_WRITE
+            write = _UNMARKED_WRITE  # the listed price is for caches on request; this one is automatic
     if not rules.cached:
         read = write = 1.0
     return Prices(
@@ -167,5 +260,5 @@ def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -
 
 
 def _ratio(price: float, unit: float) -> float:
-    """Return `price` in units of another, as people would write it: 0.3 by 3 is 0.1."""
+    """Return `price` / `unit` without the noise of floating point: 0.3 / 3 is 0.1."""
     return round(price / unit, 6)

@@ -1,47 +1,39 @@
-"""One chat completion, top to bottom.
+"""One chat completion, top to bottom. Start here.
 
-    read the request -> find its session -> find its place in the log -> plan -> open the exchange
-    -> ask upstream -> relay -> settle
+    prepare -> open -> send -> relay -> settle
 
-The request is stored while upstream is asked and before the client hears of an answer; the reply
-is stored before the client sees its end. Whatever ends the exchange, it is settled once.
+The request is stored while upstream is asked, and before the client hears of an answer. The reply is stored
+before the client sees its end. Whatever ends the exchange, it is settled once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from proxy.config import Policies, Settings
+from proxy.conversation import chain
 from proxy.dialects import Message, headers
+from proxy.dialects.chat.completion import FINISH_REASON, made_answer
 from proxy.errors import PalimpsestError
-from proxy.models import cost
-from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
-from proxy.pipeline.finished import FINISH_REASON, finished_answer
-from proxy.pipeline.inquiry import UpstreamSender
-from proxy.pipeline.means import AppServices
-from proxy.pipeline.offering import own_tools
-from proxy.pipeline.past import request_form, size_of
-from proxy.pipeline.planning import planned_of, report_of
-from proxy.pipeline.receipt import log_line
-from proxy.pipeline.reception import Reception
-from proxy.pipeline.relay import Client, Outcome, StreamRelay, relay_json, relay_refusal
+from proxy.pipeline.context import Call, Client
+from proxy.pipeline.own_tools import VirtualRelay, own_tools
+from proxy.pipeline.prepare import Prepared, Preparer
+from proxy.pipeline.receipt import response_headers
+from proxy.pipeline.relay import Answered, StreamRelay, relay_json, relay_refusal
 from proxy.pipeline.rounds import Rounds
-from proxy.pipeline.summing import asked_for, prepared_of, work_of
-from proxy.pipeline.turn import Call, ExchangeContext, opening_of, settlement_of
-from proxy.pipeline.virtual import VirtualRelay
+from proxy.pipeline.send import Sent, UpstreamSender
+from proxy.pipeline.services import AppServices
+from proxy.pipeline.settle import Exchange
+from proxy.pipeline.summary_requests import as_requested
 from proxy.recall import name_in
 from proxy.store import Settled, Status, SummaryRow, session_key
-from proxy.telemetry import log_exchange
-from proxy.trimming import Entry
+from proxy.summaries import Given, Work
+from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
-_LOG: Final = logging.getLogger("palimpsest.exchange")
 _EVENTS: Final = b"text/event-stream"
 _NO_CONTENT: Final = 204
 """An answer that has no body, and can be given none."""
@@ -52,26 +44,29 @@ class ChatCompletions:
     """Answers requests for chat completions. One for the life of the process."""
 
     def __init__(
-        self, settings: Settings, means: AppServices, mark: str | None = None, cache_secret: bytes = b""
+        self,
+        settings: Settings,
+        services: AppServices,
+        process_mark: str | None = None,
+        cache_secret: bytes = b"",
     ) -> None:
         """Put together what an exchange needs.
 
-        `mark`: 8 hexadecimal digits that every exchange's id ends with, the process's own. `cache_secret`:
-        what the names of sessions in the provider's cache are made with.
+        Args:
+            settings: the configuration.
+            services: everything that is open.
+            process_mark: 8 hexadecimal digits that every exchange's id ends with, the process's own.
+            cache_secret: what the names of sessions in the provider's cache are made with.
         """
         self._settings = settings
-        self._store = means.store
-        self._background = means.background
-        self._knowledge = means.knowledge
-        self._summaries = means.summaries
-        self._recall = means.recall
-        self._reception = Reception(settings, means, secrets.token_hex(4) if mark is None else mark)
-        self._inquiry = UpstreamSender(settings, means.upstream, cache_secret)
+        self._services = services
+        self._preparer = Preparer(settings, services, process_mark or secrets.token_hex(4))
+        self._sender = UpstreamSender(settings, services.upstream, cache_secret)
 
     @property
     def policies(self) -> Policies:
         """Those in force."""
-        return self._reception.policies
+        return self._preparer.policies
 
     async def answer(self, call: Call, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
@@ -79,197 +74,197 @@ class ChatCompletions:
         Raises:
             PalimpsestError: it could not be read or planned; `client` was told nothing yet.
         """
-        turn = await self._reception.turn(call)
-        turn.mark("planned")
-        self._begin(turn)
+        exchange = Exchange(await self._preparer.prepare(call), self._services)
+        exchange.mark("planned")
+        exchange.open()
         try:
-            if turn.finishing is not None:
-                await self._repeat(turn, turn.finishing, client)
-            else:
-                await self._sum_up_first(turn)
-                await self._serve(turn, client)
+            if exchange.prepared.finishing is not None:
+                await self._repeat_reply(exchange, exchange.prepared.finishing, client)
+                return
+            if exchange.report.plan.wanted is not None and not self._settings.summarizer.background:
+                await self._await_summary(exchange, exchange.report.plan.wanted)
+            sent = await self._sender.send(exchange.prepared)
+            exchange.report = sent.report
+            await self._relay(exchange, sent, client)
         except PalimpsestError as why:
-            await self._settle(turn, Outcome(status=Status.FAILED, error=why.message))
-            await client.fail(why, turn.ticket.headers())
+            await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
+            await client.fail(why, response_headers(exchange.report))
         except BaseException as why:
-            # The client left (or the server stops) before there was anything to keep, or we made a
-            # mistake: either way nothing more will come, and the exchange must not stay pending.
+            # The client left (or the server stops) before there was anything to keep, or this is a bug.
+            # Either way nothing more will come, and the exchange must not stay pending.
             left = isinstance(why, asyncio.CancelledError)
-            await self._settle(
-                turn,
-                Outcome(status=Status.CANCELLED, error="the client left")
-                if left
-                else Outcome(status=Status.FAILED, error=f"internal error: {type(why).__name__}"),
-            )
+            error = "the client left" if left else f"internal error: {type(why).__name__}"
+            status = Status.CANCELLED if left else Status.FAILED
+            await self._settle(exchange, Answered(status=status, error=error))
             raise
 
-    def _begin(self, turn: ExchangeContext) -> None:
-        """Store what is new, while upstream is being asked."""
-        if turn.stored:
-            turn.began = self._store.begin(opening_of(turn, self._now(), self._knowledge.counter))
-
-    async def _begun(self, turn: ExchangeContext) -> None:
-        """Wait until what is new is stored.
-
-        Raises:
-            StoreUnavailable: it could not be.
-        """
-        if turn.began is not None:
-            try:
-                # Most upstreams take longer, and nothing is left to shield.
-                await (turn.began if turn.began.done() else asyncio.shield(turn.began))
-            except PalimpsestError:
-                turn.stored = False  # there is nothing to settle
-                raise
-
-    async def _repeat(self, turn: ExchangeContext, entry: Entry, client: Client) -> None:
-        """Answer with a reply that is stored: the task is finished, and upstream is not asked."""
-        await self._begun(turn)
-        reply = entry.message
-        if turn.stored:
-            key = session_key(turn.call.tenant, turn.past.id or "")
-            found = await self._store.body(key, name_in(entry.ref) or "")
-            reply = found[1].without_own_fields() if found is not None else reply
-        await self._settle(turn, Outcome(status=Status.COMPLETE, finish_reasons=(FINISH_REASON,)))
-        request, created = turn.request, self._now() // 1000
-        kind, body = finished_answer(
-            reply,
-            id=f"chatcmpl-{turn.ticket.exchange}",
-            created=created,
-            model=request.model,
-            stream=request.stream,
-            usage=bool(request.wants_usage),
-        )
-        length = (b"content-length", b"%d" % len(body))
-        await client.start(200, [(b"content-type", kind), length, *turn.ticket.headers()])
-        await client.end(body)
-
-    async def _sum_up_first(self, turn: ExchangeContext) -> None:
-        """Wait for the summary that a move of the cut wants, where that is how they are to be made."""
-        wanted, policy = turn.ticket.plan.wanted, turn.policy
-        if wanted is None or policy is None or not turn.stored or self._settings.summarizer.background:
-            return
-        if wanted.urgent:
-            await self._begun(turn)  # among workers one makes it: the session must be there for that
-            attempt = await self._summaries.make(work_of(turn, policy, wanted))
-            turn.waited = attempt.reason
-            if attempt.row is not None:
-                turn.past = replace(turn.past, attempt=attempt.row)
-            prepared = prepared_of(attempt.row)
-            if prepared is not None:
-                turn.known = replace(turn.known, prepared=prepared)
-                name = turn.ticket.plan.policy
-                planned = await planned_of(turn.past, name, policy, turn.known)
-                turn.ticket = report_of(turn.past, planned, turn.known, turn.ticket.exchange)
-            self._reception.warned(turn)
-            turn.mark("summed")
-
-    def _sum_up_after(self, turn: ExchangeContext, settled: Settled) -> None:
-        """Begin the summary that is wanted, now that the messages are nodes."""
-        policy, asked = turn.policy, turn.compaction
-        if policy is None or not settled.replies:
-            return
-        if isinstance(asked, SummaryRow):
-            key = session_key(turn.call.tenant, turn.past.id or "")
-            # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
-            self._background.start(self._store.keep_summary(key, asked_for(asked, self._now())))
-        elif asked is not None:
-            self._summaries.begin(work_of(turn, policy, asked, settled.replies[0], asked=True))
-        elif turn.ticket.plan.wanted is not None and self._settings.summarizer.background:
-            self._summaries.begin(work_of(turn, policy, turn.ticket.plan.wanted, settled.replies[0]))
-
-    async def _serve(self, turn: ExchangeContext, client: Client) -> None:
-        """Ask upstream and relay its answer."""
-        answer, hides_usage = await self._inquiry.ask(turn)
+    async def _relay(self, exchange: Exchange, sent: Sent, client: Client) -> None:
+        """Pass the upstream's answer on to the client, and settle before the client sees its end."""
+        answer, prepared = sent.answer, exchange.prepared
         try:
-            turn.mark("answered")
+            if sent.rescued:
+                exchange.mark("overflowed")
+            exchange.mark("answered")
 
-            def out(answer: Answer) -> list[tuple[bytes, bytes]]:
-                passed = headers.to_client(answer.headers, extra_drop=_decoded(answer))
-                return [*passed, *turn.ticket.headers()]
+            def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
+                decoded = answer.encoding and answer.readable
+                passed = headers.to_client(answer.headers, extra_drop=_DECODED if decoded else ())
+                return passed + response_headers(exchange.report)
 
-            async def settle(outcome: Outcome) -> None:
-                await self._settle(turn, outcome)
+            async def settle(answered: Answered) -> None:
+                await self._settle(exchange, answered)
 
             if not 200 <= answer.status < 300:
-                body = await answer.read()
-                await relay_refusal(answer, client, out(answer), body, settle)
+                await relay_refusal(answer, client, headers_of(answer), await answer.read(), settle)
                 return
-            stream = _is_stream(answer, asked=turn.request.stream)
-            if stream or turn.own:
-                await self._begun(turn)  # the others are told nothing before it is settled
-            if turn.own:
-                rounds = self._rounds(turn, hides_usage=hides_usage)
-                relay = VirtualRelay(answer, client, out, rounds, stream=stream, hides_usage=hides_usage)
-                await self._run(turn, relay.run(settle), relay.outcome)
-            elif stream:
-                plain = StreamRelay(answer, client, hides_usage=hides_usage)
-                await self._run(turn, plain.run(out(answer), settle), plain.outcome)
+            stream = _is_stream(answer, asked=prepared.request.stream)
+            if not stream and not prepared.own_tools:
+                await relay_json(
+                    answer, client, headers_of(answer), settle
+                )  # it settles before it says anything
+                return
+            await exchange.opened()
+            if prepared.own_tools:
+                relay = VirtualRelay(
+                    answer,
+                    client,
+                    headers_of,
+                    self._rounds(exchange, sent),
+                    stream=stream,
+                    hides_usage=sent.hides_usage,
+                    start=self._services.background.start,
+                )
+                await self._run(exchange, relay.run(settle), relay.answered)
             else:
-                await relay_json(answer, client, out(answer), settle)
+                plain = StreamRelay(answer, client, hides_usage=sent.hides_usage)
+                await self._run(exchange, plain.run(headers_of(answer), settle), plain.answered)
         finally:
             await answer.aclose()
 
     async def _run(
-        self, turn: ExchangeContext, relaying: Awaitable[None], outcome: Callable[..., Outcome]
+        self, exchange: Exchange, relaying: Awaitable[None], answered: Callable[..., Answered]
     ) -> None:
         """Relay; where the client leaves meanwhile, settle with what had come by then."""
         try:
             await relaying
         except asyncio.CancelledError:
-            await self._settle(turn, outcome(left=True))
+            await self._settle(exchange, answered(left=True))
             raise
 
-    def _rounds(self, turn: ExchangeContext, *, hides_usage: bool) -> Rounds:
+    def _rounds(self, exchange: Exchange, sent: Sent) -> Rounds:
         """Return what answers calls of the proxy's own tools in this exchange, and asks upstream again."""
 
         async def ask_again(messages: Sequence[Message]) -> Answer:
-            turn.rounds = tuple(messages)
-            return await self._inquiry.ask_again(turn, adds_usage=hides_usage)
+            return await self._sender.send_rounds(sent, messages)
 
         def form(message: Message, partial: bool) -> Message:
-            return request_form(message, self._settings.upstream.reasoning, partial=partial)
+            return message.as_request(self._settings.upstream.reasoning, partial=partial)
 
-        return Rounds(own_tools(turn, self._recall), ask_again, form)
+        return Rounds(own_tools(exchange, self._services.recall), ask_again, form)
 
-    async def _settle(self, turn: ExchangeContext, outcome: Outcome) -> None:
-        """Store how the exchange ended, once, whatever happens to the request meanwhile.
+    async def _repeat_reply(self, exchange: Exchange, entry: Entry, client: Client) -> None:
+        """Answer with a stored reply: the task is finished, and upstream is not asked."""
+        await exchange.opened()
+        prepared, services = exchange.prepared, self._services
+        reply = entry.message
+        if prepared.stored:
+            key = session_key(prepared.call.tenant, prepared.history.id or "")
+            found = await services.store.body(key, name_in(entry.ref) or "")
+            reply = found[1].without_own_fields() if found is not None else reply
+        await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(FINISH_REASON,)))
+        kind, body = made_answer(
+            reply,
+            id=f"chatcmpl-{exchange.report.exchange}",
+            created=services.knowledge.now // 1000,
+            model=prepared.request.model,
+            stream=prepared.request.stream,
+            usage=bool(prepared.request.wants_usage),
+        )
+        length = (b"content-length", b"%d" % len(body))
+        await client.start(200, [(b"content-type", kind), length, *response_headers(exchange.report)])
+        await client.end(body)
 
-        Raises:
-            StoreUnavailable: it could not be stored; nothing was acknowledged.
-        """
-        if turn.settled:
+    async def _await_summary(self, exchange: Exchange, wanted: SummaryRequest) -> None:
+        """Wait for the summary that a trim asks for, and plan with it."""
+        prepared = exchange.prepared
+        policy = prepared.context.policy
+        if policy is None or not prepared.stored or not wanted.urgent:
             return
-        turn.settled = True
-        turn.mark("settled")
-        # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
-        usage = outcome.first_usage if turn.rounds else outcome.usage
-        if usage is not None:
-            model, planned, scale = turn.request.model, turn.ticket.plan, turn.past.scale
-            reported = usage.get("prompt_tokens")
-            turn.scale = self._knowledge.learn(model, scale, planned.tokens_sent, reported)
-        took = turn.timings["settled"]
-        log_exchange(_LOG, log_line(turn.ticket, turn.past.arrival.kind, outcome.status, took))
-        if not turn.stored:
+        await exchange.opened()  # among workers one makes it: the session must be there for that
+        attempt = await self._services.summaries.make(summary_work(prepared, policy, wanted))
+        exchange.prepared = await self._preparer.with_summary(prepared, attempt.row, attempt.reason)
+        exchange.report = exchange.prepared.report
+        exchange.mark("summed")
+
+    async def _settle(self, exchange: Exchange, answered: Answered) -> None:
+        settled = await exchange.settle(answered)
+        if settled is not None and settled.replies:
+            self._begin_summary(exchange, settled)
+
+    def _begin_summary(self, exchange: Exchange, settled: Settled) -> None:
+        """Begin the summary that was asked for, now that the messages are stored as nodes."""
+        prepared, requested = exchange.prepared, exchange.requested_summary
+        policy, wanted, services = prepared.context.policy, exchange.report.plan.wanted, self._services
+        if policy is None:
             return
-        waits = self._store.waits_for_beginnings and turn.began is not None and not turn.began.done()
-        work = COUNTING * size_of(message for message, _ in outcome.replies)
-        if outcome.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
-            # Nearly always. What the store was asked for is done, whatever becomes of who asked: it needs no
-            # task of its own. Who is being cancelled already could not even ask.
-            await self._store_outcome(turn, outcome, work)
+        if isinstance(requested, SummaryRow):
+            key = session_key(prepared.call.tenant, prepared.history.id or "")
+            row = as_requested(requested, services.knowledge.now)
+            # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
+            services.background.start(services.store.keep_summary(key, row))
+        elif requested is not None:
+            services.summaries.begin(
+                summary_work(prepared, policy, requested, settled.replies[0], asked=True)
+            )
+        elif wanted is not None and self._settings.summarizer.background:
+            services.summaries.begin(summary_work(prepared, policy, wanted, settled.replies[0]))
+
+
+def summary_work(
+    prepared: Prepared,
+    policy: Policy,
+    wanted: SummaryRequest,
+    tip: str | None = None,
+    *,
+    asked: bool = False,
+) -> Work:
+    """Return the job of making the summary that an exchange asks for.
+
+    Args:
+        prepared: the request.
+        policy: says how.
+        wanted: the summary.
+        tip: the end of the branch once the exchange is settled. None before that: then the messages of the
+            request are given along, where they are the whole branch.
+        asked: whether the model itself asked for it.
+    """
+    history, call = prepared.history, prepared.call
+    given: Given | None = None
+    if tip is None:
+        fresh = [body.message for body in history.fresh]
+        nodes = (*history.nodes, *chain(history.arrival.base, fresh))
+        tip = nodes[-1] if nodes else history.arrival.base
+        if not history.start and not history.arrival.composed:
+            given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
         else:
-            await self._background.finish(self._store_outcome(turn, outcome, work))
+            tip = history.arrival.base
+    return Work(
+        key=session_key(call.tenant, history.id or ""),
+        session=history.id or "",
+        tip=tip,
+        wanted=wanted,
+        edit=policy.summarizing,
+        model=prepared.request.model,
+        caller=call.caller,
+        asked=asked,
+        exchange=prepared.report.exchange,
+        attempt=history.attempt,
+        given=given,
+    )
 
-    async def _store_outcome(self, turn: ExchangeContext, outcome: Outcome, work: int) -> None:
-        spent, counter = cost(outcome.usage, turn.facts.dollars), self._knowledge.counter
-        settlement = await compute(work, settlement_of, turn, outcome, self._now(), counter, spent)
-        settled = await self._store.settle(settlement, turn.began)
-        if turn.compaction is not None or turn.ticket.plan.wanted is not None:
-            self._sum_up_after(turn, settled)
 
-    def _now(self) -> int:
-        return self._knowledge.now
+_DECODED: Final = frozenset({b"content-encoding"})
+"""Headers that no longer hold once a body is relayed decoded."""
 
 
 def _is_stream(answer: Answer, *, asked: bool) -> bool:
@@ -278,8 +273,3 @@ def _is_stream(answer: Answer, *, asked: bool) -> bool:
         return False
     kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     return kind == _EVENTS or (asked and kind in _UNNAMED)
-
-
-def _decoded(answer: Answer) -> frozenset[bytes]:
-    """Return the headers that no longer hold once the body is relayed decoded."""
-    return frozenset({b"content-encoding"}) if answer.encoding and answer.readable else frozenset()

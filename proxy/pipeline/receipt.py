@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from proxy.dialects import JsonObject, headers
 from proxy.store import StandingCut, SummaryRow
-from proxy.trimming import Change, Gap, Plan, Summary, SummaryRequest
+from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryRequest
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -18,73 +18,78 @@ NodeAt = Callable[[int], str | None]
 
 
 class PlanReport(Struct, frozen=True, kw_only=True):
-    """What is known of an exchange once it is planned, for whoever asks about it."""
+    """What is known of an exchange once it is planned: the headers, the receipt and the log line tell it.
+
+    Tokens are as upstream counts them, as far as that is known; messages include instructions.
+    """
 
     session: str | None
     exchange: str
     plan: Plan
-    instructions: int
-    """Number of instruction messages that are sent."""
-    messages: int
-    """Number of messages of the log before trimming, the new ones included."""
-    warnings: tuple[str, ...] = ()
-    """Beside the plan's own."""
+    warnings: tuple[str, ...]
+    """Every warning, those of the plan first."""
+    messages_before: int
+    """Messages of the request if nothing were trimmed."""
+    messages_sent: int
+    tokens_before: int
+    """Tokens of the request if nothing were trimmed."""
+    tokens_sent: int
+    edits: tuple[str, ...]
+    """The types of the edits that changed something."""
     window: int | None = None
-    """Tokens that the model takes, where known."""
-    fixed_tokens: int = 0
-    """Tokens of instructions and tools, as they are counted here."""
+    """The model's context window in tokens, where known."""
+    instructions_tokens: int = 0
+    """Tokens of instructions and tools."""
     scale: float = 1.0
-    """How many tokens upstream counts for one that is counted here."""
+    """Tokens that upstream counts for one counted here."""
 
-    @property
-    def edits(self) -> tuple[str, ...]:
-        """The types of the edits that changed something."""
-        return self.plan.edits
 
-    @property
-    def messages_before(self) -> int:
-        """Messages of the request if nothing were trimmed, instructions included."""
-        return self.instructions + self.messages
+def report_of(
+    plan: Plan,
+    context: PlanningContext,
+    *,
+    session: str | None,
+    exchange: str,
+    instructions: int,
+    warnings: tuple[str, ...] = (),
+) -> PlanReport:
+    """Return the report of a plan; `instructions` counts messages, `warnings` come beside the plan's own."""
+    summary, scale = plan.summary, context.scale
+    leads = summary is not None and summary.role == "merge" and not instructions
+    return PlanReport(
+        session=session,
+        exchange=exchange,
+        plan=plan,
+        warnings=plan.warnings + warnings,
+        messages_before=instructions + plan.messages_before,
+        messages_sent=instructions + len(plan.view) + leads,
+        tokens_before=round(plan.tokens_before * scale),
+        tokens_sent=round(plan.tokens_sent * scale),
+        edits=plan.edits,
+        window=context.context_window,
+        instructions_tokens=round(context.fixed_tokens * scale),
+        scale=scale,
+    )
 
-    @property
-    def messages_sent(self) -> int:
-        """Messages of the request as it goes upstream, instructions included."""
-        summary = self.plan.summary
-        leads = summary is not None and summary.role == "merge" and not self.instructions
-        return self.instructions + len(self.plan.view) + leads
 
-    @property
-    def tokens_before(self) -> int:
-        """Tokens of the request if nothing were trimmed, as upstream counts them, as far as that is known."""
-        return round(self.plan.tokens_before * self.scale)
-
-    @property
-    def tokens_sent(self) -> int:
-        """Tokens of the request as it goes upstream, counted likewise."""
-        return round(self.plan.tokens_sent * self.scale)
-
-    @property
-    def all_warnings(self) -> tuple[str, ...]:
-        """Every warning, those of the plan first."""
-        return self.plan.warnings + self.warnings
-
-    def headers(self) -> Headers:
-        """Return the response headers of the contract."""
-        encoded: Headers = [
-            (_EXCHANGE_ID, self.exchange.encode()),
-            (_POLICY, headers.encode_value(self.plan.policy)),
-            (_TOKENS_BEFORE, b"%d" % self.tokens_before),
-            (_TOKENS_SENT, b"%d" % self.tokens_sent),
-            (_MESSAGES_BEFORE, b"%d" % self.messages_before),
-            (_MESSAGES_SENT, b"%d" % self.messages_sent),
-            (_EDITS, headers.encode_value(",".join(self.edits))),
-        ]
-        if self.session is not None:
-            encoded.insert(0, (_SESSION_ID, headers.encode_value(self.session)))
-        if self.all_warnings:
-            text = " ".join("; ".join(self.all_warnings).split()).encode("ascii", "replace")
-            encoded.append((_WARNING, text[:_WARNING_BYTES]))
-        return encoded
+def response_headers(report: PlanReport) -> Headers:
+    """Return the response headers of the contract."""
+    encode = headers.encode_value
+    told: Headers = [
+        (_EXCHANGE_ID, report.exchange.encode()),
+        (_POLICY, encode(report.plan.policy)),
+        (_TOKENS_BEFORE, b"%d" % report.tokens_before),
+        (_TOKENS_SENT, b"%d" % report.tokens_sent),
+        (_MESSAGES_BEFORE, b"%d" % report.messages_before),
+        (_MESSAGES_SENT, b"%d" % report.messages_sent),
+        (_EDITS, encode(",".join(report.edits)) if report.edits else b""),
+    ]
+    if report.session is not None:
+        told.insert(0, (_SESSION_ID, encode(report.session)))
+    if report.warnings:
+        text = " ".join("; ".join(report.warnings).split()).encode("ascii", "replace")
+        told.append((_WARNING, text[:_WARNING_BYTES]))
+    return told
 
 
 _WARNING_BYTES: Final = 1000
@@ -99,13 +104,13 @@ _EDITS: Final = headers.CONTEXT_EDITS.encode()
 _WARNING: Final = headers.CONTEXT_WARNING.encode()
 
 
-def receipt_of(ticket: PlanReport, found: StandingCut | None) -> JsonObject:
+def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
     """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
 
     What a standing cut does to messages that are sent was said by the exchange that moved it: here is its
     place. What was not sent any more is summed up in `gaps`.
     """
-    plan = ticket.plan
+    plan = report.plan
     cut = plan.cut
     place: JsonObject | None = None
     if cut is not None:
@@ -121,12 +126,12 @@ def receipt_of(ticket: PlanReport, found: StandingCut | None) -> JsonObject:
         "cut": place,
         "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
         "gaps": gaps_told(plan.earlier),
-        "messages_before": ticket.messages_before,
-        "messages_sent": ticket.messages_sent,
-        "edits": list(ticket.edits),
-        "calibration": ticket.scale,
+        "messages_before": report.messages_before,
+        "messages_sent": report.messages_sent,
+        "edits": list(report.edits),
+        "calibration": report.scale,
         "summary": _summary_told(plan.summary),
-        "warnings": list(ticket.all_warnings),
+        "warnings": list(report.warnings),
     }
 
 
@@ -254,7 +259,7 @@ def _summary_told(summary: Summary | None) -> JsonObject | None:
     }
 
 
-def wanted_told(
+def summary_request_of(
     wanted: SummaryRequest | None, attempt: SummaryRow | None, reason: str = ""
 ) -> JsonObject | None:
     """Return what a receipt says of summaries that are being made; None where none is wanted.
@@ -273,26 +278,26 @@ def wanted_told(
     }
 
 
-def log_line(ticket: PlanReport, kind: str, status: str, milliseconds: float) -> dict[str, Any]:
+def log_line(report: PlanReport, kind: str, status: str, milliseconds: float) -> dict[str, Any]:
     """Return the fields of the one line that is logged of an exchange."""
-    plan, window = ticket.plan, ticket.window
-    before, sent = ticket.tokens_before, ticket.tokens_sent
+    plan, window = report.plan, report.window
+    before, sent = report.tokens_before, report.tokens_sent
     return {
-        "session": ticket.session,
-        "exchange": ticket.exchange,
+        "session": report.session,
+        "exchange": report.exchange,
         "kind": kind,
         "status": status,
         "policy": plan.policy,
         "window": window,
         "ratio": round(before / window, 3) if window else None,
-        "instructions_tokens": round(ticket.fixed_tokens * ticket.scale),
-        "messages_before": ticket.messages_before,
+        "instructions_tokens": report.instructions_tokens,
+        "messages_before": report.messages_before,
         "tokens_before": before,
         "budget": plan.target,
-        "messages_sent": ticket.messages_sent,
+        "messages_sent": report.messages_sent,
         "tokens_sent": sent,
         "saved_percent": round(100 * (1 - sent / before), 1) if before else 0.0,
-        "edits": ",".join(ticket.edits),
+        "edits": ",".join(report.edits),
         "fired": plan.fired,
         "ms": round(milliseconds),
     }

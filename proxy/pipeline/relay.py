@@ -8,7 +8,7 @@ is the end (`[DONE]`, the close, the JSON body), until the reply is durable.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 import orjson
@@ -17,11 +17,10 @@ from msgspec import Struct
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.completion import CompletionAccumulator, ReplyChoice, read_completion
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.reader import mended, read
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object, mended, read, write
 from proxy.dialects.sse import Event, EventDecoder
-from proxy.dialects.writer import write
-from proxy.errors import PalimpsestError, UpstreamError
+from proxy.errors import UpstreamError
+from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
 from proxy.upstream import Answer
@@ -29,26 +28,8 @@ from proxy.upstream import Answer
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after `[DONE]`; the client has everything by then."""
 
-Headers = Sequence[tuple[bytes, bytes]]
 
-
-class Client(Protocol):
-    """Whoever asked. Its methods do nothing once it has left."""
-
-    async def start(self, status: int, headers: Headers) -> None:
-        """Send the status and the headers."""
-
-    async def write(self, data: bytes) -> None:
-        """Send a piece of the body."""
-
-    async def end(self, data: bytes = b"") -> None:
-        """Send the last piece of the body."""
-
-    async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
-        """Say what went wrong: as a response, or as the last event of a stream that has begun."""
-
-
-class Answered(Struct, frozen=True, kw_only=True):
+class OwnCall(Struct, frozen=True, kw_only=True):
     """One call of a tool of the proxy's own, for the receipt."""
 
     tool: str
@@ -62,8 +43,8 @@ class Answered(Struct, frozen=True, kw_only=True):
     """Why the model was not given the answer; None where it was."""
 
 
-class Outcome(Struct, kw_only=True):
-    """What came of an exchange."""
+class Answered(Struct, kw_only=True):
+    """What came of asking upstream: the third stage of an exchange."""
 
     status: Status
     replies: tuple[tuple[Message, bool], ...] = ()
@@ -75,16 +56,17 @@ class Outcome(Struct, kw_only=True):
     error: str | None = None
     """What went wrong, in words; None where nothing did."""
     upstream_status: int | None = None
-    details: JsonObject = {}
     hidden: Hidden | None = None
     """What belongs to the (only) reply and was not shown to the client; its `tokens` are not counted yet."""
-    answered: tuple[Answered, ...] = ()
+    own_calls: tuple[OwnCall, ...] = ()
     """The calls that the proxy answered itself, in order; kept or not."""
+    asked_again: bool = False
+    """Whether upstream was asked again for the rest of the reply."""
     first_usage: JsonObject | None = None
-    """Where upstream was asked again: the usage of its first answer alone, which is that of the plan."""
+    """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
 
 
-Settle = Callable[[Outcome], Awaitable[None]]
+Settle = Callable[[Answered], Awaitable[None]]
 
 
 async def relay_refusal(
@@ -92,7 +74,7 @@ async def relay_refusal(
 ) -> None:
     """Pass on an answer that is an error: status, headers and body as they are."""
     await settle(
-        Outcome(
+        Answered(
             status=Status.FAILED,
             error=error_text(body) or f"HTTP {answer.status}",
             upstream_status=answer.status,
@@ -109,24 +91,24 @@ async def relay_json(answer: Answer, client: Client, headers: Headers, settle: S
         UpstreamError: the answer did not come whole; nothing was sent to the client.
     """
     body = await answer.read()
-    await settle(read_outcome(body, answer.status))
+    await settle(read_answer(body, answer.status))
     await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
     await client.end(body)
 
 
-def read_outcome(body: bytes, status: int) -> Outcome:
+def read_answer(body: bytes, status: int) -> Answered:
     """Return what a JSON answer says; one that cannot be understood is a failure with its reason."""
     try:
         completion = read_completion(read(body))
     except ValueError:
-        return Outcome(
+        return Answered(
             status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status
         )
     replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
     if not replies:
         error = words_of(completion.error) or "the upstream's answer holds no reply"
-        return Outcome(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
-    return Outcome(
+        return Answered(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
+    return Answered(
         status=Status.COMPLETE,
         replies=replies,
         finish_reasons=tuple([choice.finish_reason for choice in completion.choices]),
@@ -155,7 +137,7 @@ class StreamRelay:
     async def run(self, headers: Headers, settle: Settle) -> None:
         """Relay until the stream ends, one way or another; settle before the client sees its end.
 
-        Cancelled, it has not settled: `outcome` says what had come by then.
+        Cancelled, it has not settled: `answered` says what had come by then.
         """
         await self._client.start(self._answer.status, headers)
         try:
@@ -166,23 +148,23 @@ class StreamRelay:
         except UpstreamError as why:
             self._failure = why
         if self._done:
-            await settle(self.outcome())
+            await settle(self.answered())
             await self._end()
             return
         last = self._events.flush()
         rest = self._read(last)
-        await settle(self.outcome())
+        await settle(self.answered())
         error = self._closing_error()
         if error:  # half an event before it would swallow it
             rest = b"".join(event.raw for event in last if event.complete)
         await self._client.end(rest + error)
 
-    def outcome(self, *, left: bool = False) -> Outcome:
+    def answered(self, *, left: bool = False) -> Answered:
         """Return what has come so far; `left` says that the client did not wait for more."""
         ended = self._done and self._reply.error is None
         choices = self._reply.choices()
         kept = worth_keeping(choices, ended=ended)
-        outcome = Outcome(
+        answered = Answered(
             status=Status.COMPLETE,
             replies=kept,
             finish_reasons=tuple([choice.finish_reason for choice in choices]),
@@ -192,9 +174,9 @@ class StreamRelay:
         )
         whole = ended or (self._reply.finished and self._reply.error is None)
         if not whole or not kept:
-            outcome.error = self._reason(left=left)
-            outcome.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
-        return outcome
+            answered.error = self._reason(left=left)
+            answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
+        return answered
 
     async def _pass_on(self, chunk: bytes) -> None:
         """Relay the events that `chunk` completes, up to `[DONE]`."""
@@ -227,19 +209,8 @@ class StreamRelay:
         self._tail += b"".join([event.raw for event in self._events.flush()])
         if not self._answer.ended:
             await self._client.write(self._tail)
-            self._tail = await self._after_done()
+            self._tail = await rest_after_done(self._answer, plain=self._plain)
         await self._client.end(self._tail)
-
-    async def _after_done(self) -> bytes:
-        """Return what else comes before the upstream closes; a connection read to its end is used again."""
-        rest = bytearray()
-        with anyio.move_on_after(AFTER_DONE_SECONDS):
-            try:
-                while chunk := await self._answer.chunk(plain=self._plain):
-                    rest += chunk
-            except UpstreamError:
-                pass  # the reply is whole and settled
-        return bytes(rest)
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
@@ -250,6 +221,21 @@ class StreamRelay:
     def _reason(self, *, left: bool) -> str:
         failure = self._failure.message if self._failure is not None else None
         return why_broken(self._reply.error, failure, left=left, done=self._done)
+
+
+async def rest_after_done(answer: Answer, *, plain: bool) -> bytes:
+    """Return what comes between `[DONE]` and the close: nothing, as a rule.
+
+    A connection that was read to its end is used again. By then the reply is whole and settled.
+    """
+    rest = b""
+    with anyio.move_on_after(AFTER_DONE_SECONDS):
+        try:
+            while chunk := await answer.chunk(plain=plain):
+                rest += chunk
+        except UpstreamError:
+            pass
+    return rest
 
 
 def worth_keeping(choices: Sequence[ReplyChoice], *, ended: bool) -> tuple[tuple[Message, bool], ...]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.dialects import Call, JsonObject, Message
 from proxy.dialects.chat.overflow import overflow_of
 from proxy.dialects.chat.own_calls import Parted, answerable
-from proxy.pipeline.relay import Answered, as_stored
+from proxy.pipeline.relay import OwnCall, as_stored
 from proxy.trimming import Hidden
 from proxy.upstream import Answer
 
@@ -29,7 +29,7 @@ TOO_LONG: Final = "What this call found is too long to be shown here. Ask again,
 """What a call is told whose answer made the request too long for the model."""
 
 
-class OwnTools(Protocol):
+class AnswersCalls(Protocol):
     """The tools that the proxy answers in this exchange."""
 
     @property
@@ -63,7 +63,7 @@ class _Round(Struct, frozen=True, kw_only=True):
 class Rounds:
     """What happens behind one reply. Used once."""
 
-    def __init__(self, own: OwnTools, ask_again: AskAgain, form: Form) -> None:
+    def __init__(self, own: AnswersCalls, ask_again: AskAgain, form: Form) -> None:
         """Let `own` answer and `ask_again` ask."""
         self.names = own.names
         self._own = own
@@ -72,7 +72,7 @@ class Rounds:
         self._rounds: list[_Round] = []
         self._mixed: _Round | None = None
         self._asks = 0
-        self._answered: list[Answered] = []
+        self._answered: list[OwnCall] = []
 
     def __len__(self) -> int:
         """Return how many rounds the client was not shown."""
@@ -84,7 +84,12 @@ class Rounds:
         return self._asks < MOST_ASKS
 
     @property
-    def answered(self) -> tuple[Answered, ...]:
+    def asked(self) -> bool:
+        """Whether upstream was asked again."""
+        return self._asks > 0
+
+    @property
+    def answered(self) -> tuple[OwnCall, ...]:
         """Every call that was answered, in order."""
         return tuple(self._answered)
 
@@ -158,7 +163,7 @@ class Rounds:
             text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
             took = round((time.monotonic() - began) * 1000, 2)
             self._answered.append(
-                Answered(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1)
+                OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1)
             )
             results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
         form = self._form(as_stored({**sent, "role": "assistant"}), False)

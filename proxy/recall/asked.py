@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import is_array, is_object
 from proxy.errors import InvalidRequest
 
 ALLOWED: Final = (

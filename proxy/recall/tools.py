@@ -16,7 +16,7 @@ import orjson
 
 from proxy.config import VirtualToolSettings
 from proxy.dialects.chat.request import ChatRequest
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object
 
 RECALL: Final = "recall_context"
 COMPRESS: Final = "compress_chat_history"

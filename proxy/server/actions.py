@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.errors import InvalidRequest
-from proxy.pipeline import compact, present, valid_id
+from proxy.pipeline import compact, session_view, valid_id
 from proxy.server.connection import bounded
 from proxy.server.deps import CallerDependency, FoundSession, OpenServices, json_response
 from proxy.server.sessions import summary_of, summary_told
@@ -41,7 +41,7 @@ async def compact_session(
     policy: Annotated[str | None, Query(description="Name of the policy whose settings are taken.")] = None,
 ) -> Response:
     """Sum up now what may be summed up; the next request uses it."""
-    now = await present(found, policy, services.policies, services.means)
+    now = await session_view(found, policy, services.policies, services.means)
     if now.policy is None:
         raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
     # The administrator's key is none of a provider's.

@@ -113,7 +113,7 @@ class Application:
             if self._ended != ():
                 await give_up_pending(store, self._ended)
             secret = await store.secret(_CACHE_SECRET)
-            chat = ChatCompletions(settings, means, mark=self._mark, cache_secret=secret)
+            chat = ChatCompletions(settings, means, process_mark=self._mark, cache_secret=secret)
             api.state.services = Services(settings=settings, means=means, gate=gate, policies=chat.policies)
             self._gate = gate
             self._chat = ChatEndpoint(settings, gate, chat)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.pipeline import compute, last_answered, present, preview, valid_id
+from proxy.pipeline import compute, last_answered, session_view, preview, valid_id
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
 from proxy.server import jsonl
 from proxy.server.connection import bounded
@@ -115,7 +115,7 @@ async def show_context(
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    now = await present(found, policy, services.policies, services.means)
+    now = await session_view(found, policy, services.policies, services.means)
     return json_response(await preview(now))
 
 

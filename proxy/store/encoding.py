@@ -30,7 +30,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import is_array, is_object
 from proxy.trimming import Account, Change, Gap, Summary
 
 _Run: TypeAlias = tuple[int, list[int]]

@@ -22,9 +22,7 @@ from proxy.dialects import Message
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import text_of
 from proxy.dialects.chat.overflow import Overflow, overflow_of
-from proxy.dialects.reader import read
-from proxy.dialects.shapes import is_object
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import is_object, read, write
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.summaries.breaker import Breaker
 from proxy.upstream import Destination, Upstream

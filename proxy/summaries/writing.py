@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.overflow import Overflow
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object
 from proxy.models import ModelFacts, cost
 from proxy.store import SummaryStatus, sanitize
 from proxy.summaries.facts import Facts, facts_of

@@ -1,12 +1,10 @@
 """How many tokens a text or a message has.
 
-    vocabulary   OpenAI's vocabularies, shipped with the package: exact, for any text
-    estimate     the same by classes of characters, where no vocabulary is wanted or can be read
-    cache        counts that are known already, bounded in size
-    calibration  how many tokens upstream counts for one of these, by model
-    counter      what everybody else calls: texts, messages, JSON, by the name of the model
+    vocabulary    tokens of a text: exact by OpenAI's vocabularies, shipped with the package, or estimated
+    counter       TokenCounter: texts, messages and JSON by the name of the model, with a cache
+    calibration   how many tokens an upstream counts for one of ours, by model
 
-Nothing here touches the network, and nothing is built when a module is imported.
+Nothing here uses the network, and importing a module builds nothing.
 """
 
 from __future__ import annotations

@@ -1,155 +1,147 @@
-"""Tokens of texts, messages and JSON as a model would count them.
+"""Tokens of texts, messages and JSON as a model would count them, with a cache of what was counted.
 
-What a message costs beside its text is a rule of thumb, since providers do not publish theirs. It
-knows nothing of policies and stores.
+What a message costs beside its text is a rule of thumb: providers do not publish theirs.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
-import orjson
+from msgspec import Struct
 
 from proxy.config import TokenMethod
 from proxy.conversation import body_of
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.shapes import is_array, is_object
-from proxy.tokens.cache import Cached, CountCache
+from proxy.dialects import Message
 from proxy.tokens.calibration import Calibration
-from proxy.tokens.estimate import estimate
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 
 MESSAGE_TOKENS: Final = 4
-"""Tokens of a message beside its text: its role and what divides it from the next."""
+"""Tokens of a message beside its text: its role and what separates it from the next message."""
 MEDIA_TOKENS: Final = 765
-"""Tokens of an image (as of one of 1024 x 1024), sound or file, whatever its size: its bytes are no text."""
+"""Tokens of an image (those of 1024 x 1024 pixels), a sound or a file, whatever its size."""
 LOW_DETAIL_TOKENS: Final = 85
 """Tokens of an image that is sent with `detail: low`."""
 
-_MEDIA: Final = frozenset(
-    {"image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file", "input_file"}
-)
-"""Types of parts that hold bytes (base64, a `data:` URL) or an address instead of text."""
-
-_PLAIN: Final = frozenset({"role", "content"})
-"""Fields of a message that has nothing beside its content."""
-
+ENTRY_BYTES: Final = 320
+"""Memory that one cached count takes, about: a key of some forty characters, a number, and table space."""
 _CACHE_BYTES: Final = 32 * 1024 * 1024
-_JSON_CACHE_BYTES: Final = 1024 * 1024
+_JSON_COUNTS: Final = 3000
+"""Number of JSON texts (lists of tools) whose counts are cached."""
 _DIGEST_BYTES: Final = 16
+
+_MessageKey = tuple[EncodingName, str]
+
+
+class Cached(Struct, frozen=True, kw_only=True):
+    """How much is cached."""
+
+    cached_messages: int
+    """Number of messages whose count is cached."""
+    total_cached_tokens: int
+    """Sum of these counts."""
 
 
 class TokenCounter:
-    """Counts tokens and remembers what it counted. One for the process; may be used by several threads."""
+    """Counts tokens and caches the counts. There is one for the process; threads may share it."""
 
     def __init__(self, method: TokenMethod = "tiktoken", *, cache_bytes: int = _CACHE_BYTES) -> None:
-        """Build nothing yet: see `warm`.
+        """Create a counter. The vocabularies are built by `warm` or when they are first used.
 
         Args:
             method: `tiktoken` counts with a vocabulary, `estimate` by classes of characters.
-            cache_bytes: how much the counts of messages may take, about.
+            cache_bytes: how much memory the counts of messages may take, about.
         """
-        self.method: Final = method
         self.calibration: Final = Calibration()
-        """What upstreams count beside these counts, which it does not change. `clear` leaves it alone."""
+        """How the upstreams' counts differ from these counts. It does not change them; `clear` keeps it."""
+        estimated = method == "estimate"
         self._vocabularies: dict[EncodingName, Vocabulary] = {
-            name: Vocabulary(name) for name in ("o200k_base", "cl100k_base")
+            name: Vocabulary(name, estimated=estimated) for name in ("o200k_base", "cl100k_base")
         }
-        self._messages = CountCache(cache_bytes)
-        self._json = CountCache(_JSON_CACHE_BYTES)
+        self._lock = threading.Lock()
+        self._limit = max(cache_bytes // ENTRY_BYTES, 1)
+        self._counts: OrderedDict[_MessageKey, int] = OrderedDict()
+        """Counts of messages by encoding and body id, the least recently used first."""
+        self._tokens = 0
+        """Sum of `_counts`."""
+        self._json: dict[tuple[EncodingName, bytes], int] = {}
+        """Counts of JSON texts by encoding and hash, the oldest first."""
 
     def warm(self) -> None:
-        """Build the vocabularies (0.5 s): to be called in a thread, so that no request waits for them."""
-        if self.method == "tiktoken":
-            for vocabulary in self._vocabularies.values():
-                vocabulary.build()
+        """Build the vocabularies (0.5 s). Call it in a thread, so that no request waits for it."""
+        for vocabulary in self._vocabularies.values():
+            vocabulary.build()
 
     def text(self, text: str, model: str) -> int:
-        """Return the tokens of `text` for `model`; an unknown model is taken for one of OpenAI's newest."""
-        return self._count(text, encoding_of(model))
+        """Return the tokens of `text` for `model`; an unknown model counts as one of OpenAI's newest."""
+        return self._vocabularies[encoding_of(model)].count(text)
 
     def message(self, message: Message, model: str) -> int:
-        """Return the tokens of `message` for `model`: its text, name and calls, and `MESSAGE_TOKENS`.
-
-        Reasoning is not counted, since it is seldom sent, nor are ids. The count is remembered by the
-        message's bytes.
-        """
-        key: tuple[EncodingName, str] = (encoding_of(model), body_of(message))
-        count = self._messages.get(key)
-        return self._new_count(key, message) if count is None else count
+        """Return the tokens of `message` for `model`: what is countable in it, and `MESSAGE_TOKENS`."""
+        return self.messages((message,), model)[0]
 
     def messages(self, messages: Sequence[Message], model: str) -> list[int]:
-        """Return the tokens of each of `messages`: as `message` does, and faster for many."""
-        if len(messages) == 1:  # what a turn brings, as a rule
-            return [self.message(messages[0], model)]
+        """Return the tokens of each of `messages`. Counts are cached by the message's bytes.
+
+        Cached counts cost no call for each message: a request that resends its history asks for all of them.
+        """
         encoding = encoding_of(model)
-        keys: list[tuple[EncodingName, str]] = [(encoding, body_of(message)) for message in messages]
-        counts = self._messages.get_all(keys)
-        return [
-            self._new_count(keys[place], messages[place]) if count is None else count
-            for place, count in enumerate(counts)
-        ]
+        keys: list[_MessageKey] = []
+        for message in messages:  # hashing a long text takes time, so it is done before the lock is taken
+            facts = message.facts
+            keys.append((encoding, (facts.body if facts is not None else None) or body_of(message)))
+        cached = self._counts
+        counts: list[int] = []
+        new: list[int] = []
+        with self._lock:
+            for place, key in enumerate(keys):
+                count = cached.get(key)
+                if count is None:
+                    new.append(place)
+                    counts.append(0)
+                else:
+                    cached.move_to_end(key)
+                    counts.append(count)
+        for place in new:
+            counts[place] = self._new_count(messages[place], keys[place])
+        return counts
 
     def json(self, raw: bytes, model: str) -> int:
-        """Return the tokens of a JSON text for `model`, such as a request's tools; it is remembered too."""
+        """Return the tokens of a JSON text for `model`, such as a request's tools. The count is cached."""
         encoding = encoding_of(model)
         key = (encoding, blake2b(raw, digest_size=_DIGEST_BYTES).digest())
-        known = self._json.get(key)
-        if known is None:
-            known = self._count(raw.decode("utf-8", "replace"), encoding)
-            self._json.put(key, known)
-        return known
+        count = self._json.get(key)
+        if count is None:
+            count = self._vocabularies[encoding].count(raw.decode("utf-8", "replace"))
+            with self._lock:
+                self._json[key] = count
+                if len(self._json) > _JSON_COUNTS:
+                    del self._json[next(iter(self._json))]
+        return count
 
     @property
     def cached(self) -> Cached:
-        """How many messages are remembered, and their tokens."""
-        return self._messages.cached
+        """How many messages are cached, and their tokens."""
+        with self._lock:
+            return Cached(cached_messages=len(self._counts), total_cached_tokens=self._tokens)
 
     def clear(self) -> None:
         """Forget every count."""
-        self._messages.clear()
-        self._json.clear()
+        with self._lock:
+            self._counts.clear()
+            self._json.clear()
+            self._tokens = 0
 
-    def _new_count(self, key: tuple[EncodingName, str], message: Message) -> int:
-        count = self._count_message(message, key[0])
-        self._messages.put(key, count)
+    def _new_count(self, message: Message, key: _MessageKey) -> int:
+        countable = message.countable()
+        count = sum(map(self._vocabularies[key[0]].count, countable.texts), MESSAGE_TOKENS)
+        count += MEDIA_TOKENS * countable.media + LOW_DETAIL_TOKENS * countable.small_images
+        with self._lock:
+            self._tokens += count - self._counts.pop(key, 0)
+            self._counts[key] = count
+            if len(self._counts) > self._limit:
+                self._tokens -= self._counts.popitem(last=False)[1]
         return count
-
-    def _count(self, text: str, encoding: EncodingName) -> int:
-        if self.method == "estimate":
-            return estimate(text, encoding)
-        return self._vocabularies[encoding].count(text)
-
-    def _count_message(self, message: Message, encoding: EncodingName) -> int:
-        data = message.data
-        tokens = MESSAGE_TOKENS + self._count_content(data.get("content"), encoding)
-        if data.keys() <= _PLAIN:  # nearly always
-            return tokens
-        texts = [data.get("name"), data.get("refusal")]
-        for call in message.calls:
-            texts += [call.name, call.arguments]
-        return tokens + sum([self._count(text, encoding) for text in texts if isinstance(text, str) and text])
-
-    def _count_content(self, content: Any, encoding: EncodingName) -> int:
-        if isinstance(content, str):
-            return self._count(content, encoding)
-        if content is None:
-            return 0
-        if is_array(content):
-            return sum(self._count_part(part, encoding) for part in content)
-        return self._count(orjson.dumps(content).decode(), encoding)
-
-    def _count_part(self, part: Any, encoding: EncodingName) -> int:
-        kind = part.get("type") if is_object(part) else None
-        if isinstance(kind, str) and kind in _MEDIA:
-            return LOW_DETAIL_TOKENS if _is_low_detail(part) else MEDIA_TOKENS
-        if kind == "text" and isinstance(part.get("text"), str):
-            return self._count(part["text"], encoding)
-        return self._count(orjson.dumps(part).decode(), encoding)
-
-
-def _is_low_detail(part: JsonObject) -> bool:
-    image = part.get("image_url")
-    return (image if is_object(image) else part).get("detail") == "low"

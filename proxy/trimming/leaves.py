@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object
 
 OPENING: Final = frozenset("{[")
 """What a document begins with."""

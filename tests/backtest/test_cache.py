@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.backtest.cache import NOTHING, Matching, PromptCache, Rule, Segment, Use
-from proxy.demo.cache import PrefixCache
-from proxy.demo.cache import Segment as DemoSegment
 
 BREAKPOINTS = Rule(matching="breakpoints")
 
@@ -35,6 +36,15 @@ def test_by_blocks_whole_blocks_are_written_and_read() -> None:
     # 1,100 tokens are common, eight blocks of 128; of 1,300 tokens ten blocks are in the cache then.
     assert cache.read(TWO) == Use(read=1024, written=256, plain=20)
     assert cache.read(TWO) == Use(read=1280, written=0, plain=20)
+
+
+@pytest.mark.parametrize(
+    ("shared", "read"), [(1023, 0), (1024, 1024), (1151, 1024), (1152, 1152), (5000, 4992)]
+)
+def test_by_blocks_a_common_beginning_is_read_in_whole_blocks(shared: int, read: int) -> None:
+    cache = PromptCache(Rule())
+    cache.read(prompt(("a", shared), ("b", 10)))
+    assert cache.read(prompt(("a", shared), ("c", 10))).read == read
 
 
 def test_below_the_smallest_size_nothing_is_read_or_written() -> None:
@@ -128,14 +138,27 @@ def _tokens(text: bytes) -> int:
     return 100 * len(text) + text.count(b"a")
 
 
+def _shared(one: list[bytes], other: list[bytes]) -> int:
+    """Return the tokens of the common beginning, with the share of the first part that differs."""
+    tokens = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine == theirs:
+            tokens += _tokens(mine)
+            continue
+        equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))
+        return tokens + _tokens(mine) * equal // len(mine)
+    return tokens
+
+
 @given(st.lists(st.lists(texts, max_size=12), max_size=12))
-def test_by_blocks_it_agrees_with_the_simulation_of_the_demonstration(prompts: list[list[bytes]]) -> None:
-    ours, theirs = PromptCache(Rule()), PrefixCache()
-    for parts in prompts:
-        read = ours.read([Segment(text=text, tokens=_tokens(text)) for text in parts]).read
-        assert read == theirs.read(
-            "key", "model", [DemoSegment(text=text, tokens=_tokens(text)) for text in parts]
-        )
+def test_by_blocks_the_tree_finds_the_longest_beginning_of_all_earlier_prompts(
+    prompts: list[list[bytes]],
+) -> None:
+    cache = PromptCache(Rule())
+    for number, parts in enumerate(prompts):
+        read = cache.read([Segment(text=text, tokens=_tokens(text)) for text in parts]).read
+        shared = max((_shared(parts, earlier) for earlier in prompts[:number]), default=0)
+        assert read == (shared // 128 * 128 if shared >= 1024 else 0)
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,8 @@ from proxy.backtest.histories import of_messages
 from proxy.backtest.replay import Model, PolicyStrategy, Request, replayed, sent_messages
 from proxy.cli.serving import server_config
 from proxy.config import Settings
-from proxy.demo.configuration import policies
-from proxy.demo.measures import Outcome
-from proxy.demo.rehearsal import rehearse
+from proxy.demo import DemoOutcome, rehearse
+from proxy.demo.replay import configuration
 from proxy.demo.upstream import MODEL
 from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import TokenCounter
@@ -40,16 +40,17 @@ def requests(ready: Counted, strategy: PolicyStrategy, *rules: Rule) -> list[Req
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> DemoOutcome:
     """The demonstration: a recorded conversation through the real proxy to a provider with a prompt cache."""
     return rehearse(server_config, tmp_path_factory.mktemp("demo"))
 
 
 @pytest.mark.parametrize("name", ["default", "off"])
-def test_it_is_what_the_proxy_sends_and_what_the_provider_bills(rehearsed: Outcome, name: str) -> None:
+def test_it_is_what_the_proxy_sends_and_what_the_provider_bills(rehearsed: DemoOutcome, name: str) -> None:
     recording = rehearsed.recording
     history = of_messages("demo", recording.messages, tools=list(recording.tools), model=MODEL)
-    chosen = Settings(**yaml.safe_load(policies())).policies["default"] if name == "default" else Policy()
+    written = yaml.safe_load(configuration(Path(), "http://127.0.0.1:9/v1"))
+    chosen = Settings(**written).policies["default"] if name == "default" else Policy()
     ours = list(
         replayed(
             Counted(history, TokenCounter("tiktoken")),

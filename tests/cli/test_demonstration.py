@@ -6,7 +6,7 @@ from typer.testing import CliRunner, Result
 
 from proxy.__main__ import app
 from proxy.cli import demonstration
-from proxy.demo.measures import Outcome
+from proxy.demo import DemoOutcome
 from tests.demo.measured import outcome
 
 README = Path(__file__).parents[2] / "README.md"
@@ -49,7 +49,7 @@ def test_a_folder_with_a_store_is_left_alone(shown: Result, kept: Path) -> None:
     assert (kept / "demo.db").read_bytes() == before
 
 
-def played(monkeypatch: pytest.MonkeyPatch, result: Outcome, *arguments: str) -> Result:
+def played(monkeypatch: pytest.MonkeyPatch, result: DemoOutcome, *arguments: str) -> Result:
     monkeypatch.setattr(demonstration, "rehearse", lambda *_: result)
     return CliRunner().invoke(app, ["demo", *arguments])
 

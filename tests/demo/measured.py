@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from proxy.demo.measures import Outcome, Run, Step
-from proxy.demo.recording import Recording
+from msgspec.structs import replace
+
+from proxy.demo import DemoOutcome
+from proxy.demo.replay import DemoRun, DemoStep, Recording
 
 RECORDING = Recording(
     id="talk",
@@ -21,7 +22,7 @@ RECORDING = Recording(
         {"role": "assistant", "content": "farewell"},
     ),
 )
-FIRST = Step(
+FIRST = DemoStep(
     turn=1,
     messages=2,
     tokens=1000,
@@ -32,7 +33,7 @@ FIRST = Step(
     moved=False,
     stored=2,
 )
-SECOND = Step(
+SECOND = DemoStep(
     turn=2,
     messages=4,
     tokens=3000,
@@ -45,18 +46,18 @@ SECOND = Step(
 )
 
 
-def run(*steps: Step, **changes: Any) -> Run:
+def run(*steps: DemoStep, **changes: Any) -> DemoRun:
     """Return a run in which everything holds."""
-    made = Run(
+    made = DemoRun(
         session="demo", steps=steps, replies_equal=True, stored_equal=True, bytes_equal=True, extended=True
     )
     return replace(made, **changes)
 
 
-def outcome(**changes: Any) -> Outcome:
+def outcome(**changes: Any) -> DemoOutcome:
     """Return an outcome in which everything holds."""
     untrimmed = replace(SECOND, forwarded_messages=4, forwarded_tokens=3000, edits=(), moved=False)
-    made = Outcome(
+    made = DemoOutcome(
         recording=RECORDING,
         trigger=2500,
         target=1500,

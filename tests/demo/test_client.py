@@ -1,12 +1,14 @@
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import httpx
 import orjson
 import pytest
+import uvicorn
 
-from proxy.demo.answers import events
-from proxy.demo.client import Client, Unanswered, request_body
-from proxy.demo.server import plain_config, serving
+from proxy.demo.client import Client, Unanswered, plain_config, request_body, serving
+from proxy.demo.upstream import events
+from proxy.errors import PalimpsestError
 
 CALLS = [
     {
@@ -38,7 +40,7 @@ def answering(status: int, *parts: bytes) -> App:
     ],
     ids=["text", "calls", "both"],
 )
-def test_it_puts_the_reply_together(reply: dict[str, Any]) -> None:
+def test_the_client_puts_the_reply_together(reply: dict[str, Any]) -> None:
     stream = events(0, "m", reply, {"prompt_tokens": 5})
     with serving(plain_config(answering(200, *stream))) as address, Client(address, "key", {}) as client:
         answered = client.ask(request_body("m", [], []))
@@ -56,7 +58,7 @@ def test_it_puts_the_reply_together(reply: dict[str, Any]) -> None:
     ],
     ids=["status", "broken off", "error event"],
 )
-def test_what_is_no_whole_reply_is_an_error(app: App, words: str) -> None:
+def test_an_incomplete_reply_is_an_error(app: App, words: str) -> None:
     with (
         serving(plain_config(app)) as address,
         Client(address, "key", {}) as client,
@@ -65,7 +67,7 @@ def test_what_is_no_whole_reply_is_an_error(app: App, words: str) -> None:
         client.ask(request_body("m", [], []))
 
 
-def test_it_reads_beside_the_api() -> None:
+def test_the_client_reads_paths_outside_the_api() -> None:
     async def app(scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
         said = {"path": scope["path"], "key": dict(scope["headers"])[b"authorization"].decode()}
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -78,3 +80,27 @@ def test_it_reads_beside_the_api() -> None:
 def test_tools_are_sent_only_where_there_are_any() -> None:
     assert "tools" not in orjson.loads(request_body("m", [], []))
     assert orjson.loads(request_body("m", [], [{"a": 1}]))["tools"] == [{"a": 1}]
+
+
+async def hello(_: MutableMapping[str, Any], __: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+async def broken(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    assert scope["type"] == "lifespan"
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": "no"})
+
+
+def test_a_server_runs_until_the_block_ends() -> None:
+    with serving(plain_config(hello)) as address:
+        assert httpx.get(address, trust_env=False).text == "hello"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address, trust_env=False)
+
+
+def test_a_server_that_does_not_start_is_an_error() -> None:
+    config = uvicorn.Config(broken, lifespan="on", log_config=None)
+    with pytest.raises(PalimpsestError, match="did not start"), serving(config):
+        pass

@@ -1,11 +1,11 @@
 import io
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
-from proxy.demo.report import as_data, show
+from proxy.demo import as_data, show
 from tests.demo.measured import FIRST, SECOND, outcome, run
 
 
@@ -17,7 +17,7 @@ def shown(terminal: bool, width: int = 80) -> str:
     return out.getvalue()
 
 
-def test_plain_text_is_aligned_and_has_no_line_too_long() -> None:
+def test_plain_text_is_aligned_in_lines_of_at_most_82_characters() -> None:
     lines = shown(terminal=False).splitlines()
     header = next(line for line in lines if line.startswith("turn"))
     first, second = lines[lines.index(header) + 1 :][:2]
@@ -38,7 +38,7 @@ def test_plain_text_is_aligned_and_has_no_line_too_long() -> None:
         "ok     requests refused by the upstream: 0 of 4",
     ],
 )
-def test_it_says(words: str) -> None:
+def test_the_report_contains(words: str) -> None:
     assert words in shown(terminal=False)
 
 
@@ -49,13 +49,13 @@ def test_a_terminal_of_80_columns_gets_tables_whole() -> None:
     assert "X-Context-Policy: off" in text
 
 
-def test_what_fails_is_marked() -> None:
+def test_a_failed_check_is_marked() -> None:
     out = io.StringIO()
     show(outcome(refused=1), Console(file=out), [])
     assert "FAILED requests refused" in out.getvalue()
 
 
-def test_turns_of_several_requests_are_one_line() -> None:
+def test_a_turn_of_several_requests_is_one_line() -> None:
     out = io.StringIO()
     steps = (FIRST, replace(SECOND, turn=1), replace(SECOND, turn=2, moved=False))
     show(outcome(trimmed=run(*steps)), Console(file=out), [])

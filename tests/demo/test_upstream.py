@@ -2,10 +2,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
-from proxy.demo.server import plain_config, serving
-from proxy.demo.upstream import MODEL, PracticeUpstream
+from proxy.demo.client import plain_config, serving
+from proxy.demo.upstream import MODEL, PracticeUpstream, Refused, check_request, completion, events
+from proxy.dialects import Message
+from proxy.tokens import TokenCounter
+
+
+class QuarterOfBytes(TokenCounter):
+    """Counts four bytes as a token."""
+
+    def message(self, message: Message, model: str) -> int:  # noqa: ARG002 - every model counts alike
+        return -(-len(message.raw) // 4)
+
+    def json(self, raw: bytes, model: str) -> int:  # noqa: ARG002 - every model counts alike
+        return -(-len(raw) // 4)
+
 
 SCRIPT = [{"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]
 USER = {"role": "user", "content": "x" * 6000}
@@ -13,7 +27,7 @@ USER = {"role": "user", "content": "x" * 6000}
 
 @pytest.fixture
 def upstream() -> PracticeUpstream:
-    return PracticeUpstream(SCRIPT)
+    return PracticeUpstream(SCRIPT, QuarterOfBytes())
 
 
 @pytest.fixture
@@ -26,7 +40,7 @@ def http(upstream: PracticeUpstream) -> Iterator[httpx.Client]:
 
 
 def ask(http: httpx.Client, messages: list[Any], account: str = "key", **fields: Any) -> httpx.Response:
-    body = {"model": MODEL, "messages": messages, **fields}
+    body = {"model": MODEL, "messages": messages} | fields
     return http.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {account}"})
 
 
@@ -35,7 +49,7 @@ def test_each_account_plays_the_script_from_its_beginning(http: httpx.Client) ->
     assert said == ["one", "one", "two"]
 
 
-def test_what_is_refused_moves_nothing_on_and_is_logged(
+def test_a_refused_request_does_not_advance_the_script_and_is_logged(
     http: httpx.Client, upstream: PracticeUpstream
 ) -> None:
     refused = ask(http, [])
@@ -47,13 +61,13 @@ def test_what_is_refused_moves_nothing_on_and_is_logged(
     assert upstream.answered("key")[0].messages == (USER,)
 
 
-def test_the_end_of_the_script_is_said(http: httpx.Client) -> None:
+def test_a_request_after_the_end_of_the_script_is_refused(http: httpx.Client) -> None:
     answers = [ask(http, [USER]) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 400]
     assert answers[2].json()["error"]["code"] == "script_ended"
 
 
-def test_usage_tells_what_the_cache_held(http: httpx.Client, upstream: PracticeUpstream) -> None:
+def test_usage_reports_cached_tokens(http: httpx.Client, upstream: PracticeUpstream) -> None:
     first, second = (ask(http, [USER]).json()["usage"] for _ in range(2))
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     assert second["prompt_tokens_details"] == {"cached_tokens": 1408}
@@ -74,6 +88,134 @@ def test_a_stream_ends_with_usage_only_where_it_is_asked_for(http: httpx.Client,
     assert ('"cached_tokens"' in answer.text) is asked
 
 
-def test_models_are_listed_and_nothing_else_is_there(http: httpx.Client) -> None:
+def test_models_are_listed_and_other_paths_return_404(http: httpx.Client) -> None:
     assert [model["id"] for model in http.get("/v1/models").json()["data"]] == [MODEL]
     assert http.get("/v1/files").status_code == 404
+
+
+@pytest.mark.parametrize(("account", "model"), [("other", MODEL), ("key", "other")])
+def test_accounts_and_models_have_caches_of_their_own(http: httpx.Client, account: str, model: str) -> None:
+    ask(http, [USER], "key", model=MODEL)
+    usage = ask(http, [USER], account, model=model).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+
+def calling(*ids: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": i, "type": "function"} for i in ids]}
+
+
+def result(call: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": "{}"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER],
+        [USER, calling("a"), result("a"), calling("a"), result("a"), USER],
+        [USER, calling("a", "b"), result("b"), result("a")],
+        [{"role": "assistant", "content": "hello"}, USER],
+    ],
+    ids=["plain", "an id used again", "parallel calls", "assistant first"],
+)
+def test_requests_that_keep_the_rules_are_accepted(messages: list[Any]) -> None:
+    request = {"model": "m", "messages": messages}
+    assert check_request(orjson.dumps(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "words"),
+    [
+        ([USER, calling("a"), USER], "messages.[2].role", "did not have response messages: a"),
+        ([USER, calling("a", "b"), result("a")], "messages.[3].role", "did not have response messages: b"),
+        ([USER, result("a")], "messages.[1].role", "must be a response to"),
+        ([USER, calling("a"), result("a"), result("a")], "messages.[3].role", "must be a response to"),
+        ([USER, calling()], "messages[1].tool_calls", "empty array"),
+        ([{"role": "robot"}], "messages[0].role", "'robot'"),
+        (["hi"], "messages[0]", "expected an object"),
+        ([], "messages", "empty array"),
+    ],
+    ids=[
+        "no result",
+        "one missing",
+        "orphan",
+        "answered twice",
+        "no calls",
+        "role",
+        "no object",
+        "no messages",
+    ],
+)
+def test_messages_are_refused(messages: list[Any], param: str, words: str) -> None:
+    with pytest.raises(Refused, match=words) as caught:
+        check_request(orjson.dumps({"model": "m", "messages": messages}))
+    error = caught.value.body["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (None, "could not parse"),
+        ({"messages": [USER]}, "model"),
+        ({"model": "m"}, "Missing required parameter: 'messages'"),
+        ({"model": "m", "messages": [USER], "tools": []}, "Invalid 'tools': empty array"),
+    ],
+)
+def test_requests_are_refused(request_: Any, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        check_request(orjson.dumps(request_))
+
+
+# ------------------------------------------------------------------------------------ replies
+
+
+USAGE = {"prompt_tokens": 3}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"text":"' + "x" * 60 + '"}'},
+}
+
+
+def parsed(stream: list[bytes]) -> list[dict[str, object]]:
+    assert stream[-1] == b"data: [DONE]\n\n"
+    return [orjson.loads(event.removeprefix(b"data: ")) for event in stream[:-1]]
+
+
+def test_a_completion_holds_the_reply_as_it_is() -> None:
+    reply = {"content": None, "role": "assistant", "tool_calls": [CALL]}
+    data = orjson.loads(completion(7, "m", reply, USAGE))
+    assert data["choices"][0]["message"] == reply
+    assert data["choices"][0]["finish_reason"] == "tool_calls"
+    assert (data["object"], data["usage"], data["id"]) == ("chat.completion", USAGE, "chatcmpl-practice-7")
+
+
+def test_text_comes_word_by_word_and_is_whole() -> None:
+    text = " Two  words,\nthen more.\n"
+    chunks = parsed(list(events(0, "m", {"role": "assistant", "content": text}, None)))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]  # type: ignore[index]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+    assert len(deltas) == 1 + 4 + 1
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_arguments_come_in_pieces() -> None:
+    chunks = parsed(list(events(0, "m", {"role": "assistant", "content": None, "tool_calls": [CALL]}, None)))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]  # type: ignore[index]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert pieces[0]["id"] == "call_1"
+    assert len(pieces) > 3
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == CALL["function"]["arguments"]  # type: ignore[index]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"  # type: ignore[index]
+
+
+def test_usage_is_the_last_event_where_it_was_asked_for() -> None:
+    chunks = parsed(list(events(0, "m", {"role": "assistant", "content": "hi"}, USAGE)))
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], USAGE)
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])

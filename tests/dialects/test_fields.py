@@ -4,7 +4,7 @@ import msgspec
 import orjson
 import pytest
 
-from proxy.dialects.fields import RawFields, emitted, members_of, with_field, without_member
+from proxy.dialects.jsontext import RawFields, emitted, members_of, with_field, without_member
 
 
 def test_fields_are_texts_in_order() -> None:

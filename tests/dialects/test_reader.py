@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects.reader import mended, read, sound
+from proxy.dialects.jsontext import mended, read, sound
 
 
 @pytest.mark.parametrize(

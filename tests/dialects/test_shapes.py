@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import is_array, is_object
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.writer import _write_anything, write
+from proxy.dialects.jsontext import _write_anything, write
 
 SCALARS = (
     st.none()

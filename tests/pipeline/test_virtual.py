@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
-from proxy.dialects.chat.gap import BLANK_LINE
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_calls import BROKE_OFF, SAID_NOTHING, STOPPED
+from proxy.dialects.chat.own_calls import BLANK_LINE, BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.errors import StoreUnavailable, UpstreamUnreachable
 from proxy.pipeline.relay import Outcome
 from proxy.pipeline.rounds import MOST_ASKS, TOO_LONG

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.tokens.calibration import Calibration
 
 
-def test_without_an_observation_a_token_is_a_token() -> None:
+def test_the_scale_of_an_unknown_model_is_1() -> None:
     calibration = Calibration()
     assert calibration.scale("m") == 1.0
     assert calibration.snapshot() == {}
@@ -25,7 +25,7 @@ def test_the_first_observation_counts_wholly_and_later_ones_a_fifth() -> None:
     assert calibration.scale("m") == 1.32
 
 
-def test_each_model_has_its_own() -> None:
+def test_each_model_has_its_own_scale() -> None:
     calibration = Calibration()
     calibration.learn("b", 1000, 1200)
     calibration.learn("a", 1000, 900)
@@ -37,7 +37,7 @@ def test_each_model_has_its_own() -> None:
     ("counted", "reported"),
     [(499, 600), (600, 499), (1000, 2001), (1001, 500), (0, 0), (0, 5000), (5000, 0), (-1000, -1000)],
 )
-def test_what_is_too_small_or_not_plausible_is_passed_over(counted: int, reported: int) -> None:
+def test_small_and_implausible_observations_are_ignored(counted: int, reported: int) -> None:
     calibration = Calibration()
     calibration.learn("m", counted, reported)
     assert calibration.snapshot() == {}
@@ -46,13 +46,13 @@ def test_what_is_too_small_or_not_plausible_is_passed_over(counted: int, reporte
 @pytest.mark.parametrize(
     ("counted", "reported", "scale"), [(500, 500, 1.0), (500, 1000, 2.0), (1000, 500, 0.5)]
 )
-def test_the_limits_themselves_are_plausible(counted: int, reported: int, scale: float) -> None:
+def test_ratios_at_the_limits_are_plausible(counted: int, reported: int, scale: float) -> None:
     calibration = Calibration()
     calibration.learn("m", counted, reported)
     assert calibration.scale("m") == scale
 
 
-def test_small_differences_do_not_show() -> None:
+def test_small_differences_do_not_change_the_scale() -> None:
     calibration = Calibration()
     calibration.learn("m", 10_000, 11_234)
     scales = {calibration.scale("m")}
@@ -62,7 +62,7 @@ def test_small_differences_do_not_show() -> None:
     assert scales == {1.12}
 
 
-def test_the_model_that_was_not_asked_for_the_longest_goes_first() -> None:
+def test_the_least_recently_used_model_is_forgotten_first() -> None:
     calibration = Calibration(models=2)
     calibration.learn("a", 1000, 1100)
     calibration.learn("b", 1000, 1200)
@@ -82,7 +82,7 @@ def test_whatever_is_reported_the_scale_is_plausible(observations: list[tuple[in
         assert 0.5 <= calibration.scale("m") <= 2.0
 
 
-def test_threads_do_not_disturb_it() -> None:
+def test_threads_may_share_a_calibration() -> None:
     calibration = Calibration(models=20)
 
     def work(seed: int) -> None:

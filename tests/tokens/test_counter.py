@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,8 +9,14 @@ from hypothesis import strategies as st
 
 from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import vocabulary
-from proxy.tokens.cache import ENTRY_BYTES, Cached
-from proxy.tokens.counter import LOW_DETAIL_TOKENS, MEDIA_TOKENS, MESSAGE_TOKENS, TokenCounter
+from proxy.tokens.counter import (
+    ENTRY_BYTES,
+    LOW_DETAIL_TOKENS,
+    MEDIA_TOKENS,
+    MESSAGE_TOKENS,
+    Cached,
+    TokenCounter,
+)
 
 MODEL = "gpt-4o"
 COUNTER = TokenCounter()
@@ -131,22 +138,88 @@ def test_a_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         counter.message(ChatMessage.of({"role": "user", "content": "Where?"}), "gpt-4")
 
 
-def test_what_is_remembered_can_be_seen_and_cleared() -> None:
+def said(text: str) -> ChatMessage:
+    return ChatMessage.of({"role": "user", "content": text})
+
+
+def test_the_cache_shows_messages_and_tokens_and_can_be_cleared() -> None:
     counter = TokenCounter("estimate")
     assert counter.cached == Cached(cached_messages=0, total_cached_tokens=0)
-    messages = [ChatMessage.of({"role": "user", "content": text}) for text in ("One", "Two", "Two")]
-    tokens = [counter.message(message, MODEL) for message in messages]
+    tokens = [counter.message(said(text), MODEL) for text in ("One", "Two", "Two")]
     counter.json(b"[]", MODEL)
     assert counter.cached == Cached(cached_messages=2, total_cached_tokens=tokens[0] + tokens[1])
     counter.clear()
     assert counter.cached == Cached(cached_messages=0, total_cached_tokens=0)
+    assert counter.message(said("One"), MODEL) == tokens[0]
+    assert counter.cached == Cached(cached_messages=1, total_cached_tokens=tokens[0])
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     counter = TokenCounter("estimate", cache_bytes=3 * ENTRY_BYTES)
     for number in range(10):
-        counter.message(ChatMessage.of({"role": "user", "content": f"{number}" * 1000}), MODEL)
+        counter.message(said(f"{number}" * 1000), MODEL)
     assert counter.cached.cached_messages == 3
+
+
+def test_a_cache_of_no_bytes_holds_one_count() -> None:
+    counter = TokenCounter("estimate", cache_bytes=0)
+    counter.message(said("One"), MODEL)
+    tokens = counter.message(said("Two, three, four"), MODEL)
+    assert counter.cached == Cached(cached_messages=1, total_cached_tokens=tokens)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_least_recently_used_count_is_forgotten_first(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = TokenCounter("estimate", cache_bytes=2 * ENTRY_BYTES)
+    counter.messages([said("a"), said("b")], MODEL)
+    if together:
+        counter.messages([said("b"), said("a"), said("a")], MODEL)
+    else:
+        counter.message(said("a"), MODEL)
+    counter.message(said("c"), MODEL)
+    counted: list[str] = []
+
+    def count(_vocabulary: vocabulary.Vocabulary, text: str) -> int:
+        counted.append(text)
+        return 1
+
+    monkeypatch.setattr(vocabulary.Vocabulary, "count", count)
+    counter.messages([said("c"), said("a"), said("b")], MODEL)
+    assert counted == ["b"]
+
+
+def test_the_counts_of_json_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.tokens.counter._JSON_COUNTS", 2)
+    counter = TokenCounter("estimate")
+    for raw in (b"[1]", b"[2]", b"[3]"):
+        counter.json(raw, MODEL)
+    counted: list[str] = []
+
+    def count(_vocabulary: vocabulary.Vocabulary, text: str) -> int:
+        counted.append(text)
+        return 1
+
+    monkeypatch.setattr(vocabulary.Vocabulary, "count", count)
+    for raw in (b"[3]", b"[2]", b"[1]"):
+        counter.json(raw, MODEL)
+    assert counted == ["[1]"]
+
+
+def test_threads_do_not_disturb_the_sums_of_the_cache() -> None:
+    counter = TokenCounter("estimate", cache_bytes=50 * ENTRY_BYTES)
+    messages = [said("word " * number) for number in range(97)]
+
+    def work(seed: int) -> None:
+        for number in range(1000):
+            counter.message(messages[(seed * number) % 97], MODEL)
+            counter.messages([messages[number % 97], messages[(number + 1) % 97]], MODEL)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, (3, 5, 7, 11)))
+    cached = counter._counts
+    assert counter.cached == Cached(cached_messages=50, total_cached_tokens=sum(cached.values()))
 
 
 def test_an_estimate_needs_no_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

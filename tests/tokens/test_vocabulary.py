@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.tokens import vocabulary
-from proxy.tokens.estimate import estimate
-from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
+from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of, estimate
 
 NAMES: tuple[EncodingName, ...] = ("cl100k_base", "o200k_base")
 SHA256 = {
@@ -187,7 +186,7 @@ def test_a_panic_of_the_tokenizer_becomes_an_estimate(
     assert "estimated" in caplog.text
 
 
-def test_what_is_no_panic_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_exceptions_than_a_panic_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         broken(monkeypatch, KeyboardInterrupt()).count("some words here")
 
@@ -209,7 +208,7 @@ def test_a_vocabulary_that_cannot_be_read_is_tried_once_and_estimated(
     assert "cannot be read" in caplog.text
 
 
-def test_several_threads_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_build_a_vocabulary_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[str] = []
     together = threading.Barrier(4)
 
@@ -230,7 +229,7 @@ def test_several_threads_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(built)) == 1
 
 
-def test_the_network_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_a_vocabulary_uses_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:
         raise AssertionError("a connection was opened")
 
@@ -238,7 +237,7 @@ def test_the_network_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Vocabulary("cl100k_base").count("hello world") == 2
 
 
-def test_nothing_is_built_by_an_import() -> None:
+def test_importing_the_counter_builds_no_vocabulary() -> None:
     program = (
         "import lzma\n"
         "lzma.decompress = None\n"
@@ -246,3 +245,47 @@ def test_nothing_is_built_by_an_import() -> None:
         "proxy.tokens.counter.TokenCounter()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])  # noqa: S603 - our own program
+
+
+ENGLISH = """The proxy keeps the full history of every session and sends a view of it. Messages are never
+overwritten: an edited turn is a branch, and the same message at the same place is stored once. When the
+conversation grows beyond what the model can take, the oldest rounds are left out, and what was left out can
+still be read by its reference."""
+CODE = """def settle(self, exchange: Exchange) -> None:
+    for message in exchange.messages:
+        if message.role == "assistant" and not message.calls:
+            self.head = self.store.append(message, parent=self.head)
+    return None
+"""
+JSON = """{"status": "ok", "items": [{"id": 48213, "price": 1299.5, "currency": "EUR", "created":
+"2026-11-20T10:15:00Z"}, {"id": 48214, "price": 7.25, "currency": "USD", "tags": ["new", "sale"]}]}"""
+CHINESE = """代理保存每个会话的完整历史,只把其中一部分发送给模型。消息永远不会被覆盖:编辑过的一轮是一个分支,
+同一位置的同一条消息只存储一次。当对话超过模型的上限时,最早的几轮会被省略,但仍然可以通过引用读取原文。"""
+MIXED = "Привет, как дела? Ελληνικά κείμενα, 🙂🎉 and العربية text"
+
+
+@pytest.mark.parametrize("encoding", ["cl100k_base", "o200k_base"])
+@pytest.mark.parametrize(
+    ("text", "tolerance"),
+    [(ENGLISH, 0.2), (CODE, 0.2), (JSON, 0.2), (CHINESE, 0.25), (MIXED, 0.3)],
+    ids=["english", "code", "json", "chinese", "mixed"],
+)
+def test_an_estimate_is_near_the_exact_count(text: str, tolerance: float, encoding: EncodingName) -> None:
+    assert estimate(text, encoding) == pytest.approx(BUILT[encoding].count(text), rel=tolerance)
+
+
+def test_an_estimate_is_0_for_the_empty_text_only() -> None:
+    assert estimate("", "o200k_base") == 0
+    assert estimate(" ", "o200k_base") == 1
+    assert estimate("!", "o200k_base") == 1
+
+
+def test_lone_surrogates_are_estimated() -> None:
+    assert estimate("\ud800" * 10, "o200k_base") > 1
+
+
+@pytest.mark.parametrize("unit", ["a", "7", " ", "\n", "中", "!", "é", "🙂", "\ud800"])
+def test_the_estimate_of_a_run_of_one_character_grows_with_its_length(unit: str) -> None:
+    short, long = estimate(unit * 10_000, "o200k_base"), estimate(unit * 100_000, "o200k_base")
+    assert short > 10
+    assert long == pytest.approx(10 * short, rel=0.05)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from proxy.dialects.base import (
     Attachment,
     Call,
+    Countable,
     Dialect,
     Facts,
     JsonObject,
@@ -22,8 +23,7 @@ from proxy.dialects.base import (
     ReasoningMode,
 )
 from proxy.dialects.generations import Generations
-from proxy.dialects.shapes import is_array, is_object
-from proxy.dialects.writer import write
+from proxy.dialects.jsontext import is_array, is_object, write
 
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
@@ -34,6 +34,10 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
+_MEDIA: Final = _IMAGES | {"audio_url", "input_audio", "video_url", "file", "input_file"}
+"""Types of parts that hold bytes (base64, a `data:` URL) or an address instead of text."""
+_PLAIN: Final = frozenset({"role", "content"})
+"""Fields of a message that has nothing beside its content."""
 
 _FACTS_BYTES: Final = 64 * 1024 * 1024
 """What remembered facts may take in one process, about."""
@@ -191,6 +195,34 @@ class ChatMessage(Message):
             value = self.data.get(name)
             if value:
                 yield str(value)
+
+    def countable(self) -> Countable:
+        data = self.data
+        content = data.get("content")
+        texts: list[str] = []
+        media = small_images = 0
+        if isinstance(content, str):
+            texts.append(content)
+        elif is_array(content):
+            for part in content:
+                kind = part.get("type") if is_object(part) else None
+                if isinstance(kind, str) and kind in _MEDIA:
+                    image = part.get("image_url")
+                    small = (image if is_object(image) else part).get("detail") == "low"
+                    small_images += small
+                    media += not small
+                elif kind == "text" and isinstance(part.get("text"), str):
+                    texts.append(part["text"])
+                else:
+                    texts.append(write(part).decode())
+        elif content is not None:
+            texts.append(write(content).decode())
+        if not data.keys() <= _PLAIN:
+            beside = [data.get("name"), data.get("refusal")]
+            for call in self.calls:
+                beside += [call.name, call.arguments]
+            texts += [text for text in beside if isinstance(text, str) and text]
+        return Countable(texts=tuple(texts), media=media, small_images=small_images)
 
     def readable(self) -> str:
         text = self.text

@@ -22,8 +22,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from proxy.dialects import JsonObject
-from proxy.dialects.reader import read
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import is_array, is_object, read
 
 _STATUSES: Final = frozenset({400, 413, 422, 500})
 """Statuses that come with it: 413 and 422 of some servers, 500 of gateways that wrap the real one."""

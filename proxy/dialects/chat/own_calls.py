@@ -1,19 +1,26 @@
-"""Which calls of a reply are of tools that the proxy answers, and the reply as it is sent back with them.
-
-Everybody else's calls are left as they are. What the tools do, and who answers, is not known here.
-"""
+"""Calls of the proxy's own tools in a reply: told from the client's, and taken out of what it is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
+import msgspec
 import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import (
+    RawFields,
+    emitted,
+    is_array,
+    is_object,
+    read,
+    with_field,
+    without_field,
+    write,
+)
 
 CUT_OFF: Final = frozenset({"length", "content_filter"})
 """Values of `finish_reason` that may have cut a call in two."""
@@ -173,3 +180,130 @@ def _is_json_object(text: str) -> bool:
         return is_object(orjson.loads(text))
     except orjson.JSONDecodeError:
         return False
+
+
+BLANK_LINE: Final = "\n\n"
+
+
+def gap(before: Any, after: Any) -> str:
+    """Return what keeps the text `after` apart from the content `before`: a blank line, or nothing.
+
+    Nothing where either has white space there, has no text there, or `after` comes in parts, which stand
+    apart by themselves.
+    """
+    end = _end(before)
+    if not end or not isinstance(after, str) or not after:
+        return ""
+    return "" if end[-1].isspace() or after[0].isspace() else BLANK_LINE
+
+
+def _end(content: Any) -> str:
+    """Return the text that a content ends in; empty where it ends in something else."""
+    if is_array(content) and content:
+        content = content[-1]
+        content = content.get("text") if is_object(content) else None
+    return content if isinstance(content, str) else ""
+
+
+def added(one: JsonObject | None, other: JsonObject | None) -> JsonObject | None:
+    """Return both together: numbers added, objects member by member, of all else the last word.
+
+    Neither is written to. None stands for a usage that was not reported.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    total = dict(one)
+    for name, value in other.items():
+        known = total.get(name)
+        if is_object(known) and is_object(value):
+            total[name] = added(known, value)
+        elif _is_number(known) and _is_number(value):
+            total[name] = known + value
+        elif value is not None or known is None:
+            total[name] = value
+    return total
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+Edit = Callable[[bytes], bytes]
+
+
+class Correction(Struct, frozen=True, kw_only=True):
+    """What is to be changed; what is None stays as it is."""
+
+    content: Any = None
+    """The content of the reply."""
+    calls: Collection[int] | None = None
+    """Places of the tool calls that stay; with none left the field goes."""
+    finish_reason: str | None = None
+    usage: JsonObject | None = None
+
+
+def corrected(body: bytes, change: Correction) -> bytes:
+    """Return a completion's body with its only reply changed.
+
+    Args:
+        body: JSON text of a completion with one choice, which holds a message.
+        change: what is changed.
+    """
+    try:
+        return _on_text(body, change)
+    except (msgspec.DecodeError, RecursionError):
+        return _anew(body, change)
+
+
+def _on_text(body: bytes, change: Correction) -> bytes:
+    def message(text: bytes) -> bytes:
+        if change.content is not None:
+            text = _set(text, "content", write(change.content))
+        if change.calls is None or "tool_calls" not in (fields := RawFields(text)):
+            return text
+        kept = [raw for place, raw in enumerate(_ITEMS.decode(fields["tool_calls"])) if place in change.calls]
+        return (
+            _set(text, "tool_calls", msgspec.json.encode(kept)) if kept else without_field(text, "tool_calls")
+        )
+
+    def choice(text: bytes) -> bytes:
+        text = _set(text, "message", message(RawFields(text)["message"]))
+        return (
+            text if change.finish_reason is None else _set(text, "finish_reason", write(change.finish_reason))
+        )
+
+    choices = RawFields(body)["choices"]
+    body = _set(body, "choices", _only_item(choices, choice))
+    return body if change.usage is None else _set(body, "usage", write(change.usage))
+
+
+def _set(text: bytes, name: str, value: bytes) -> bytes:
+    fields = RawFields(text)
+    return with_field(text, fields, name, value) if fields else emitted({name: value})
+
+
+def _only_item(text: bytes, edit: Edit) -> bytes:
+    """Return an array of one item with that changed."""
+    item = bytes(_ITEMS.decode(text)[0])
+    start = text.index(item)
+    return text[:start] + edit(item) + text[start + len(item) :]
+
+
+def _anew(body: bytes, change: Correction) -> bytes:
+    data = read(body)
+    choice = data["choices"][0]
+    message = choice["message"]
+    if change.content is not None:
+        message["content"] = change.content
+    calls = message.get("tool_calls")
+    if change.calls is not None and is_array(calls):
+        message["tool_calls"] = [call for place, call in enumerate(calls) if place in change.calls]
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    if change.finish_reason is not None:
+        choice["finish_reason"] = change.finish_reason
+    if change.usage is not None:
+        data["usage"] = change.usage
+    return write(data)

@@ -7,6 +7,7 @@ client's own bytes are the body. It does not know why something is changed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
@@ -16,10 +17,17 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
-from proxy.dialects.chat import refusals
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText
-from proxy.dialects.fields import RawFields, emitted, members_of, with_field, without_member
-from proxy.dialects.shapes import is_array, is_object
+from proxy.dialects.jsontext import (
+    RawFields,
+    emitted,
+    is_array,
+    is_object,
+    members_of,
+    with_field,
+    without_member,
+)
+from proxy.errors import InvalidRequest
 
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
@@ -54,6 +62,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     """What it says in `stream_options.include_usage`; None where it says nothing about it."""
     reply_tokens: int | None = None
     """How many tokens the reply may have at most; None where it says nothing about it."""
+    replies: tuple[int, ...] = ()
+    """Positions of the assistant messages in `messages`."""
     has_own_fields: bool = True
     """Whether any message has, or may have, fields that are ours."""
 
@@ -73,7 +83,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         lead += 1
     tools = values.get("tools")
     if tools is not None and not is_array(tools):
-        raise refusals.wrong_type("tools", "an array of objects", tools)
+        raise _wrong_type("tools", "an array of objects", tools)
     return ChatRequest(
         raw=body,
         fields=fields,
@@ -85,7 +95,8 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
-        has_own_fields=any(each.has_own_fields for each in facts),
+        replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
+        has_own_fields=any([each.has_own_fields for each in facts]),
     )
 
 
@@ -120,7 +131,15 @@ def compose(
             *(request.instructions if instructions is None else instructions),
             *(request.messages if messages is None else messages),
         )
-        sent = tuple([message.without_own_fields() for message in asked])
+        sent = tuple(
+            [
+                message
+                if (facts := message.facts) is not None and not facts.has_own_fields
+                # Nothing is known of a message that comes from the store.
+                else message.without_own_fields()
+                for message in asked
+            ]
+        )
         if sent != (*request.instructions, *request.messages):
             changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
     for path in drop_fields:
@@ -158,14 +177,14 @@ def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
         fields = RawFields(body)
         messages = fields.span("messages")
         if messages is None:
-            raise refusals.missing("messages", "Send an array of at least one message.")
+            raise _missing("messages", "Send an array of at least one message.")
         if bytes(messages[:1]) != b"[":
-            raise refusals.wrong_type("messages", "an array of objects", _value("messages", bytes(messages)))
+            raise _wrong_type("messages", "an array of objects", _value("messages", bytes(messages)))
         items = _ITEMS.decode(messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise refusals.unreadable(body) from why
+        raise _unreadable(body) from why
     if not items:
-        raise refusals.empty_messages()
+        raise _empty_messages()
     return fields, items
 
 
@@ -174,11 +193,11 @@ def _value(param: str, text: bytes) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as why:
-        raise refusals.unreadable_value(param, why) from why
+        raise _unreadable_value(param, why) from why
     # Length and number of brackets find nearly all texts to be shallow; brackets may stand in strings too.
     may_be_deep = len(text) > 2 * MAX_LEVELS and text.count(b"[") + text.count(b"{") > MAX_LEVELS
     if may_be_deep and _levels(value) > MAX_LEVELS:
-        raise refusals.too_deep(param, MAX_LEVELS)
+        raise _too_deep(param, MAX_LEVELS)
     return value
 
 
@@ -216,14 +235,14 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     """Read one message."""
     data = _value(param, raw)
     if not is_object(data):
-        raise refusals.wrong_type(param, "an object", data)
+        raise _wrong_type(param, "an object", data)
     if "role" not in data:
-        raise refusals.missing(f"{param}.role", "Give each message a role, such as 'user'.")
+        raise _missing(f"{param}.role", "Give each message a role, such as 'user'.")
     if not isinstance(data["role"], str):
-        raise refusals.wrong_type(f"{param}.role", "a string", data["role"])
+        raise _wrong_type(f"{param}.role", "a string", data["role"])
     content = data.get("content")
     if isinstance(content, (bool, int, float)):
-        raise refusals.wrong_type(f"{param}.content", _CONTENT, content)
+        raise _wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
     return Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls"))), data
 
@@ -231,18 +250,18 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
 def _model(values: Mapping[str, Any]) -> str:
     model = values.get("model", "")
     if not isinstance(model, str):
-        raise refusals.wrong_type("model", "a string", model)
+        raise _wrong_type("model", "a string", model)
     if _CONTROL.search(model):
-        raise refusals.control_characters("model")
+        raise _control_characters("model")
     if not model and "model" in values:
-        raise refusals.empty_model()
+        raise _empty_model()
     return model
 
 
 def _stream(values: Mapping[str, Any]) -> bool:
     stream = values.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise refusals.wrong_type("stream", "a boolean or null", stream)
+        raise _wrong_type("stream", "a boolean or null", stream)
     return bool(stream)
 
 
@@ -277,3 +296,147 @@ def _drop(fields: Mapping[str, bytes], changes: dict[str, bytes | None], path: S
 def _asking_for_usage(options: bytes | None) -> bytes:
     """Return the `stream_options` that ask for the usage and keep what else was said."""
     return msgspec.json.encode(members_of(options) | {"include_usage": msgspec.Raw(b"true")})
+
+
+_KINDS: Final = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+
+_NOT_UTF8: Final = "not valid UTF-8"
+"""What orjson says of bytes in another encoding."""
+
+
+def _missing(param: str, advice: str) -> InvalidRequest:
+    """Return the error for a field that must be there and is not."""
+    return InvalidRequest(
+        f"Missing required parameter: '{param}'. {advice}", param=param, code="missing_required_parameter"
+    )
+
+
+def _wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
+    """Return the error for a JSON value of the wrong type; `expected` says what may stand there."""
+    return InvalidRequest(
+        f"Invalid type for '{param}': expected {expected}, but got {_KINDS[type(value)]} instead.",
+        param=param,
+        code="invalid_type",
+    )
+
+
+def _empty_messages() -> InvalidRequest:
+    """Return the error for a request that says nothing."""
+    return InvalidRequest(
+        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array "
+        "instead.",
+        param="messages",
+        code="empty_array",
+    )
+
+
+def _empty_model() -> InvalidRequest:
+    """Return the error for a model without a name."""
+    return InvalidRequest(
+        "Invalid 'model': empty string. Name a model, or leave the field out.",
+        param="model",
+        code="empty_string",
+    )
+
+
+def _control_characters(param: str) -> InvalidRequest:
+    """Return the error for a name with characters that no name can have."""
+    return InvalidRequest(
+        f"Invalid '{param}': it holds control characters. Send the name alone.",
+        param=param,
+        code="invalid_value",
+    )
+
+
+def _too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
+    """Return the error for JSON with too many levels; `levels` is how many may be."""
+    where = f"'{param}'" if param is not None else "The request"
+    limit = f" Send at most {levels} levels." if levels is not None else " Send it with fewer levels."
+    return InvalidRequest(f"{where} is nested too deeply.{limit}", param=param, code="invalid_json")
+
+
+def _unreadable_value(param: str, why: orjson.JSONDecodeError) -> InvalidRequest:
+    """Return the error for a value that is JSON by its grammar and still cannot be read (1e999)."""
+    advice = " Send the body as JSON encoded in UTF-8." if _NOT_UTF8 in why.msg else ""
+    return InvalidRequest(f"'{param}' cannot be read: {why.msg}.{advice}", param=param, code="invalid_json")
+
+
+def _unreadable(body: bytes) -> InvalidRequest:
+    """Return the error for a body that was refused: it finds out why.
+
+    Slow where it must be; it serves requests that fail.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as why:
+        if _NOT_UTF8 in why.msg:
+            return InvalidRequest(
+                "We could not parse the JSON body of your request: it is not UTF-8. "
+                "Send the body as JSON encoded in UTF-8.",
+                code="invalid_json",
+            )
+        if "depth" in why.msg:
+            return _too_deep(None)
+        if "surrogate" in why.msg:
+            return _lone_surrogate(body, why)
+        return _no_json(why)
+    if is_object(value):  # some hundred levels, which are too many for one reader and not for the other
+        return _too_deep(None)
+    return InvalidRequest(
+        f"Invalid body: expected a JSON object, but got {_KINDS[type(value)]} instead.", code="invalid_type"
+    )
+
+
+def _no_json(why: orjson.JSONDecodeError) -> InvalidRequest:
+    return InvalidRequest(
+        f"We could not parse the JSON body of your request: {why}. "
+        "(HINT: This likely means you aren't using your HTTP library correctly. "
+        "Send one JSON object, encoded in UTF-8.)",
+        code="invalid_json",
+    )
+
+
+def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError) -> InvalidRequest:
+    """Return the error for half of a character, naming the message that holds it."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):  # it is wrong in other ways too
+        return _no_json(why)
+    param = _place_of_surrogate(value)
+    where = f"'{param}'" if param is not None else "The body"
+    return InvalidRequest(
+        f"{where} holds a lone surrogate, the half of a character that UTF-16 writes in two "
+        "(such as an emoji cut in the middle). Remove it, or replace it by U+FFFD: cut texts between "
+        "characters, not between UTF-16 units.",
+        param=param,
+        code="invalid_json",
+    )
+
+
+def _place_of_surrogate(value: Any) -> str | None:
+    """Return the message, else the field, that holds a lone surrogate; None where it is a field's name."""
+    fields: dict[str, Any] = value if is_object(value) else {}
+    for name, field in fields.items():
+        if name == "messages" and is_array(field):
+            for position, message in enumerate(field):
+                if _holds_surrogate(message):
+                    return f"messages[{position}]"
+        elif _holds_surrogate(field):
+            return None if _holds_surrogate(name) else name
+    return None
+
+
+def _holds_surrogate(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, TypeAlias
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.dialects.chat.overflow import words_of
-from proxy.dialects.shapes import is_array
+from proxy.dialects.jsontext import is_array
 
-Shape: TypeAlias = Literal["alternate", "one_system"]
+RoleOrder: TypeAlias = Literal["alternate", "one_system"]
 
 _STATUSES: Final = frozenset({400, 422, 500})
 """Statuses that come with such a refusal; 500 of servers that take a template's error for their own."""
@@ -42,7 +42,7 @@ _ONE_SYSTEM: Final = re.compile(
 )
 
 
-def shape_of(status: int, body: bytes) -> Shape | None:
+def demanded_order(status: int, body: bytes) -> RoleOrder | None:
     """Return the order that an error answer asks for; None where it says something else. Never raises."""
     if status not in _STATUSES:
         return None
@@ -52,13 +52,13 @@ def shape_of(status: int, body: bytes) -> Shape | None:
     return "alternate" if any(_ALTERNATE.search(text) for text in said) else None
 
 
-def shaped(messages: Sequence[Message], shape: Shape) -> tuple[Message, ...]:
+def reordered(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
     """Return messages in the order that a server asks for.
 
     A second system message breaks the turns too, and the words of a template do not tell which it was.
     """
     one = one_system(messages)
-    return merged_users(one) if shape == "alternate" else one
+    return merged_users(one) if order == "alternate" else one
 
 
 def merged_users(messages: Sequence[Message]) -> tuple[Message, ...]:

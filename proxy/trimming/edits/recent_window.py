@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from proxy.dialects.shapes import is_object
+from proxy.dialects.jsontext import is_object
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.plan import Change

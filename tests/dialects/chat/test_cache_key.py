@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from proxy.dialects.chat.cache_key import cache_key
+from proxy.dialects.chat.cache_marks import cache_key
 
 
 def test_a_key_is_short_says_nothing_and_never_changes() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects.chat.corrected import Correction, corrected
+from proxy.dialects.chat.own_calls import Correction, corrected
 
 BODY = b"""{
   "id": "x" , "choices": [ { "index":0,

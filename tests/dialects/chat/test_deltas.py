@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.deltas import Deltas
+from proxy.dialects.chat.completion import Deltas
 
 Data = dict[str, Any]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.gap import BLANK_LINE, gap
+from proxy.dialects.chat.own_calls import BLANK_LINE, gap
 
 
 def part(text: Any) -> dict[str, Any]:

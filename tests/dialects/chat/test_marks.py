@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import Message
+from proxy.dialects.chat.cache_marks import MarkKind, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.marks import MarkKind, decides_itself, marked
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import parse_chat_request
 

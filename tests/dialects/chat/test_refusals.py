@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.dialects.chat import refusals
+from proxy.dialects.chat import request as refusals
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ from proxy.dialects.chat import refusals
 def test_a_body_is_refused_with_its_reason_and_place(
     body: bytes, param: str | None, code: str, words: str
 ) -> None:
-    error = refusals.unreadable(body)
+    error = refusals._unreadable(body)
 
     assert words in error.message
     assert (error.param, error.code, error.status) == (param, code, 400)
 
 
 def test_errors_have_the_words_and_codes_of_the_api() -> None:
-    assert refusals.missing("messages", "Send some.").body() == {
+    assert refusals._missing("messages", "Send some.").body() == {
         "error": {
             "message": "Missing required parameter: 'messages'. Send some.",
             "type": "invalid_request_error",
@@ -57,9 +57,9 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
             "code": "missing_required_parameter",
         }
     }
-    assert refusals.wrong_type("tools", "an array of objects", "x").message == (
+    assert refusals._wrong_type("tools", "an array of objects", "x").message == (
         "Invalid type for 'tools': expected an array of objects, but got a string instead."
     )
-    assert refusals.empty_messages().code == "empty_array"
-    assert refusals.empty_model().param == "model"
-    assert "at most 7 levels" in refusals.too_deep("user", 7).message
+    assert refusals._empty_messages().code == "empty_array"
+    assert refusals._empty_model().param == "model"
+    assert "at most 7 levels" in refusals._too_deep("user", 7).message

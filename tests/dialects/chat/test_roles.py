@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.roles import Shape, merged_users, one_system, shape_of, shaped
+from proxy.dialects.chat.roles import RoleOrder, merged_users, one_system, demanded_order, reordered
 
 
 def said(message: str, **more: Any) -> bytes:
@@ -21,7 +21,7 @@ FIRST = "System message must be at the beginning."
 
 
 @pytest.mark.parametrize(
-    ("words", "shape"),
+    ("words", "order"),
     [
         (TURNS, "alternate"),
         (f"{TURNS} {TURNS}", "alternate"),
@@ -81,22 +81,22 @@ FIRST = "System message must be at the beginning."
         ("Rate limit reached", None),
     ],
 )
-def test_every_wording_is_known(words: str, shape: Shape | None) -> None:
-    assert [shape_of(status, said(words)) for status in (400, 422, 500)] == [shape] * 3
-    assert [shape_of(status, said(words)) for status in (200, 401, 429, 503)] == [None] * 4
+def test_every_wording_is_known(words: str, order: RoleOrder | None) -> None:
+    assert [demanded_order(status, said(words)) for status in (400, 422, 500)] == [order] * 3
+    assert [demanded_order(status, said(words)) for status in (200, 401, 429, 503)] == [None] * 4
 
 
 def test_it_is_read_however_it_is_wrapped() -> None:
     raw = orjson.dumps({"object": "error", "message": TURNS, "type": "BadRequestError", "code": 400})
-    assert shape_of(400, raw) == "alternate"
+    assert demanded_order(400, raw) == "alternate"
     wrapped = {"error": {"message": "Provider returned error", "metadata": {"raw": raw.decode()}}}
-    assert shape_of(400, orjson.dumps(wrapped)) == "alternate"
-    assert shape_of(400, orjson.dumps({"detail": f"Chat template error: {FIRST}"})) == "one_system"
-    assert shape_of(500, FIRST.encode()) == "one_system"
-    assert shape_of(400, b"\xff\x00 nothing") is None
-    assert shape_of(400, b"") is None
+    assert demanded_order(400, orjson.dumps(wrapped)) == "alternate"
+    assert demanded_order(400, orjson.dumps({"detail": f"Chat template error: {FIRST}"})) == "one_system"
+    assert demanded_order(500, FIRST.encode()) == "one_system"
+    assert demanded_order(400, b"\xff\x00 nothing") is None
+    assert demanded_order(400, b"") is None
     # What repeats the request says nothing by itself.
-    assert shape_of(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
+    assert demanded_order(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
 
 
 def user(content: Any, **more: Any) -> Message:
@@ -175,9 +175,9 @@ def test_where_none_leads_one_is_made() -> None:
 
 def test_a_system_message_between_two_users_breaks_the_turns_too() -> None:
     given = [system("a"), user("q"), system("b"), user("r"), REPLY]
-    assert contents(shaped(given, "alternate")) == [
+    assert contents(reordered(given, "alternate")) == [
         ("system", "a\n\nb"),
         ("user", "q\n\nr"),
         ("assistant", "yes"),
     ]
-    assert contents(shaped(given, "one_system"))[1:3] == [("user", "q"), ("user", "r")]
+    assert contents(reordered(given, "one_system"))[1:3] == [("user", "q"), ("user", "r")]

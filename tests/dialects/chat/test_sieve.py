@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects.chat.deltas import Deltas
+from proxy.dialects.chat.completion import Deltas
 from proxy.dialects.chat.own_calls import BROKE_OFF, SAID_NOTHING, STOPPED
-from proxy.dialects.chat.sieve import ToolStreamFilter
+from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.sse import Event, EventDecoder
 
 Data = dict[str, Any]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.deltas import Deltas
-from proxy.dialects.chat.streamed_calls import StreamedCalls
+from proxy.dialects.chat.completion import Deltas
+from proxy.dialects.chat.tool_stream import StreamedCalls
 
 Data = dict[str, Any]
 NAMES = frozenset({"ours", "ours_too"})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.tool_name import ToolName
+from proxy.dialects.chat.completion import ToolName
 
 
 def learnt(*deltas: dict[str, Any]) -> ToolName:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.usage import added
+from proxy.dialects.chat.own_calls import added
 
 ONE = {"prompt_tokens": 5, "cost": 0.5, "prompt_tokens_details": {"cached_tokens": 1, "audio_tokens": None}}
 OTHER = {"prompt_tokens": 7, "cost": 0.25, "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 3}}

@@ -1,0 +1,197 @@
+"""Explicit cache breakpoints: marks at the ends of prefixes that a provider is to keep.
+
+For models whose cache matches at breakpoints alone. A mark stands on a content part. What providers take,
+as of November 2026:
+
+    openai      `prompt_cache_breakpoint: {"mode": "explicit"}` on text, image, audio and file parts of
+                system, developer, user and tool messages, not of assistant messages. A request writes four
+                breakpoints, of which the one at the newest message is OpenAI's own (GPT-5.6 and later).
+    anthropic   `cache_control: {"type": "ephemeral"}`, which gateways in OpenAI's dialect hand on to Claude,
+                from text parts of any message (OpenRouter, LiteLLM). Claude refuses a mark on a text that
+                says nothing, and a fifth one.
+
+It does not know where a prefix ends, nor which model takes which marks.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from proxy.dialects import Message
+from proxy.dialects.chat.canonical import CACHE_MARKS
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.jsontext import RawFields, is_array, is_object, with_field, write
+
+MarkKind: TypeAlias = Literal["openai", "anthropic"]
+"""Whose marks they are."""
+
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_BETWEEN: Final = b" \t\r\n,"
+"""What stands in an array between two items."""
+_OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
+"""What JSON text with a mark holds: its name, or a name in which ASCII is escaped."""
+_CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
+"""Fields of a request in which a client decides about the cache itself."""
+
+
+class _Rules(Struct, frozen=True, kw_only=True):
+    """What one kind of mark is, and where it may stand."""
+
+    name: str
+    value: bytes
+    most: int
+    """Marks of ours in one request."""
+    roles: frozenset[str]
+    parts: frozenset[str]
+    """Types of content parts."""
+
+
+_RULES: Final[Mapping[MarkKind, _Rules]] = {
+    "openai": _Rules(
+        name="prompt_cache_breakpoint",
+        value=b'{"mode":"explicit"}',
+        most=3,
+        roles=frozenset({"system", "developer", "user", "tool"}),
+        parts=frozenset({"text", "image_url", "input_audio", "file"}),
+    ),
+    "anthropic": _Rules(
+        name="cache_control",
+        value=b'{"type":"ephemeral"}',
+        most=4,
+        roles=frozenset({"system", "developer", "user", "assistant", "tool"}),
+        parts=frozenset({"text"}),
+    ),
+}
+
+
+def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
+    """Return the messages with marks at the ends of those at `places`; every other byte stays.
+
+    A mark goes on the last content part that takes it; a content that is a string becomes one part of
+    text. Where a message takes none, the nearest one before it that does is marked. Of more marks than the
+    provider takes the last ones stay, since they end the longest prefixes. Messages that hold a
+    mark already, whoever's it is, are returned as they are, all of them.
+
+    Args:
+        messages: what is sent, instructions included.
+        places: indices of the messages at which a prefix ends that is to be kept; others than those of
+            messages count for nothing.
+        kind: whose marks the model takes.
+    """
+    sent = list(messages)
+    if not places or any(_holds_mark(message) for message in sent):
+        return tuple(sent)
+    rules = _RULES[kind]
+    left, wanted = rules.most, False
+    for at in range(len(sent) - 1, -1, -1):
+        wanted = wanted or at in places
+        if wanted and (new := _with_mark(sent[at], rules)) is not None:
+            sent[at], wanted = new, False
+            left -= 1
+            if not left:
+                break
+    return tuple(sent)
+
+
+def decides_itself(fields: Mapping[str, bytes]) -> bool:
+    """Tell whether a client says in a request, beside the messages, what is to be cached.
+
+    Args:
+        fields: the request's top-level fields, each as its JSON text.
+    """
+    if any(fields.get(name, b"null") != b"null" for name in _CACHE_FIELDS):
+        return True
+    tools = fields.get("tools", b"")
+    if not _may_be_marked(tools):
+        return False
+    listed = orjson.loads(tools)
+    return is_array(listed) and any(_is_marked(tool) or _is_marked_inside(tool) for tool in listed)
+
+
+def _holds_mark(message: Message) -> bool:
+    """Tell whether a message has a mark: itself, one of its content parts or one of its calls."""
+    if not _may_be_marked(message.raw):
+        return False
+    data = message.data
+    if _is_marked(data):
+        return True
+    content, calls = data.get("content"), data.get("tool_calls")
+    items = [*(content if is_array(content) else [content]), *(calls if is_array(calls) else [])]
+    return any(_is_marked(item) or _is_marked_inside(item) for item in items)
+
+
+def _may_be_marked(text: bytes) -> bool:
+    return any(piece in text for piece in _OF_MARKS)
+
+
+def _is_marked(item: Any) -> bool:
+    return is_object(item) and any(item.get(name) is not None for name in CACHE_MARKS)
+
+
+def _is_marked_inside(item: Any) -> bool:
+    """Tell whether an object holds a mark one level deeper, as in {"type": "function", "function": {…}}."""
+    return is_object(item) and any(_is_marked(inner) for inner in item.values())
+
+
+def _with_mark(message: Message, rules: _Rules) -> Message | None:
+    """Return the message with a mark at its end; None where it takes none."""
+    content = message.data.get("content")
+    if message.role not in rules.roles or not content:
+        return None
+    fields = RawFields(message.raw)
+    if isinstance(content, str):
+        if not content.strip():
+            return None
+        text = b'[{"type":"text","text":%b,"%b":%b}]' % (fields["content"], rules.name.encode(), rules.value)
+    elif is_array(content):
+        last = next((at for at in range(len(content) - 1, -1, -1) if _takes_mark(content[at], rules)), None)
+        if last is None:
+            return None
+        text = _with_mark_on(fields["content"], last, rules)
+    else:
+        return None
+    return ChatMessage(with_field(message.raw, fields, "content", text))
+
+
+def _takes_mark(part: Any, rules: _Rules) -> bool:
+    """Tell whether a part is of a kind that can be marked; a text without anything in it never is."""
+    kind = part.get("type") if is_object(part) else None
+    if not isinstance(kind, str) or kind not in rules.parts:
+        return False
+    text = part.get("text")
+    return kind != "text" or (isinstance(text, str) and bool(text.strip()))
+
+
+def _with_mark_on(content: bytes, position: int, rules: _Rules) -> bytes:
+    """Return the text of an array of parts with a mark on one of them."""
+    parts = [bytes(item) for item in _ITEMS.decode(content)]
+    start = end = 1
+    for part in parts[: position + 1]:
+        start = end
+        while content[start] in _BETWEEN:
+            start += 1
+        end = start + len(part)
+    part = parts[position]
+    return content[:start] + with_field(part, RawFields(part), rules.name, rules.value) + content[end:]
+
+
+_LETTERS: Final = 32
+"""OpenAI takes 64 at most; so many do not meet by chance."""
+
+
+def cache_key(secret: bytes, tenant: str, session: str) -> str:
+    """Return a session's key, 32 hexadecimal digits: always the same for the same three arguments.
+
+    Args:
+        secret: of this installation, so that nobody else can tell which session a key is of.
+        tenant: whose session it is.
+        session: its id.
+    """
+    return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:_LETTERS]

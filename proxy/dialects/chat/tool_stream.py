@@ -1,0 +1,486 @@
+"""What a client is shown of a streamed reply whose calls of the proxy's own tools are answered unseen.
+
+A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and
+the client sees one reply.
+
+    a text           is shown at once, whatever else waits
+    a tool call      waits until its name is whole, or cannot become that of a tool of the proxy's
+    ours             is taken out
+    the client's     is shown with the bytes it came with; where one of ours came before it, it is numbered
+                     anew, from 0 on (SDKs put calls together by their `index`)
+    an end           of a round that another one follows is taken out: its finish, its usage, its `[DONE]`
+    a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
+                     that of all rounds so far; its first text is kept apart from what was said before it
+                     (`own_calls.gap`), by a chunk of our own, which is no part of what the round says
+
+What cannot be read, and what says nothing of a reply, is shown as it came. Of what is shown an account is
+kept: it is the reply as the client has it. Nothing is answered here, and nobody asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec import Struct
+
+from proxy.dialects import JsonObject
+from proxy.dialects.chat.completion import CompletionAccumulator, ToolName, usage_only
+from proxy.dialects.chat.own_calls import STOPPED, added, ending, gap, parted, says_something
+from proxy.dialects.jsontext import is_array, is_object, read, write
+from proxy.dialects.sse import Event
+
+
+@dataclass(slots=True, eq=False)
+class StreamedCall:
+    """One tool call as far as it has come."""
+
+    id: Any = ""
+    name: ToolName = field(default_factory=ToolName)
+    own: bool | None = None
+    """Whether it is of a tool of the proxy's; None while that is not known."""
+    shown: bool = False
+    """Whether the client saw its beginning; noted by who shows it."""
+    index: int | None = None
+    """The `index` by which the client knows it, noted likewise; None: upstream's, if it has one."""
+
+
+class StreamedCalls:
+    """The tool calls of one stream, found by the rules of `wire.deltas`."""
+
+    __slots__ = ("_by_index", "_last", "_names", "begun")
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Begin with no calls; `names` are the proxy's tools."""
+        self._names = names
+        self._by_index: dict[int, StreamedCall] = {}
+        self._last: StreamedCall | None = None
+        self.begun: list[StreamedCall] = []
+        """All calls, in the order in which they began."""
+
+    def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
+        """Read the deltas of one chunk; return each with its call."""
+        return [(item, self._learn(item)) for item in items if is_object(item)] if is_array(items) else []
+
+    def decide(self) -> None:
+        """Take every name for whole."""
+        for call in self.begun:
+            self._decide(call)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether any name is not known yet."""
+        return any(call.own is None for call in self.begun)
+
+    @property
+    def any_own(self) -> bool:
+        """Whether any call is known to be of the proxy's tools."""
+        return any(call.own for call in self.begun)
+
+    def _learn(self, item: JsonObject) -> StreamedCall:
+        function, custom = item.get("function"), item.get("custom")
+        inner: JsonObject = function if is_object(function) else custom if is_object(custom) else {}
+        identity = item.get("id")
+        begins = is_object(function) and bool(inner.get("name"))
+        self._last = call = self._call(item.get("index"), identity, named=begins)
+        if not call.id and identity:
+            call.id = identity
+        call.name.learn(inner)
+        if call.own is None and call.name.value:
+            self._judge(call)
+        return call
+
+    def _judge(self, call: StreamedCall) -> None:
+        known = call.name.value
+        if not isinstance(known, str) or not any(name.startswith(known) for name in self._names):
+            call.own = False
+        elif call.name.whole:
+            call.own = known in self._names
+
+    def _call(self, index: Any, identity: Any, *, named: bool) -> StreamedCall:
+        if isinstance(index, int):
+            call = self._by_index.get(index)
+            another = named and identity and call is not None and call.id and identity != call.id
+            if call is not None and another and call.name.value:
+                self._decide(call)
+                call = None
+            if call is None:
+                call = self._by_index[index] = self._begin()
+            return call
+        if self._last is not None and not identity:
+            return self._last
+        known = [call for call in self.begun if identity and call.id == identity]
+        return known[0] if known else self._begin()
+
+    def _decide(self, call: StreamedCall) -> None:
+        if call.own is None:
+            call.own = call.name.value in self._names
+
+    def _begin(self) -> StreamedCall:
+        self.begun.append(StreamedCall())
+        return self.begun[-1]
+
+
+_SAME: Final = ("id", "created", "model")
+"""Fields that all chunks of one reply have in common."""
+
+
+class _Part(Struct, frozen=True, kw_only=True):
+    """A chunk, or a part of one, on its way to the client."""
+
+    event: Event | None
+    """The event that is this chunk and no more; None for a part of one."""
+    chunk: JsonObject
+    choice: JsonObject
+    key: str
+    """Where the choice has its delta."""
+    delta: JsonObject
+    items: list[tuple[JsonObject, StreamedCall]]
+    """The deltas of tool calls in it."""
+
+    @property
+    def finish(self) -> str:
+        """Why the reply ended; empty where it goes on."""
+        finish = self.choice.get("finish_reason")
+        return finish if isinstance(finish, str) else ""
+
+    def split(self) -> tuple[_Part, _Part]:
+        """Return the part that says something, and the part that calls."""
+        said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
+        calls = {"tool_calls": self.delta["tool_calls"]}
+        return (
+            _Part(
+                event=None,
+                chunk=self.with_delta(said),
+                choice=self.choice,
+                key=self.key,
+                delta=said,
+                items=[],
+            ),
+            _Part(
+                event=None,
+                chunk=self.with_delta(calls),
+                choice=self.choice,
+                key=self.key,
+                delta=calls,
+                items=self.items,
+            ),
+        )
+
+    def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
+        """Return the chunk with another delta."""
+        return {**self.chunk, "choices": [{**self.choice, self.key: delta, **changed}]}
+
+
+@dataclass(slots=True)
+class _Round:
+    """One answer of the upstream's as far as it has come."""
+
+    calls: StreamedCalls
+    whole: CompletionAccumulator = field(default_factory=CompletionAccumulator)
+    """All that it says."""
+    held: deque[_Part] = field(default_factory=deque[_Part])
+    """Chunks that wait for a name."""
+    ended: bool = False
+    finish: str = ""
+    """Why it ended, in upstream's words."""
+    again: bool = False
+    """Whether another round follows."""
+    apart: bool = False
+    """Whether any text of it was shown, so that nothing need keep it apart."""
+
+
+class ToolStreamFilter:
+    """One streamed reply on its way to the client, event by event."""
+
+    def __init__(self, names: Collection[str], *, hides_usage: bool) -> None:
+        """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
+        self._names = frozenset(names)
+        self._hides_usage = hides_usage
+        self.reply = CompletionAccumulator()
+        """The reply as the client has it; its usage is not that of all rounds."""
+        self.said = False
+        """Whether the client was shown anything but empty beginnings."""
+        self.rounds = 0
+        """How many rounds came before this one."""
+        self._may_ask = True
+        self._round = _Round(calls=StreamedCalls(self._names))
+        self._usage_before: JsonObject | None = None
+        self._same: JsonObject = {}
+        self._has_role = False
+        self._last: JsonObject | None = None  # how this upstream writes a chunk
+        self._usage_chunk: JsonObject | None = None
+
+    @property
+    def message(self) -> JsonObject:
+        """All that this round says, whoever is meant; empty where it says nothing."""
+        choices = self._round.whole.choices()
+        return choices[0].message if choices else {}
+
+    @property
+    def finish_reason(self) -> str:
+        """Why this round ended, in upstream's words; empty where it did not say."""
+        return self._round.finish
+
+    @property
+    def ended(self) -> bool:
+        """Whether this round came to its end."""
+        return self._round.ended
+
+    @property
+    def again(self) -> bool:
+        """Whether another round is to follow this one: it calls tools of the proxy's and nothing else."""
+        return self._round.again
+
+    @property
+    def hides(self) -> bool:
+        """Whether anything was kept from the client, or is being kept for now."""
+        return self.rounds > 0 or bool(self._round.held) or self._round.calls.any_own
+
+    @property
+    def usage(self) -> JsonObject | None:
+        """The usage of all rounds together."""
+        return added(self._usage_before, self._round.whole.usage)
+
+    def next(self, *, may_ask: bool) -> None:
+        """Begin another round; `may_ask` tells whether one more may follow that."""
+        self._usage_before = self.usage
+        self.rounds += 1
+        self._may_ask = may_ask
+        self._round = _Round(calls=StreamedCalls(self._names))
+
+    def take(self, event: Event) -> bytes:
+        """Read the next event; return what of it, and of what waited, the client is shown now."""
+        chunk = _value(event)
+        if not is_object(chunk):  # a comment, or whatever it is: it is not ours to judge
+            self.said = True
+            return event.raw
+        if self.rounds == 0 and len(self._same) < len(_SAME):
+            self._same |= {name: chunk[name] for name in _SAME if name not in self._same and chunk.get(name)}
+        choices = chunk.get("choices")
+        choice = choices[0] if is_array(choices) and len(choices) == 1 else None
+        return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
+
+    def end(self) -> bytes:
+        """Take the end of the round's stream for the end of what it says; return what is still shown."""
+        current = self._round
+        if current.ended:
+            return b""
+        current.ended = True
+        current.calls.decide()
+        shown = self._release()
+        text, finish = self._ending("stop")
+        # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
+        own = current.calls.any_own and not current.again and not parted(self.message, self._names, "").others
+        return shown + self._made(text, finish) if text or own else shown
+
+    def give_up(self) -> bytes:
+        """End a reply that another round should follow, and none can; return what is shown of that."""
+        usage, wanted = self.usage, self._usage_chunk is not None and not self._hides_usage
+        self.next(may_ask=False)
+        self._round.ended = True
+        shown = self._made(STOPPED, "stop")
+        if wanted:
+            shown += _event({**(self._usage_chunk or {}), **self._same, "usage": usage})
+        return shown + b"data: [DONE]\n\n"
+
+    def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
+        """Read a chunk of the reply."""
+        current = self._round
+        if current.again:  # the reply goes on elsewhere
+            current.whole.add({"usage": chunk.get("usage")})
+            return b""
+        key = "delta" if "delta" in choice else "message"
+        delta = choice.get(key)
+        if not is_object(delta):
+            delta = {}
+        self._last = chunk
+        if self.rounds == 0 and not delta.get("tool_calls") and not choice.get("finish_reason"):
+            current.whole.add(chunk)  # text: nearly all that is ever said
+            self._note(chunk, delta, "")
+            return event.raw
+        part = _Part(
+            event=event,
+            chunk=chunk,
+            choice=choice,
+            key=key,
+            delta=delta,
+            items=current.calls.learn(delta.get("tool_calls")),
+        )
+        if part.finish:
+            current.calls.decide()
+            return self._release() + self._show(part)
+        if not part.items or not (current.held or current.calls.undecided):
+            return self._show(part)
+        shown = b""
+        if _says(part.delta):
+            said, part = part.split()
+            shown = self._show(said)
+        current.held.append(part)
+        return shown + self._release()
+
+    def _release(self) -> bytes:
+        """Show what waits for nothing any more, in the order of its coming."""
+        held, shown = self._round.held, b""
+        while held and all(call.own is not None for _, call in held[0].items):
+            shown += self._show(held.popleft())
+        return shown
+
+    def _show(self, part: _Part) -> bytes:
+        """Note a chunk, and return what of it the client is shown."""
+        current = self._round
+        current.whole.add(part.chunk)
+        text, finish = "", part.finish
+        if finish and not current.ended:
+            current.ended, current.finish = True, finish
+            text, finish = self._ending(finish)
+        shown = self._made(text, "") if text else b""
+        shown += self._apart(part.delta.get("content"))
+        if self._is_untouched(part, finish):
+            self._note(part.chunk, part.delta, finish)
+            return shown + (part.event.raw if part.event is not None else _event(part.chunk))
+        delta = self._shown_of(part)
+        if not finish and "role" not in delta and not _says_or_calls(delta):
+            return shown
+        changed: JsonObject = {"finish_reason": finish or None} if "finish_reason" in part.choice else {}
+        if part.choice.get("logprobs") and any(call.own for _, call in part.items):
+            changed["logprobs"] = None  # some servers give those of calls, too
+        chunk = self._as_first(part.with_delta(delta, **changed))
+        if self.rounds and is_object(chunk.get("usage")):
+            chunk["usage"] = self.usage
+        self._note(chunk, delta, finish)
+        return shown + _event(chunk, part.event)
+
+    def _is_untouched(self, part: _Part, finish: str) -> bool:
+        """Tell whether the client is shown a chunk as it came."""
+        if self.rounds or finish != part.finish or any(call.own for _, call in part.items):
+            return False
+        return all(self._indexed(item, call) is item for item, call in part.items)
+
+    def _shown_of(self, part: _Part) -> JsonObject:
+        """Return what of a chunk's delta is the client's."""
+        delta = dict(part.delta)
+        if part.items:
+            calls = [self._indexed(item, call) for item, call in part.items if not call.own]
+            if calls:
+                delta["tool_calls"] = calls
+            else:
+                del delta["tool_calls"]
+        if self.rounds and self._has_role:
+            delta.pop("role", None)
+        return delta
+
+    def _indexed(self, item: JsonObject, call: StreamedCall) -> JsonObject:
+        """Return a delta with the `index` by which the client knows its call."""
+        if not call.shown:
+            earlier = self._round.calls.begun
+            earlier = earlier[: earlier.index(call)]
+            call.shown = True
+            if any(other.own for other in earlier):
+                call.index = sum(other.shown for other in earlier)
+        if call.index is None or call.index == item.get("index"):
+            return item
+        return {**item, "index": call.index}
+
+    def _ending(self, finish: str) -> tuple[str, str]:
+        """Decide how the round ends; return what is said at its end beside it, and why it ends.
+
+        No reason: it is kept from the client, because another round follows.
+        """
+        if not self.hides:
+            return "", finish
+        said = any(says_something(choice.message) for choice in self.reply.choices())
+        how = ending(
+            self.message, self._names, finish, later=self.rounds > 0, said=said, may_ask=self._may_ask
+        )
+        self._round.again = how.again
+        return how.text, how.finish
+
+    def _apart(self, content: Any) -> bytes:
+        """Return what is shown before `content`, which a round says, because of what was said before it."""
+        current = self._round
+        if not content or current.apart or not self.rounds:
+            return b""
+        current.apart = True
+        choices = self.reply.choices()
+        text = gap(choices[0].message.get("content"), content) if choices else ""
+        if not text:
+            return b""
+        delta = {"content": text}
+        chunk = self._chunk(delta, "")
+        self._note(chunk, delta, "")
+        return _event(chunk)
+
+    def _made(self, text: str, finish: str) -> bytes:
+        """Return an event of our own making: it says `text`, and why the reply ends."""
+        shown = self._apart(text)
+        delta = {"content": text} if text else {}
+        chunk = self._chunk(delta, finish)
+        self._round.whole.add(chunk)
+        self._note(chunk, delta, finish)
+        return shown + _event(chunk)
+
+    def _chunk(self, delta: JsonObject, finish: str) -> JsonObject:
+        """Return a chunk of our own making, of the shape that the stream's chunks have."""
+        base: JsonObject = {"object": "chat.completion.chunk", "choices": []}
+        if self._last is not None:
+            base = {name: value for name, value in self._last.items() if name != "usage"}
+        choice = {"index": 0, "delta": delta, "finish_reason": finish or None}
+        return self._as_first({**base, "choices": [choice]})
+
+    def _aside(self, event: Event, chunk: JsonObject) -> bytes:
+        """Read a chunk that says nothing of the reply itself: usage, an error, what a provider adds."""
+        self._round.whole.add(chunk)
+        error = self.reply.error
+        self.reply.add(chunk)
+        if self.reply.error is not error:
+            self.said = True
+            return event.raw
+        if usage_only(chunk):
+            self._usage_chunk = chunk
+            if self._hides_usage:
+                return b""
+            chunk = {**chunk, "usage": self.usage}
+        if self._round.again:
+            return b""
+        return _event(self._as_first(chunk), event) if self.rounds else event.raw
+
+    def _as_first(self, chunk: JsonObject) -> JsonObject:
+        """Return a chunk as one of the first round's."""
+        return {**chunk, **{name: value for name, value in self._same.items() if name in chunk}}
+
+    def _note(self, chunk: JsonObject, delta: JsonObject, finish: str) -> None:
+        """Note what the client is shown."""
+        self.reply.add(chunk)
+        if not self._has_role:
+            self._has_role = bool(delta.get("role"))
+        if not self.said:
+            self.said = bool(finish) or _says_or_calls(delta)
+
+
+def _value(event: Event) -> Any:
+    """Return what the event's data is as JSON; None where it is none."""
+    if event.data is None:
+        return None
+    try:
+        return read(event.data)
+    except ValueError:
+        return None
+
+
+def _says(delta: JsonObject) -> bool:
+    return any(value for name, value in delta.items() if name not in {"role", "tool_calls"})
+
+
+def _says_or_calls(delta: JsonObject) -> bool:
+    return _says(delta) or bool(delta.get("tool_calls"))
+
+
+def _event(chunk: JsonObject, event: Event | None = None) -> bytes:
+    """Return the event that says `chunk`; in the form of `event`, where that has its data in one piece."""
+    data = write(chunk)
+    if event is None or event.data is None or event.raw.count(event.data) != 1:
+        return b"data: %b\n\n" % data
+    return event.raw.replace(event.data, data)

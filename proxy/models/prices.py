@@ -1,0 +1,231 @@
+"""Prices in dollars per million tokens: what an exchange cost, and what the published price list says.
+
+The list is `genai-prices`, a package that contains its data. It is read when it is first needed (0.15 s, once
+for the process). Its own look-up is not used: it remembers every unknown name, and clients choose the names.
+Tokens of sound and images are priced as tokens of text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dialects.jsontext import is_object
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
+
+_MILLION: Final = 1_000_000
+
+_Paths = tuple[tuple[str, ...], ...]
+"""Places in a usage object. The first that holds a number above 0 counts."""
+# OpenAI reports in the details; OpenRouter, LiteLLM, DeepSeek and Moonshot beside `prompt_tokens`.
+_READ: Final[_Paths] = (
+    ("prompt_tokens_details", "cached_tokens"),
+    ("cache_read_input_tokens",),
+    ("prompt_cache_hit_tokens",),
+    ("cached_tokens",),
+)
+_WRITTEN: Final[_Paths] = (
+    ("prompt_tokens_details", "cache_write_tokens"),
+    ("prompt_tokens_details", "cache_creation_tokens"),
+    ("cache_creation_input_tokens",),
+)
+_COMPLETION: Final[_Paths] = (("completion_tokens",),)
+_REASONING: Final[_Paths] = (("completion_tokens_details", "reasoning_tokens"),)
+_TOTAL: Final[_Paths] = (("total_tokens",),)
+
+
+class DollarStep(Struct, frozen=True, kw_only=True):
+    """Other prices for requests with more than `above` input tokens."""
+
+    above: int
+    """Input tokens, cached ones included."""
+    dollars: Dollars
+    """The prices of such a request as a whole; they have no steps of their own."""
+
+
+class Dollars(Struct, frozen=True, kw_only=True):
+    """What a model costs, in dollars per million tokens."""
+
+    input: float
+    """Input that is neither read from a cache nor written to one."""
+    cached_read: float
+    """Input that is read from the provider's cache; `input` where there is none."""
+    cache_write: float
+    """Input that is written to the cache; `input` where writing is free."""
+    output: float | None = None
+    """Output; None where it is not known."""
+    steps: tuple[DollarStep, ...] = ()
+    """In rising order of `above`."""
+
+    def at(self, tokens: int) -> Dollars:
+        """Return the prices of a request with `tokens` input tokens."""
+        in_force = self
+        for step in self.steps:
+            if tokens > step.above:
+                in_force = step.dollars
+        return in_force
+
+
+# ------------------------------------------------------------------------------ the cost of an exchange
+
+
+def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
+    """Return what an exchange cost in dollars.
+
+    Tokens that are read from a cache or written to one are part of `prompt_tokens`. If they are more than
+    `prompt_tokens`, the provider counts them separately.
+
+    Args:
+        usage: as the provider reported it, in the form of Chat Completions.
+        dollars: what the model costs.
+
+    Returns:
+        None if it is not known: no price, no number of prompt tokens, or output without a price.
+    """
+    if usage is None or dollars is None:
+        return None
+    prompt = usage.get("prompt_tokens")
+    if not _is_count(prompt):
+        return None
+    read, written = _tokens(usage, _READ), _tokens(usage, _WRITTEN)
+    fresh = prompt - read - written
+    if fresh < 0:
+        fresh = prompt
+    rates = dollars.at(fresh + read + written)
+    spent = fresh * rates.input + read * rates.cached_read + written * rates.cache_write
+    output, reasoning = _tokens(usage, _COMPLETION), _tokens(usage, _REASONING)
+    if reasoning and _tokens(usage, _TOTAL) == prompt + output + reasoning:
+        output += reasoning  # as a rule, reasoning is part of the completion
+    if output:
+        if rates.output is None:
+            return None
+        spent += output * rates.output
+    return spent / _MILLION
+
+
+def _tokens(usage: Mapping[str, Any], paths: _Paths) -> int:
+    for path in paths:
+        value: Any = usage
+        for name in path:
+            value = value.get(name) if is_object(value) else None
+        if value and _is_count(value):
+            return value
+    return 0
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# --------------------------------------------------------------------------------- the published list
+
+
+class Published(Struct, frozen=True, kw_only=True):
+    """What the list says of one model."""
+
+    context_window: int | None
+    """Tokens that a request and its reply may have together."""
+    dollars: Dollars | None
+    """None where it has no price by tokens."""
+    caches: bool
+    """Whether it has a price for cached input. Without one, a cache saves nothing."""
+
+
+def load() -> list[Provider]:
+    """Return all providers of the list. The first call reads it: make that one in a thread."""
+    # Half of the import's time goes to an HTTP client that nothing here uses.
+    from genai_prices.data_snapshot import get_snapshot  # noqa: PLC0415 - it must not slow the start
+
+    return get_snapshot().providers
+
+
+def published(model: str, base_url: str | None, moment: datetime) -> Published | None:
+    """Return what the list says of `model`; None where it does not know it.
+
+    Args:
+        model: its name as requests give it, with or without its maker's (`openai/gpt-4o`).
+        base_url: the address of the provider's API. If the list knows the provider, its prices count; else
+            the model's maker is found by the name.
+        moment: for prices that depend on the date or the hour; with its time zone.
+    """
+    everyone = load()
+    there = (provider for provider in everyone if base_url and re.match(provider.api_pattern, base_url))
+    provider = next(there, None)
+    if provider is not None:
+        found = provider.find_model(model, all_providers=everyone)
+    else:
+        found = next(_by_name(model.lower(), everyone), None)
+    return _read(found, moment) if found is not None else None
+
+
+def _by_name(name: str, everyone: list[Provider]) -> Iterator[ModelInfo]:
+    """Yield the models that a name may mean: by its maker's patterns, then by the maker before a slash."""
+    maker, _, rest = name.rpartition("/")
+    maker = maker.rpartition("/")[2]
+    candidates = chain(
+        ((provider, name) for provider in everyone if _makes(provider, name)),
+        ((provider, rest) for provider in everyone if maker and provider.id == maker),
+        ((provider, rest) for provider in everyone if maker and _makes(provider, rest)),
+    )
+    for provider, wanted in candidates:
+        model = provider.find_model(wanted)
+        if model is not None:
+            yield model
+
+
+def _makes(provider: Provider, name: str) -> bool:
+    return provider.model_match is not None and provider.model_match.is_match(name)
+
+
+def _read(model: ModelInfo, moment: datetime) -> Published:
+    prices = model.get_prices(moment)
+    base = _dollars(prices, 0)
+    if base is None:
+        return Published(context_window=model.context_window, dollars=None, caches=False)
+    listed = (prices.input_mtok, prices.cache_read_mtok, prices.cache_write_mtok, prices.output_mtok)
+    tiered = [price for price in listed if price is not None and not isinstance(price, Decimal)]
+    starts = sorted({tier.start for price in tiered for tier in price.tiers})
+    steps = [
+        DollarStep(above=start, dollars=dollars)
+        for start in starts
+        if (dollars := _dollars(prices, start + 1)) is not None
+    ]
+    return Published(
+        context_window=model.context_window,
+        dollars=replace(base, steps=tuple(steps)),
+        caches=prices.cache_read_mtok is not None,
+    )
+
+
+def _dollars(prices: ModelPrice, tokens: int) -> Dollars | None:
+    """Return the prices of a request with `tokens` input tokens."""
+    fresh = _rate(prices.input_mtok, tokens)
+    if fresh is None:
+        return None
+    read, written = _rate(prices.cache_read_mtok, tokens), _rate(prices.cache_write_mtok, tokens)
+    return Dollars(
+        input=fresh,
+        cached_read=fresh if read is None else read,
+        # Some list the price of keeping the cache here, which comes on top of the input's.
+        cache_write=fresh if written is None else max(fresh, written),
+        output=_rate(prices.output_mtok, tokens),
+    )
+
+
+def _rate(price: Decimal | TieredPrices | None, tokens: int) -> float | None:
+    if price is None or isinstance(price, Decimal):
+        return None if price is None else float(price)
+    in_force = price.base
+    for tier in price.tiers:  # in rising order
+        if tokens > tier.start:
+            in_force = tier.price
+    return float(in_force)

@@ -1,0 +1,167 @@
+"""What one request asks for: the client's bytes, and what its headers say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, Protocol
+from unicodedata import category
+
+from msgspec import Struct
+
+from proxy.config import OFF, Policies, SessionSettings
+from proxy.conversation import Mode
+from proxy.dialects import headers
+from proxy.dialects.chat.request import ChatRequest, read_field
+from proxy.errors import InvalidRequest, PalimpsestError
+from proxy.summaries import Caller
+from proxy.trimming import Policy
+
+MAX_ID_BYTES: Final = 512
+"""Longest session id, in bytes of UTF-8."""
+_REFUSED: Final = frozenset({"Cc", "Cs"})
+_POSITIVE: Final = re.compile("0*[1-9][0-9]*")
+
+_RETRY_COUNT: Final = b"x-stainless-retry-count"
+_IDEMPOTENCY_KEY: Final = b"idempotency-key"
+_POLICY: Final = headers.CONTEXT_POLICY.lower().encode()
+_MODE: Final = headers.SESSION_MODE.lower().encode()
+_AGENT: Final = headers.AGENT_NAME.lower().encode()
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Client(Protocol):
+    """The client's side of one HTTP exchange. Its methods do nothing once the client has left."""
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers."""
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece of the body."""
+
+    async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
+        """Report an error: as a response, or as the last event of a stream that has begun."""
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A client's request as it came in."""
+
+    tenant: str
+    headers: Headers
+    query: bytes
+    """The query string, without its question mark."""
+    body: bytes
+
+    @property
+    def caller(self) -> Caller:
+        """On whose behalf a summary is made."""
+        return Caller(tenant=self.tenant, headers=tuple(self.headers), query=self.query)
+
+
+class RequestContext(Struct, frozen=True, kw_only=True):
+    """How a request asks, beside what it says."""
+
+    tenant: str
+    policy_name: str
+    """Name of the policy that decides; `off` where trimming is bypassed."""
+    policy: Policy | None
+    """None where trimming is bypassed."""
+    session: str | None = None
+    """The session id that the client gives; None without one."""
+    mode: Mode = Mode.AUTO
+    retried: bool = False
+    """Whether the client announces a retry."""
+    idempotency: str | None = None
+    """Hash of the `Idempotency-Key`; None without one."""
+    agent: str | None = None
+    """The agent that asks, where several share a session."""
+
+
+def read_context(
+    call: Call, request: ChatRequest, sessions: SessionSettings, policies: Policies
+) -> RequestContext:
+    """Read the headers of a request.
+
+    Raises:
+        InvalidRequest: a header of ours has a value that is not allowed, there is no policy of the name that
+            is asked for, or the session id is missing or malformed.
+    """
+    sent = headers.first_values(call.headers)
+    name, policy = OFF, None
+    asked = _header(sent, _POLICY, headers.CONTEXT_POLICY)
+    if asked != OFF:
+        name, policy = policies.select(call.tenant, request.model, asked)
+    retries = sent.get(_RETRY_COUNT)
+    key = sent.get(_IDEMPOTENCY_KEY)
+    agent = _header(sent, _AGENT, headers.AGENT_NAME)
+    if agent is None and request.messages:
+        agent = request.messages[-1].agent
+    return RequestContext(
+        tenant=call.tenant,
+        policy_name=name,
+        policy=policy,
+        session=_session_of(sent, request, sessions),
+        mode=_mode_of(sent) if _MODE in sent else Mode.AUTO,
+        retried=retries is not None and _POSITIVE.fullmatch(retries.decode("latin-1")) is not None,
+        idempotency=blake2b(key, digest_size=16).hexdigest() if key else None,
+        agent=agent,
+    )
+
+
+def valid_id(value: str, param: str) -> str:
+    """Return a session id as it is.
+
+    Raises:
+        InvalidRequest: it is longer than `MAX_ID_BYTES`, or holds control characters.
+    """
+    if len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
+        return value
+    problem = None
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+        problem = f"is longer than {MAX_ID_BYTES} bytes. Send a shorter one."
+    elif any(category(character) in _REFUSED for character in value):
+        problem = "holds control characters or lone surrogates. Send one without."
+    if problem is not None:
+        raise InvalidRequest(f"The session id {problem}", param=param, code="invalid_id")
+    return value
+
+
+def _header(sent: Mapping[bytes, bytes], key: bytes, name: str) -> str | None:
+    """Return a header, percent-decoded; None where it was not sent, or is empty."""
+    raw = sent.get(key)
+    return headers.decode_value(raw, name) if raw else None
+
+
+def _session_of(sent: Mapping[bytes, bytes], request: ChatRequest, settings: SessionSettings) -> str | None:
+    """Return the session id; None where the request names no session."""
+    for name in settings.headers:
+        value = _header(sent, name.lower().encode(), name)
+        if value:
+            return valid_id(value, name)
+    for path in settings.body_fields:
+        value = read_field(request, path)
+        if value:
+            return valid_id(value, path)
+    if settings.missing == "reject":
+        name = settings.headers[0] if settings.headers else headers.SESSION_ID
+        raise InvalidRequest(
+            f"No session id. Send one in the header {name}.", param=name, code="session_missing"
+        )
+    return None
+
+
+def _mode_of(sent: Mapping[bytes, bytes]) -> Mode:
+    value = _header(sent, _MODE, headers.SESSION_MODE)
+    if value is None:
+        return Mode.AUTO
+    try:
+        return Mode(value.strip().lower())
+    except ValueError as why:
+        raise InvalidRequest(
+            f"X-Session-Mode is {value!r}. It can be: auto, append, full.", param="X-Session-Mode"
+        ) from why

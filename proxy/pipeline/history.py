@@ -1,0 +1,411 @@
+"""A request in its place in the stored history, with the messages that trimming plans with.
+
+The store finds the place (by the rules of `conversation.reconcile`) and reads what is known of it. This
+module puts that together with what the client sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from cachetools import FIFOCache
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.conversation import (
+    ROOT,
+    Arrival,
+    Incoming,
+    Kind,
+    Manner,
+    body_id,
+    body_of,
+    fingerprints,
+    version_of,
+)
+from proxy.dialects import Message, ReasoningMode
+from proxy.dialects.chat.request import ChatRequest
+from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
+from proxy.pipeline.context import RequestContext
+from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
+from proxy.store import (
+    Body,
+    HistoryQuery,
+    HistorySnapshot,
+    Mark,
+    NodeRow,
+    Source,
+    StandingCut,
+    Store,
+    SummaryRow,
+    session_key,
+)
+from proxy.tokens import TokenCounter
+from proxy.trimming import Change, Entry, Hidden
+
+_MARK_WORK: Final = 1024
+"""Work of making an entry of a resent message, in bytes read once (see `compute`)."""
+_VARIANTS: Final = 100_000
+"""Variants that one process remembers at most: some 40 MB."""
+WAITING: Final = "open_calls"
+"""Names, in a receipt, the rule that leaves out open calls of other agents."""
+
+_NO_HIDDEN: Final[Mapping[str, Hidden]] = {}
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """A request in its place in the history."""
+
+    id: str | None
+    """The session's id; None where the request is served without one."""
+    arrival: Arrival
+    digest: str
+    """Names all that the request says, so that its repetition is recognised."""
+    entries: tuple[Entry, ...]
+    """The branch with the request's new messages at its end; of an append, without what the cut dropped."""
+    nodes: tuple[str, ...]
+    """The nodes of the stored part of `entries`, oldest first."""
+    fresh: tuple[Body, ...]
+    """The new messages, as they arrived."""
+    instructions: tuple[Message, ...]
+    """The instructions to send: the request's own, or the newest stored ones where an append has none."""
+    size: int
+    """Bytes of all entries, at least: planning takes time in proportion."""
+    variants: tuple[tuple[str, Message], ...] = ()
+    """(node, message) where the client sent a stored message with another text."""
+    standing: StandingCut | None = None
+    """The newest cut of the branch."""
+    borrowed: bool = False
+    """Whether that cut was just made by another request at the same place, and may not be stored yet."""
+    start: int = 0
+    """Position in the branch of the first message that the request speaks of."""
+    updated_at: int | None = None
+    """When the session's last exchange ended, in milliseconds since 1970; None for a new session."""
+    scale: float | None = None
+    """Tokens that the upstream counts for one counted here; None where that was not learnt."""
+    prepared: SummaryRow | None = None
+    """The newest summary by a model that lies on the branch and that the policy may use."""
+    attempt: SummaryRow | None = None
+    """The last attempt at a summary, whatever came of it."""
+    carried: tuple[str, ...] = ()
+    """The nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`."""
+    vouched: int = 0
+    """How many of `fresh`, from the first on, are known from a conversation with the same beginning."""
+
+    @property
+    def fork(self) -> int | None:
+        """Position of the first new message; None where there is none, or none before it."""
+        known = len(self.nodes)
+        return self.entries[known].position if 0 < known < len(self.entries) else None
+
+
+class HistoryLoader:
+    """Finds the place of one request after another. One for the life of the process."""
+
+    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode) -> None:
+        """Read from `store`; count new messages with `counter`."""
+        self._store = store
+        self._counter = counter
+        self._reasoning: ReasoningMode = reasoning
+        self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
+
+    async def load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
+        """Find the request's session, and its place there.
+
+        A request that names no session goes on with the one session of the tenant that holds the last reply
+        that the client sends, with every reply before it, as recorded from upstream. Where several sessions
+        do, nobody knows which is meant: it becomes a new session.
+
+        Args:
+            request: the request.
+            context: what its headers say.
+            whole: read the messages that a cut dropped, too.
+
+        Raises:
+            Conflict: the session was deleted meanwhile.
+            StoreUnavailable: the history cannot be read.
+        """
+        incoming = await compute(len(request.raw), _incoming, request, context)
+        if context.session is not None:
+            return await self._load(request, incoming, context.session, context, whole=whole)
+        vouched = 0
+        if incoming.replies:
+            last = incoming.replies[-1]
+            found = await self._store.recorded(context.tenant, incoming.names[last])
+            if len(found) == 1:
+                return await self._load(request, incoming, found[0], context, whole=whole)
+            vouched = last + 1 if found else 0
+        new = f"ses_{secrets.token_hex(16)}"
+        return replace(await self._load(request, incoming, new, context, whole=whole), vouched=vouched)
+
+    async def without_store(self, request: ChatRequest) -> History:
+        """Return the request as if it stood alone: nothing is read, nothing is known."""
+        size = _size_of(request)
+        fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
+        return History(
+            id=None,
+            arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+            digest=ROOT,
+            entries=_new_entries(fresh, 0),
+            nodes=(),
+            fresh=fresh,
+            instructions=request.instructions,
+            size=size,
+        )
+
+    def branch(
+        self,
+        rows: Sequence[NodeRow],
+        model: str,
+        hidden: Mapping[str, Hidden] = _NO_HIDDEN,
+        *,
+        agent: str | None = None,
+        new: Sequence[Body] = (),
+    ) -> tuple[Entry, ...]:
+        """Return a stored branch as an append would send it to `model`.
+
+        `hidden` has, by node, what the client was not shown. `agent` is who asks, and `new` what it brings.
+        """
+        entries = tuple([self._stored_entry(row, model, hidden.get(row.node)) for row in rows])
+        return entries if agent is None else _without_waiting(entries, rows, new, agent)
+
+    async def _load(
+        self, request: ChatRequest, incoming: Incoming, session: str, context: RequestContext, *, whole: bool
+    ) -> History:
+        policy = context.policy
+        snapshot = await self._store.recall(
+            HistoryQuery(
+                tenant=context.tenant,
+                session=session,
+                incoming=incoming,
+                messages=request.messages,
+                policy=context.policy_name if policy is not None else None,
+                agent=context.agent,
+                idempotency=context.idempotency,
+                whole=whole,
+                instructed=bool(request.instructions),
+                recipe=policy.summarizing.recipe if policy is not None else None,
+            )
+        )
+        work = _MARK_WORK * len(snapshot.marks)
+        if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
+            work += COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
+        if snapshot.rows:
+            work += size_of([row.message for row in snapshot.rows])
+        return await compute(work, self._put_together, request, incoming, context, session, snapshot)
+
+    def _put_together(
+        self,
+        request: ChatRequest,
+        incoming: Incoming,
+        context: RequestContext,
+        session: str,
+        snapshot: HistorySnapshot,
+    ) -> History:
+        arrival, model = snapshot.arrival, request.model
+        fresh = self._bodies(request.messages[arrival.fresh :], model)
+        variants: tuple[tuple[str, Message], ...] = ()
+        if arrival.composed:
+            known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
+            nodes = tuple([row.node for row in snapshot.rows])
+        else:
+            own = request.has_own_fields
+            known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden, own_fields=own)
+            nodes = tuple([mark.node for mark in snapshot.marks])
+            key = session_key(context.tenant, session)
+            variants = self._new_variants(key, request.messages, snapshot.marks)
+        return History(
+            id=session,
+            arrival=arrival,
+            digest=incoming.digest,
+            entries=known + _new_entries(fresh, snapshot.depth),
+            nodes=nodes,
+            fresh=fresh,
+            instructions=request.instructions or snapshot.instructions,
+            size=_size_of(request, snapshot.rows),
+            variants=variants,
+            standing=snapshot.cut,
+            start=snapshot.start,
+            updated_at=snapshot.updated_at,
+            scale=snapshot.scale if snapshot.model == model else None,
+            prepared=snapshot.prepared,
+            attempt=snapshot.attempt,
+            carried=snapshot.carried,
+        )
+
+    def _new_variants(
+        self, session: str, messages: Sequence[Message], marks: Sequence[Mark]
+    ) -> tuple[tuple[str, Message], ...]:
+        """Return (node, message) for each resent message whose text is not the stored one, once each.
+
+        Clients write replies in their own way, and send them back at every turn. The memory is bounded: a
+        variant that is forgotten is offered to the store again, which changes nothing.
+        """
+        new: list[tuple[str, Message]] = []
+        for message, mark in zip(messages, marks, strict=False):
+            facts = message.facts
+            body = facts.body if facts is not None and facts.body is not None else body_of(message)
+            if body != mark.body and (key := (session + mark.node, body)) not in self._variants:
+                self._variants[key] = True
+                new.append((mark.node, message))
+        return tuple(new)
+
+    def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
+        counts = self._counter.messages(messages, model)
+        return tuple(
+            [Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)]
+        )
+
+    def _stored_entry(self, row: NodeRow, model: str, hidden: Hidden | None) -> Entry:
+        """Return a stored message in the form in which a request carries it."""
+        message = row.message
+        if row.source is Source.UPSTREAM:
+            message = message.as_request(self._reasoning, partial=row.partial)
+        sent = message.without_own_fields()
+        return Entry(
+            message=sent,
+            tokens=row.tokens if sent is row.message else self._counter.message(sent, model),
+            ref=ref_of(row.body),
+            position=row.depth - 1,
+            arrival=row.arrival,
+            agent=message.agent,
+            is_internal=message.is_internal,
+            hidden=hidden,
+        )
+
+
+def size_of(messages: Iterable[Message]) -> int:
+    """Return the bytes of messages."""
+    return sum([len(message.raw) for message in messages])
+
+
+def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
+    """Return the bytes of the request's messages, at least, and of the stored ones in `rows`.
+
+    Other fields of the body count too. As a rule they are small; where they are large, work goes to a thread
+    sooner, and that is all.
+    """
+    beside = size_of(request.instructions) + len(request.tools or b"")
+    return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
+
+
+def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
+    """Return the request as far as its place in the history depends on it."""
+    messages = request.messages
+    replies = request.replies
+    answers = bool(messages) and messages[0].answers is not None
+    manner = None
+    # A request that answers calls or names its agent belongs to the conversation, however it asks.
+    if context.agent is None and not replies and not answers:
+        manner = Manner(
+            instructions=version_of(request.instructions) if request.instructions else None,
+            tools=body_id(request.tools) if request.tools is not None else None,
+            model=request.model,
+        )
+    names, contents = fingerprints(ROOT, messages)
+    return Incoming(
+        names=names,
+        contents=contents,
+        replies=replies,
+        retried=context.retried,
+        mode=context.mode,
+        answers=answers,
+        manner=manner,
+    )
+
+
+def _resent_entries(
+    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden], *, own_fields: bool
+) -> tuple[Entry, ...]:
+    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown.
+
+    `own_fields` tells whether any of the messages may have fields of ours.
+    """
+    pairs = zip(messages, marks, strict=False)
+    if hidden or own_fields:
+        return tuple(
+            [
+                _entry(message, mark.tokens, mark.body, mark.depth - 1, mark.arrival, hidden.get(mark.node))
+                for message, mark in pairs
+            ]
+        )
+    return tuple(
+        [
+            Entry(
+                message=message,
+                tokens=mark.tokens,
+                ref=REF_PREFIX + mark.body[:REF_DIGITS],
+                position=mark.depth - 1,
+                arrival=mark.arrival,
+            )
+            for message, mark in pairs
+        ]
+    )
+
+
+def _new_entries(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
+    """Return new messages as entries of a history that has `start` messages before them."""
+    return tuple(
+        [
+            _entry(body.message, body.tokens, body_of(body.message), position)
+            for position, body in enumerate(bodies, start)
+        ]
+    )
+
+
+def _entry(
+    message: Message,
+    tokens: int,
+    body: str,
+    position: int,
+    arrival: tuple[Change, ...] | None = None,
+    hidden: Hidden | None = None,
+) -> Entry:
+    """Return a message that the client sent as trimming sees it."""
+    facts = message.facts
+    if facts is None or facts.has_own_fields:
+        return Entry(
+            message=message.without_own_fields(),
+            tokens=tokens,
+            ref=ref_of(body),
+            position=position,
+            arrival=arrival,
+            agent=message.agent,
+            is_internal=message.is_internal,
+            hidden=hidden,
+        )
+    return Entry(
+        message=message, tokens=tokens, ref=ref_of(body), position=position, arrival=arrival, hidden=hidden
+    )
+
+
+def _without_waiting(
+    entries: tuple[Entry, ...], rows: Sequence[NodeRow], new: Sequence[Body], agent: str
+) -> tuple[Entry, ...]:
+    """Leave out of a view the calls of other agents that wait for all their results.
+
+    Such a block moves to the end of the history with its first result. Until then it says nothing to `agent`,
+    and a text that stood in for a result would have to be taken back.
+    """
+    messages = [row.message for row in rows] + [body.message for body in new[:1]]
+    waiting = {
+        place
+        for place, (row, after) in enumerate(zip(rows, messages[1:], strict=False))  # if any comes after
+        if row.agent not in {None, agent} and not after.is_result and row.message.calls
+    }
+    return tuple([_left_out(entry) if place in waiting else entry for place, entry in enumerate(entries)])
+
+
+def _left_out(entry: Entry) -> Entry:
+    """Return a message that is not sent this time."""
+    change = Change(
+        position=entry.position,
+        edit=WAITING,
+        reason="another agent waits for the results",
+        message=None,
+        tokens_before=entry.tokens,
+        tokens_after=0,
+    )
+    return replace(entry, arrival=(change,))

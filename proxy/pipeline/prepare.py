@@ -1,0 +1,341 @@
+"""From a client's bytes to a plan. Nothing is stored and nothing is sent yet: an error leaves no trace."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final
+
+from cachetools import FIFOCache
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.config import Policies, Settings
+from proxy.conversation import Kind
+from proxy.dialects import Message
+from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.models import ModelFacts
+from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
+from proxy.pipeline.context import Call, RequestContext, read_context
+from proxy.pipeline.history import History, size_of
+from proxy.pipeline.receipt import PlanReport, report_of
+from proxy.pipeline.services import AppServices
+from proxy.pipeline.summary_requests import missing_summary, prepared_of
+from proxy.recall import offered, with_tools
+from proxy.store import StandingCut, SummaryRow
+from proxy.trimming import Entry, Plan, PlanningContext, Policy, bypass, plan
+
+_TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
+FINISHED: Final = "answered from the store: the task is finished"
+"""The warning of an exchange for which upstream was not asked."""
+_TRIMS: Final = 64
+"""Trims that one process remembers: each until it is stored, and each as long as what is sent."""
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """A request that was read, placed and planned: the first stage of an exchange."""
+
+    received: float
+    """`time.monotonic()` at its arrival."""
+    call: Call
+    request: ChatRequest
+    context: RequestContext
+    history: History
+    planning: PlanningContext
+    """What the plan was made with."""
+    facts: ModelFacts
+    """What is known of the model."""
+    report: PlanReport
+    own_tools: tuple[str, ...]
+    """Names of the proxy's own tools that are offered with it."""
+    tools: bytes | None
+    """The JSON text of all tools that are offered; None without any."""
+    finishing: Entry | None
+    """The reply that finished the task, where nothing came after it: it is the answer."""
+    no_summary: str = ""
+    """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether it belongs to a session; a stateless one leaves nothing behind."""
+        return self.history.id is not None
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided."""
+        return self.report.plan
+
+
+class Preparer:
+    """Prepares one request after another. One for the life of the process."""
+
+    def __init__(self, settings: Settings, services: AppServices, process_mark: str) -> None:
+        """Every exchange's id ends with `process_mark`, 8 hexadecimal digits."""
+        self._settings = settings
+        self.policies: Final = Policies(settings.policies)
+        """Those in force; exchanged when the configuration is read again."""
+        self._loader = services.loader
+        self._knowledge = services.knowledge
+        self._summaries = services.summaries
+        self._coalescer = PlanCoalescer()
+        self._process_mark = process_mark
+        self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
+
+    async def prepare(self, call: Call) -> Prepared:
+        """Read a request, find its place in the history, and plan what is sent.
+
+        Raises:
+            PalimpsestError: it could not be read, placed or planned.
+        """
+        received, settings = time.monotonic(), self._settings
+        request = await compute(len(call.body), parse_chat_request, call.body)
+        context = read_context(call, request, settings.sessions, self.policies)
+        history = await self._load(request, context)
+        policy, facts = context.policy, self._knowledge.facts(request.model)
+        own = offered(request, settings.virtual_tools, stateless=history.id is None, off=policy is None)
+        tools = with_tools(request, own) if own else request.tools
+        planning = await self._planning(request, history, tools, context.agent, facts)
+        finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
+        if finishing is not None:
+            made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
+        else:
+            history, made = await self._plan(history, context, request.model, planning)
+            if made.needs_whole:  # another version of the policy decides over what the cut dropped, too
+                history = await self._load(request, context, whole=True)
+                planning = await self._planning(request, history, tools, context.agent, facts)
+                history, made = await self._plan(history, context, request.model, planning)
+        warnings, no_summary = self._warnings(call, request, history, made, tools, finishing)
+        return Prepared(
+            received=received,
+            call=call,
+            request=request,
+            context=context,
+            history=history,
+            planning=planning,
+            facts=facts,
+            report=report_of(
+                made,
+                planning,
+                session=history.id,
+                exchange=self._new_id(),
+                instructions=len(history.instructions),
+                warnings=warnings,
+            ),
+            own_tools=own,
+            tools=tools,
+            finishing=finishing,
+            no_summary=no_summary,
+        )
+
+    async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
+        """Plan again with the summary that the request waited for.
+
+        Args:
+            prepared: the request, whose plan asks for a summary at once.
+            attempt: what came of it; None where none was made.
+            reason: why there is no summary; empty where there is one.
+        """
+        history, planning, context = prepared.history, prepared.planning, prepared.context
+        made = prepared.plan
+        if attempt is not None:
+            history = replace(history, attempt=attempt)
+        summary = prepared_of(attempt)
+        if summary is not None and context.policy is not None:
+            planning = replace(planning, prepared=summary)
+            made = await plan_of(history, context.policy_name, context.policy, planning)
+        wanted = made.wanted
+        warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
+        warnings += _absent_tools(prepared.tools, made.view)
+        report = report_of(
+            made,
+            planning,
+            session=history.id,
+            exchange=prepared.report.exchange,
+            instructions=len(history.instructions),
+            warnings=warnings,
+        )
+        return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
+
+    async def _load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
+        if context.session is None and self._settings.sessions.missing == "stateless":
+            return await self._loader.without_store(request)
+        return await self._loader.load(request, context, whole=whole)
+
+    async def _planning(
+        self,
+        request: ChatRequest,
+        history: History,
+        tools: bytes | None,
+        agent: str | None,
+        facts: ModelFacts,
+    ) -> PlanningContext:
+        """Return what planning must be told."""
+        model, fixed = request.model, 0
+        if history.instructions or tools is not None:
+            size = COUNTING * (len(tools or b"") + size_of(history.instructions))
+            fixed = await compute(size, self._knowledge.fixed_tokens, history.instructions, tools, model)
+        return self._knowledge.planning(
+            model,
+            facts,
+            fixed=fixed,
+            agent=agent,
+            updated_at=history.updated_at,
+            scale=history.scale,
+            prepared=prepared_of(history.prepared) if history.prepared is not None else None,
+            keeps=history.id is not None,
+        )
+
+    async def _plan(
+        self, history: History, context: RequestContext, model: str, planning: PlanningContext
+    ) -> tuple[History, Plan]:
+        """Decide what is sent; return the history too, with a cut that others just made at its place."""
+        name, policy = context.policy_name, context.policy
+        if policy is None:
+            return history, await plan_of(history, name, policy, planning)
+
+        def decide(history: History, fork: int | None) -> Awaitable[Plan]:
+            return plan_of(history, name, policy, planning if fork is None else replace(planning, fork=fork))
+
+        place = Place(
+            tenant=context.tenant,
+            session=history.id or "",
+            node=history.arrival.base,
+            policy=name,
+            version=policy.version,
+            agent=context.agent,
+            model=model,
+        )
+        return await self._coalescer.plan(history, place, decide)
+
+    def _warnings(
+        self,
+        call: Call,
+        request: ChatRequest,
+        history: History,
+        made: Plan,
+        tools: bytes | None,
+        finishing: Entry | None,
+    ) -> tuple[tuple[str, ...], str]:
+        """Return the warnings beside the plan's own, and why no summary is being made."""
+        if finishing is not None:
+            return (FINISHED,), ""
+        warnings: tuple[str, ...] = ()
+        reason, wanted = "", made.wanted
+        if wanted is not None and self._settings.summarizer.background:
+            reason = self._summaries.none_begins(request.model, call.caller)
+            warnings = missing_summary(wanted, history.attempt, made.cut, hindered=reason)
+        return warnings + _absent_tools(tools, made.view), reason
+
+    def _new_id(self) -> str:
+        """Return an exchange's id; ids that this process makes later sort later, to the microsecond."""
+        microseconds = int(self._knowledge.clock() * 1_000_000)
+        return f"exc_{microseconds:014x}{self._random.getrandbits(40):010x}{self._process_mark}"
+
+
+async def plan_of(history: History, name: str, policy: Policy | None, planning: PlanningContext) -> Plan:
+    """Decide what of the history is sent; without a policy nothing is trimmed."""
+    composed = history.arrival.composed
+    if policy is None:
+        return await compute(history.size, bypass, history.entries, planning, composed=composed)
+    return await compute(
+        TRIMMING * history.size,
+        plan,
+        history.entries,
+        policy,
+        name,
+        planning,
+        history.standing.cut if history.standing is not None else None,
+        composed=composed,
+        start=history.start,
+    )
+
+
+def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:
+    """Return the reply that finishes a task, where nothing came after it but results of its calls.
+
+    An agent that called `finish_task` is done; asked again with nothing new, a model would only say something
+    else. `tools` are the names of the tools that finish a task.
+    """
+    last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
+    finishes = last is not None and any(call.name in tools for call in last.message.calls)
+    return last if finishes else None
+
+
+def _absent_tools(tools: bytes | None, view: Sequence[Message]) -> tuple[str, ...]:
+    """Return the warning that the view holds tool calls and the request offers no tools, if so."""
+    if tools is not None:
+        return ()
+    for message in view:
+        if (message.facts is None or message.facts.has_calls) and message.calls:
+            return (_TOOLS_ABSENT,)
+    return ()
+
+
+# -------------------------------------------------------------------------------- requests that share a trim
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A place at which one trim serves every request that goes on from there."""
+
+    tenant: str
+    session: str
+    node: str
+    policy: str
+    version: str
+    agent: str | None
+    model: str
+
+
+class _Waiting:
+    """Who decides for a place, and how many want to."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class PlanCoalescer:
+    """Lets requests that go on from one place of a long history share the trim that one of them decides.
+
+    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. Each would decide the
+    same about the same messages. So one decides at a time, and the others go on from its cut, though it may
+    not be stored yet; that also lets the provider's cache serve all of them.
+    """
+
+    def __init__(self, most: int = _TRIMS) -> None:
+        """Remember `most` trims at most."""
+        self._waiting: dict[Place, _Waiting] = {}
+        self._made: FIFOCache[Place, StandingCut] = FIFOCache(most)
+
+    async def plan(
+        self, history: History, place: Place, decide: Callable[[History, int | None], Awaitable[Plan]]
+    ) -> tuple[History, Plan]:
+        """Return the plan of a request at `place`, and its history, with the cut of another request.
+
+        `decide` makes the plan; where it is given a position, a trim may be kept there for others.
+        """
+        fork, kind = history.fork, history.arrival.kind
+        if fork is None or kind not in {Kind.RESEND, Kind.REWIND}:
+            return history, await decide(history, None)
+        if TRIMMING * history.size < OFF_LOOP_BYTES:  # decided before anybody else can ask
+            return history, await decide(history, fork if kind is Kind.REWIND else None)
+        waiting = self._waiting.setdefault(place, _Waiting())
+        contended = waiting.users > 0
+        waiting.users += 1
+        try:
+            async with waiting.lock:
+                found = self._made.get(place)
+                if found is not None and (history.standing is None or history.standing.cut.position < fork):
+                    history = replace(history, standing=found, borrowed=True)
+                made = await decide(history, fork if kind is Kind.REWIND or contended else None)
+                if made.moved and made.cut is not None and made.cut.position == fork:
+                    self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
+        finally:
+            waiting.users -= 1
+            if not waiting.users:
+                del self._waiting[place]
+        return history, made

@@ -1,0 +1,335 @@
+"""A prepared request on its way to the upstream: sent, and sent again where that may help.
+
+It is sent again without the usage that the client did not ask for, where an upstream refuses that; with its
+roles in another order, where an upstream insists on one; and trimmed further, where it is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from cachetools import LRUCache
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.config import Settings
+from proxy.dialects import Message, headers
+from proxy.dialects.chat import INSTRUCTION_ROLES
+from proxy.dialects.chat.cache_marks import cache_key, decides_itself, marked
+from proxy.dialects.chat.overflow import Overflow, overflow_of
+from proxy.dialects.chat.request import compose
+from proxy.dialects.chat.roles import RoleOrder, demanded_order, reordered
+from proxy.pipeline.background import TRIMMING, compute
+from proxy.pipeline.prepare import Prepared
+from proxy.pipeline.receipt import PlanReport, report_of
+from proxy.trimming import Policy, merged, plan
+from proxy.upstream import Answer, Destination, Upstream
+
+RESCUED: Final = "upstream found the request too long: it was trimmed and sent once more"
+"""The warning of a request that went through at the second try."""
+_REORDERED: Final[Mapping[RoleOrder, str]] = {
+    "alternate": "upstream wants the roles to alternate: neighbouring user messages were put together",
+    "one_system": "upstream wants one system message: later ones were put at its end",
+}
+"""The warning of a request whose roles were put in another order."""
+
+_MODELS: Final = 1024
+"""Models about which refusals are remembered; their names come from clients."""
+_LEAST_REPLY: Final = 256
+"""Tokens that are left for a reply whose length nobody names."""
+_MARGIN: Final = 0.8
+"""How much of a window is filled after an overflow. What is left is text of another kind than what went, and
+the two counts of it may differ by a fourth; and the next turns need room too."""
+_TRIALS: Final = 2
+"""Plans that are made after an overflow: a second one where the first seems too long by its bytes."""
+_LEAST_STEP: Final = 0.5
+"""By how much less the second one may aim. (An image has many bytes and few tokens.)"""
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """A request that upstream has begun to answer: the second stage of an exchange."""
+
+    prepared: Prepared
+    report: PlanReport
+    """The plan as it was sent: a rescue makes another one."""
+    answer: Answer
+    """To be closed by whoever holds this."""
+    hides_usage: bool
+    """Whether the usage chunk is kept from the client, which did not ask for it."""
+    orders: frozenset[RoleOrder]
+    """The order of roles that the upstream insists on."""
+    rescued: bool = False
+    """Whether it was trimmed further and sent once more."""
+
+
+class _Attempt:
+    """How a request is being sent; changed by what upstream refuses."""
+
+    __slots__ = ("adds_usage", "destination", "orders", "prepared", "report", "rounds", "sent_bytes")
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        report: PlanReport,
+        destination: Destination,
+        *,
+        adds_usage: bool,
+        orders: frozenset[RoleOrder],
+        rounds: Sequence[Message] = (),
+    ) -> None:
+        self.prepared = prepared
+        self.report = report
+        self.destination = destination
+        self.adds_usage = adds_usage
+        self.orders = orders
+        self.rounds = rounds
+        self.sent_bytes = 0
+
+
+class UpstreamSender:
+    """Sends one request after another. One for the life of the process."""
+
+    def __init__(self, settings: Settings, upstream: Upstream, cache_secret: bytes) -> None:
+        """Send to `upstream`; with `cache_secret` sessions are named in the provider's cache."""
+        self._settings = settings
+        self._upstream = upstream
+        self._cache_secret = cache_secret
+        self._dropped = frozenset(
+            {b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)}
+        )
+        """Headers that do not go upstream, beside those that never do."""
+        self._refuses_usage: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
+        """(address, model) of those that refuse to be asked for their usage."""
+        self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
+        """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
+
+    async def send(self, prepared: Prepared) -> Sent:
+        """Send a request; return the answer, whatever its status.
+
+        Raises:
+            PalimpsestError: there is no answer.
+        """
+        request, policy = prepared.request, prepared.context.policy
+        destination = self._upstream.destination(request.model)
+        model = (destination.base_url, request.model)
+        known: frozenset[RoleOrder] = frozenset()
+        if policy is not None and self._orders:
+            known = self._orders.get(model, known)
+        adds_usage = (
+            request.stream
+            and request.wants_usage is None
+            and self._settings.upstream.include_usage == "auto"
+            and model not in self._refuses_usage
+        )
+        attempt = _Attempt(prepared, prepared.report, destination, adds_usage=adds_usage, orders=known)
+        answer, rescued = await self._ask(attempt), False
+        if answer.status >= 400 and policy is not None:
+            answer = await self._reordered(attempt, answer)
+            if answer.status >= 400 and await self._rescued(attempt, policy, answer):
+                rescued = True
+                answer = await self._reordered(attempt, await self._ask(attempt))
+        if attempt.orders:
+            if answer.status < 300 and attempt.orders != known:  # it was the order indeed
+                self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
+            self._report_orders(attempt)
+        return Sent(
+            prepared=prepared,
+            report=attempt.report,
+            answer=answer,
+            hides_usage=attempt.adds_usage,
+            orders=attempt.orders,
+            rescued=rescued,
+        )
+
+    async def send_rounds(self, sent: Sent, rounds: Sequence[Message]) -> Answer:
+        """Send the same view again with `rounds` after it: calls of the proxy's own tools, and their results.
+
+        Raises:
+            PalimpsestError: there is no answer.
+        """
+        return await self._ask(
+            _Attempt(
+                sent.prepared,
+                sent.report,
+                self._upstream.destination(sent.prepared.request.model),
+                adds_usage=sent.hides_usage,
+                orders=sent.orders,
+                rounds=rounds,
+            )
+        )
+
+    async def _ask(self, attempt: _Attempt) -> Answer:
+        """Send once, and again without asking for usage where an upstream refuses that."""
+        answer = await self._post(attempt)
+        if not (attempt.adds_usage and answer.status in {400, 422}):
+            return answer
+        body = await _read(answer)
+        if b"stream_options" not in body and b"include_usage" not in body:
+            return answer
+        await answer.aclose()
+        attempt.adds_usage = False
+        answer = await self._post(attempt)
+        if answer.status < 300:  # it was our option indeed, and nothing of the client's
+            self._refuses_usage[attempt.destination.base_url, attempt.prepared.request.model] = True
+        return answer
+
+    async def _reordered(self, attempt: _Attempt, answer: Answer) -> Answer:
+        """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
+        while answer.status >= 400:
+            order = demanded_order(answer.status, await _read(answer))
+            if order is None or order in attempt.orders:
+                return answer
+            before, adds_usage = attempt.orders, attempt.adds_usage
+            attempt.adds_usage = False
+            sent = self._body(attempt)
+            attempt.orders = before | {order}
+            changes = self._body(attempt) != sent
+            attempt.adds_usage = adds_usage
+            if not changes:
+                attempt.orders = before
+                return answer
+            await answer.aclose()
+            answer = await self._ask(attempt)
+        return answer
+
+    def _report_orders(self, attempt: _Attempt) -> None:
+        """Warn that roles were put in another order, where that changed what was sent."""
+        sent, orders = self._body(attempt), attempt.orders
+        attempt.orders = frozenset()
+        changes = self._body(attempt) != sent
+        attempt.orders = orders
+        if changes:
+            warnings = tuple([_REORDERED[order] for order in sorted(orders)])
+            attempt.report = replace(attempt.report, warnings=attempt.report.warnings + warnings)
+
+    async def _rescued(self, attempt: _Attempt, policy: Policy, answer: Answer) -> bool:
+        """Tell whether the request was refused for its length and got shorter; then the answer is closed."""
+        overflow = overflow_of(answer.status, await _read(answer))
+        if overflow is None:
+            return False
+        try:
+            shorter = await self._trim_harder(attempt, policy, overflow)
+        except BaseException:  # cancelled too: nobody else holds the answer, and it occupies a connection
+            await answer.aclose()
+            raise
+        if shorter:
+            await answer.aclose()
+        return shorter
+
+    async def _trim_harder(self, attempt: _Attempt, policy: Policy, overflow: Overflow) -> bool:
+        """Trim what upstream found too long to a safe size; return whether that makes it shorter."""
+        prepared, first, size = attempt.prepared, attempt.report, attempt.sent_bytes
+        history, planning = prepared.history, prepared.planning
+        before = shortest = first.plan.tokens_sent
+        window = overflow.window or planning.context_window
+        room: float | None = None
+        if window is not None:
+            reply = overflow.reply or prepared.request.reply_tokens or _LEAST_REPLY
+            # A reply limit as large as the window does not count against it: the reply ends where that ends.
+            room = (window - (reply if reply < window else _LEAST_REPLY)) * _MARGIN
+        # By upstream's own count of this request, where it tells one. A smaller scale than usual, or than 1,
+        # may be due to the very text that goes.
+        scale = max(overflow.asked / before if overflow.asked and before else 1.0, planning.scale, 1.0)
+        target = before // 2 if room is None else min(before // 2, int(room / scale))
+        for _ in range(_TRIALS):
+            made = await compute(
+                TRIMMING * history.size,
+                plan,
+                history.entries,
+                policy,
+                first.plan.policy,
+                planning,
+                history.standing.cut if history.standing is not None else None,
+                composed=history.arrival.composed,
+                start=history.start,
+                overflow=max(target, 1),
+            )
+            if made.tokens_sent >= shortest:
+                break
+            shortest = made.tokens_sent
+            attempt.report = report_of(
+                made,
+                planning,
+                session=first.session,
+                exchange=first.exchange,
+                instructions=len(history.instructions),
+                warnings=(*first.warnings[len(first.plan.warnings) :], RESCUED),
+            )
+            if room is None or overflow.asked is None or not size:
+                break
+            # Many short messages may count for more than their text: the bytes of the body tell.
+            adds_usage, attempt.adds_usage = attempt.adds_usage, False
+            expected = overflow.asked * len(self._body(attempt)) / size
+            attempt.adds_usage = adds_usage
+            if expected <= room:
+                break
+            target = int(target * max(room / expected, _LEAST_STEP))
+        return shortest < before
+
+    async def _post(self, attempt: _Attempt) -> Answer:
+        """Send the body."""
+        call, destination = attempt.prepared.call, attempt.destination
+        sent = headers.to_upstream(
+            call.headers, drop_credentials=not destination.forwards_credentials, extra_drop=self._dropped
+        )
+        sent.append((b"accept-encoding", b"identity"))
+        path = "/chat/completions"
+        if call.query and destination.forwards_query:
+            path += f"?{call.query.decode('latin-1')}"
+        body = self._body(attempt)
+        attempt.sent_bytes = len(body)
+        return await self._upstream.ask(destination, "POST", path, sent, body)
+
+    def _body(self, attempt: _Attempt) -> bytes:
+        """Return the body to send: the client's own bytes where nothing was trimmed or added."""
+        prepared, made, settings = attempt.prepared, attempt.report.plan, self._settings
+        request, history, facts = prepared.request, prepared.history, prepared.facts
+        instructions, view = history.instructions, made.view
+        if made.summary is not None and made.summary.role == "merge":
+            instructions = merged(instructions, made.summary)
+        if (
+            made.settled
+            and facts.breakpoints != "none"
+            and settings.cache.breakpoints == "auto"
+            and not decides_itself(request.fields)
+        ):
+            ends = [len(instructions) + end - 1 for end in made.settled]
+            whole = marked((*instructions, *view), ends, facts.breakpoints)
+            instructions, view = whole[: len(instructions)], whole[len(instructions) :]
+        if attempt.rounds:
+            view = (*view, *attempt.rounds)
+        if attempt.orders:
+            instructions, view = _in_order(instructions, view, attempt.orders)
+        key = None
+        if settings.cache.key == "session" and facts.takes_key and history.id is not None:
+            key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
+        return compose(
+            request,
+            instructions=instructions,
+            messages=view,
+            add_usage=attempt.adds_usage,
+            drop_fields=settings.sessions.body_fields,
+            cache_key=key,
+            tools=prepared.tools if prepared.own_tools else None,
+        )
+
+
+def _in_order(
+    instructions: tuple[Message, ...], view: tuple[Message, ...], orders: Collection[RoleOrder]
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return instructions and view with their roles in the order that the upstream insists on."""
+    whole = (*instructions, *view)
+    for order in sorted(orders):
+        whole = reordered(whole, order)
+    lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
+    return whole[:lead], whole[lead:]
+
+
+async def _read(answer: Answer) -> bytes:
+    """Return the body of an answer; one that breaks off, or whose reader is cancelled, is closed."""
+    try:
+        return await answer.read()
+    except BaseException:  # nobody else holds the answer yet, and it occupies a connection
+        await answer.aclose()
+        raise

@@ -1,0 +1,159 @@
+"""Everything that is open while the process serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio.to_thread
+from msgspec import Struct
+
+from proxy.config import Settings
+from proxy.dialects import Message
+from proxy.models import Catalogue, ModelFacts
+from proxy.pipeline.background import Background
+from proxy.pipeline.history import HistoryLoader
+from proxy.recall import Recall
+from proxy.store import Store
+from proxy.summaries import Summaries, Summarizer
+from proxy.tokens import Calibration, TokenCounter, learnt, rounded
+from proxy.trimming import PlanningContext, Prepared
+from proxy.upstream import Upstream
+
+
+class Knowledge:
+    """What is known of models and their tokens. One for the life of the process."""
+
+    def __init__(
+        self,
+        counter: TokenCounter,
+        catalogue: Catalogue,
+        upstream: Upstream,
+        calibration: Calibration | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Count with `counter`; without `calibration` nothing is learnt from what upstream counts.
+
+        `clock` gives seconds since 1970.
+        """
+        self.counter = counter
+        self.clock = clock
+        self.catalogue = catalogue
+        """Exchanged when the configuration is read again."""
+        self._upstream = upstream
+        self._calibration = calibration
+
+    def facts(self, model: str) -> ModelFacts:
+        """Return what is known of the model at the upstream that serves it."""
+        return self.catalogue.facts(model, self._upstream.destination(model).base_url)
+
+    def facts_at(self, model: str, base_url: str) -> ModelFacts:
+        """Return what is known of the model at an address."""
+        return self.catalogue.facts(model, base_url)
+
+    @property
+    def now(self) -> int:
+        """Milliseconds since 1970."""
+        return int(self.clock() * 1000)
+
+    def planning(
+        self,
+        model: str,
+        facts: ModelFacts,
+        *,
+        fixed: int,
+        agent: str | None,
+        updated_at: int | None,
+        scale: float | None = None,
+        prepared: Prepared | None = None,
+        keeps: bool = True,
+    ) -> PlanningContext:
+        """Return what trimming must be told.
+
+        Args:
+            model: the model that is asked.
+            facts: what is known of it.
+            fixed: tokens of instructions and tools.
+            agent: who asks.
+            updated_at: when the session's last exchange ended, in milliseconds since 1970.
+            scale: what was learnt of the upstream's counting in this session.
+            prepared: the summary that may be used.
+            keeps: whether a new cut is kept for the next request.
+        """
+        return PlanningContext(
+            count=lambda message: self.counter.message(message, model),
+            fixed_tokens=fixed,
+            context_window=facts.context_window,
+            agent=agent,
+            idle=None if updated_at is None else max(0, self.now - updated_at) / 1000,
+            prices=facts.prices,
+            scale=1.0 if scale is None or self._calibration is None else rounded(scale),
+            prepared=prepared,
+            keeps=keeps,
+        )
+
+    def fixed_tokens(self, instructions: Sequence[Message], tools: bytes | None, model: str) -> int:
+        """Return the tokens of what is sent beside the history."""
+        tokens = sum(self.counter.messages(instructions, model)) if instructions else 0
+        return tokens + (self.counter.json(tools, model) if tools is not None else 0)
+
+    def learn(self, model: str, scale: float | None, counted: int, reported: object) -> float | None:
+        """Return a session's scale after upstream `reported` its own count of a request of `counted` tokens.
+
+        The scale is kept with the session, so that each process judges alike, after a restart too.
+        """
+        if self._calibration is None or not isinstance(reported, int) or isinstance(reported, bool):
+            return scale
+        self._calibration.learn(model, counted, reported)
+        return learnt(scale, counted, reported)
+
+
+class AppServices(Struct, frozen=True, kw_only=True):
+    """What exchanges are made with, open."""
+
+    store: Store
+    upstream: Upstream
+    background: Background
+    loader: HistoryLoader
+    knowledge: Knowledge
+    summaries: Summaries
+    recall: Recall
+    counter: TokenCounter
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
+    """Open everything, and close it in the opposite order.
+
+    Raises:
+        ConfigurationError: the store's address is no URL of a supported database.
+        StoreUnavailable: the store cannot be opened, or its tables are of another version.
+    """
+    async with AsyncExitStack() as stack:
+        store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+        stack.push_async_callback(store.close)
+        await store.ready()
+        background = Background()
+        stack.push_async_callback(background.drain)
+        upstream = Upstream(settings.upstream, shares_key=settings.auth.mode == "keys")
+        stack.push_async_callback(upstream.aclose)
+        counter = TokenCounter(settings.tokens.method)
+        await anyio.to_thread.run_sync(counter.warm)  # or the first request would wait for it
+        catalogue = Catalogue(settings.models)
+        await anyio.to_thread.run_sync(catalogue.warm)
+        calibration = counter.calibration if settings.tokens.calibrate else None
+        knowledge = Knowledge(counter, catalogue, upstream, calibration)
+        summarizer = Summarizer(settings.summarizer, upstream)
+        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, background.start)
+        stack.push_async_callback(summaries.aclose)
+        yield AppServices(
+            store=store,
+            upstream=upstream,
+            background=background,
+            loader=HistoryLoader(store, counter, settings.upstream.reasoning),
+            knowledge=knowledge,
+            summaries=summaries,
+            recall=Recall(store),
+            counter=counter,
+        )

@@ -1,0 +1,211 @@
+"""A session as it stands now, without a request: its branch, what would be sent, a summary on demand."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.config import OFF, Policies
+from proxy.conversation import Kind
+from proxy.dialects import Message
+from proxy.errors import InvalidRequest, UpstreamError
+from proxy.pipeline.background import COUNTING, TRIMMING, compute
+from proxy.pipeline.history import size_of
+from proxy.pipeline.receipt import gap_messages, plan_lines
+from proxy.pipeline.services import AppServices
+from proxy.pipeline.summary_requests import as_requested, prepared_of, unused
+from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus
+from proxy.summaries import Caller, Given, Work
+from proxy.trimming import Entry, PlanningContext, Policy, bypass, compaction, merged, plan
+
+_RECENT: Final = 20
+"""Exchanges among which one that was answered is looked for."""
+
+
+class SessionView(Struct, frozen=True, kw_only=True):
+    """All that a plan is made of."""
+
+    policy_name: str
+    policy: Policy | None
+    """None where trimming is switched off."""
+    model: str
+    """The model of the newest request that was answered; empty without one."""
+    agent: str | None
+    rows: tuple[NodeRow, ...]
+    """The branch of the head, oldest first."""
+    entries: tuple[Entry, ...]
+    """The same as trimming sees it."""
+    instructions: tuple[Message, ...]
+    known: PlanningContext
+    standing: StandingCut | None
+    prepared: SummaryRow | None
+    """The ready summary that covers most of it, and that the policy may use."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all messages."""
+        return size_of(row.message for row in self.rows)
+
+
+async def last_answered(session: SessionRow, store: Store) -> ExchangeRow | None:
+    """Return the newest exchange of the conversation that was answered; else the newest; None without any."""
+    recent, _ = await store.exchanges(session.key, limit=_RECENT)
+    answered = (row for row in recent if row.replies and row.kind != Kind.SIDE)
+    return next(answered, recent[0] if recent else None)
+
+
+async def session_view(
+    session: SessionRow, policy: str | None, policies: Policies, services: AppServices
+) -> SessionView:
+    """Return how the branch of the head stands.
+
+    The model, the tools and the agent are those of the newest request that was answered; `policy` names one,
+    or `off`, and None means the one that would be chosen.
+
+    Raises:
+        InvalidRequest: there is no policy of that name.
+    """
+    store, knowledge = services.store, services.knowledge
+    last = await last_answered(session, store)
+    model = last.model if last is not None else ""
+    agent = last.agent if last is not None else None
+    name, chosen = _chosen(session, model, policy, policies)
+    tools = (
+        await store.tools(session.key, last.tools) if last is not None and last.tools is not None else None
+    )
+    rows = await store.path(session.key, session.head)
+    stored = await store.instructions(session.key)
+    lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
+    fixed = await compute(
+        COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
+    )
+    scale = session.scale if session.model == model else None
+    facts = knowledge.facts(model)
+    known = knowledge.planning(
+        model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale
+    )
+    nodes = [row.node for row in rows]
+    standing, ready = None, None
+    if nodes and chosen is not None:
+        standing = await store.cut(session.key, nodes, name, agent)
+        if session.summaries:
+            ready, _ = await store.prepared(session.key, nodes, chosen.summarizing.recipe)
+            known = replace(known, prepared=prepared_of(ready))
+    hidden = await store.hidden(session, nodes)
+    entries = await compute(
+        size_of(row.message for row in rows), lambda: services.loader.branch(rows, model, hidden, agent=agent)
+    )
+    return SessionView(
+        policy_name=name,
+        policy=chosen,
+        model=model,
+        agent=agent,
+        rows=tuple(rows),
+        entries=entries,
+        instructions=lead,
+        known=known,
+        standing=standing,
+        prepared=ready,
+    )
+
+
+def _chosen(
+    session: SessionRow, model: str, policy: str | None, policies: Policies
+) -> tuple[str, Policy | None]:
+    if policy == OFF:
+        return OFF, None
+    try:
+        return policies.select(session.tenant, model, policy)
+    except InvalidRequest as why:  # here it is a parameter that names it, not the header
+        raise InvalidRequest(why.message, param="policy", code=why.code) from why
+
+
+async def preview(now: SessionView) -> dict[str, Any]:
+    """Return `{messages, plan, tokens_before, tokens_sent, policy, model, cut, warnings}`."""
+    return await compute(now.size, lambda: _shown(now))
+
+
+def _shown(now: SessionView) -> dict[str, Any]:
+    known = now.known
+    if now.policy is None:
+        planned = bypass(now.entries, known, composed=True)
+    else:
+        cut = now.standing.cut if now.standing is not None else None
+        planned = plan(now.entries, now.policy, now.policy_name, known, cut, composed=True)
+    lead = now.instructions
+    if planned.summary is not None and planned.summary.role == "merge":
+        lead = merged(lead, planned.summary)
+    tokens = [entry.tokens for entry in now.entries]
+
+    def node_at(position: int) -> str:
+        return now.rows[position].node
+
+    return {
+        "policy": planned.policy,
+        "model": now.model,
+        "messages": [orjson.Fragment(message.raw) for message in (*lead, *planned.view)],
+        "plan": gap_messages(planned.earlier, node_at, tokens) + plan_lines(planned.changes, node_at),
+        "cut": None
+        if planned.cut is None
+        else {"position": planned.cut.position, "moved": planned.moved, "fired": planned.fired},
+        "tokens_before": round(planned.tokens_before * known.scale),
+        "tokens_sent": round(planned.tokens_sent * known.scale),
+        "warnings": list(planned.warnings),
+    }
+
+
+async def compact(
+    session: SessionRow,
+    now: SessionView,
+    policy: Policy,
+    caller: Caller,
+    services: AppServices,
+    *,
+    patience: float,
+) -> SummaryRow | None:
+    """Make a summary of all that may be summed up; return it, or None where there is nothing to sum up.
+
+    Args:
+        session: whose.
+        now: how it stands.
+        policy: says how.
+        caller: on whose behalf the model is asked.
+        services: everything that is open.
+        patience: seconds to wait; then it goes on in the background.
+
+    Raises:
+        UpstreamError: it was not made, and why.
+        StoreUnavailable: the session cannot be read.
+    """
+    cut = now.standing.cut if now.standing is not None else None
+    wanted = await compute(TRIMMING * now.size, lambda: compaction(now.entries, policy, now.known, cut))
+    if wanted is None:
+        ready = unused(now.prepared, cut)
+        if ready is None or ready.asked:
+            return ready
+        row = as_requested(ready, services.knowledge.now)  # made beside the requests, and not used yet
+        await services.store.keep_summary(session.key, row)
+        return row
+    nodes = tuple([row.node for row in now.rows])
+    attempt = await services.summaries.make(
+        Work(
+            key=session.key,
+            session=session.id,
+            tip=session.head,
+            wanted=wanted,
+            edit=policy.summarizing,
+            model=now.model,
+            caller=caller,
+            asked=True,
+            given=Given(messages=tuple([row.message for row in now.rows]), nodes=nodes),
+        ),
+        patience,
+    )
+    if attempt.row is None or attempt.row.status is not SummaryStatus.READY:
+        raise UpstreamError(
+            f"No summary was made: {attempt.reason}. The session is as it was.", code="summary_failed"
+        )
+    return attempt.row
