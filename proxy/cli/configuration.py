@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from proxy.cli.options import AsJson, Config
-from proxy.config import Source, schema_of, with_built_in
+from proxy.config import Source, json_schema, with_built_in
 from proxy.errors import ConfigurationError
 from proxy.trimming import Policy
 
@@ -33,7 +33,7 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
             "valid": True,
             "policies": list(own),
             "merged": {name: _content(policy) for name, policy in merged.items()},
-            "warnings": list(loaded.doubts),
+            "warnings": list(loaded.warnings),
         }
         typer.echo(json.dumps(told, ensure_ascii=False))
         return
@@ -42,13 +42,13 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
         typer.echo(f"\n{name}{'' if name in own else ' (built in)'}  [{policy.version}]")
         for key, value in _lines(policy):
             typer.echo(f"  {key + ':':<12}{value}")
-    for doubt in loaded.doubts:
-        typer.echo(f"warning: {doubt}", err=True)
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
-    typer.echo(json.dumps(schema_of(), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 def _content(policy: Policy) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def serve(
     loaded = Source(path=config, overrides={"server": given}).read()
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-    for line in loaded.doubts:
+    for line in loaded.warnings:
         _LOG.warning("%s", line)
     several = settings.server.workers > 1
     # The port comes first: a second proxy that is started by mistake must not touch the store of the first.

@@ -11,7 +11,11 @@ from proxy.config import BUILT_IN, load
 from proxy.trimming import Policy
 from tests.cli.conftest import Run
 
-POLICIES = "policies:\n  lean: {trigger: {tokens: 9}, edits: [{type: keep_tool_calls}]}\n  größer: {}\n"
+POLICIES = """\
+policies:
+  lean: {match: {models: [a]}, trigger: {tokens: 9}, edits: [{type: keep_tool_calls}]}
+  größer: {}
+"""
 
 
 def test_check_names_the_policies(run: Run, config: Path) -> None:
