@@ -187,8 +187,9 @@ def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, t
             field = annotation.model_fields.get(str(step))
             annotation = field.annotation if field is not None else None
         elif get_origin(annotation) in {Union, UnionType}:
-            tagged = (member for member in arguments if _has_tag(_bare(member), str(step)))
-            annotation = next(tagged, annotation)
+            tagged = [member for member in arguments if _has_tag(_bare(member), str(step))]
+            if tagged:
+                annotation = tagged[0]
             continue
         else:
             owner = None
