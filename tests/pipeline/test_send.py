@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 import pytest
-
-from proxy.errors import UpstreamBusy
 from proxy.pipeline.inquiry import RESCUED, UpstreamSender
 from proxy.pipeline.turn import Call
+
+from proxy.errors import UpstreamBusy
 from proxy.store import Status
 from proxy.upstream import Answer
 from tests.support.house import LONG, SESSION, Heard, House, opened

@@ -10,16 +10,16 @@ from typing import Any
 import orjson
 import pytest
 from msgspec.structs import replace
-
-from proxy.config import Policies, Settings
-from proxy.errors import InvalidRequest
-from proxy.models import Catalogue
-from proxy.pipeline.background import OFF_LOOP_BYTES, Background
 from proxy.pipeline.knowledge import Knowledge
 from proxy.pipeline.means import AppServices
 from proxy.pipeline.past import HistoryLoader
 from proxy.pipeline.present import present
 from proxy.pipeline.preview import preview
+
+from proxy.config import Policies, Settings
+from proxy.errors import InvalidRequest
+from proxy.models import Catalogue
+from proxy.pipeline.background import OFF_LOOP_BYTES, Background
 from proxy.recall import Recall
 from proxy.store import Kept, Store
 from proxy.summaries import Summaries, Summarizer
