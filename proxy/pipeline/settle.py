@@ -53,6 +53,11 @@ class Exchange:
         self.timings[event] = took
         return took
 
+    def replanned(self, report: PlanReport) -> None:
+        """Note that upstream found the request too long, and that the shorter plan of `report` is sent."""
+        self.report = report
+        self.mark("overflowed")
+
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
         if self._stored:

@@ -1,9 +1,12 @@
-"""What would be sent now. That it is what is sent then: tests/server/test_sessions.py."""
+"""A session as it stands now: its branch, what would be sent, and a summary on demand.
+
+That the preview is what is sent then: tests/server/test_sessions.py. Over HTTP: tests/server/test_actions.py.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +15,28 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, UpstreamError
 from proxy.models import Catalogue
-from proxy.pipeline.background import OFF_LOOP_BYTES, Background
-from proxy.pipeline.knowledge import Knowledge
-from proxy.pipeline.means import AppServices
-from proxy.pipeline.past import HistoryLoader
-from proxy.pipeline.present import present
-from proxy.pipeline.preview import preview
+from proxy.pipeline import (
+    AppServices,
+    Background,
+    HistoryLoader,
+    Knowledge,
+    compact,
+    preview,
+    session_view,
+)
+from proxy.pipeline.background import OFF_LOOP_BYTES
+from proxy.pipeline.session_view import SessionView
 from proxy.recall import Recall
-from proxy.store import Kept, Store
-from proxy.summaries import Summaries, Summarizer
+from proxy.store import Kept, Store, SummaryRow
+from proxy.summaries import Caller, Summaries, Summarizer
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Gap, Policy
 from proxy.upstream import Upstream
+from tests.support.house import KEY, House, opened
 from tests.support.talk import Talk, body, message
+from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +69,7 @@ async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
 async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
     row = await talk.store.session(talk.tenant, talk.session)
     assert row is not None
-    memory = HistoryLoader(talk.store, COUNTER, "auto")
+    loader = HistoryLoader(talk.store, COUNTER, "auto")
     upstream = Upstream(SETTINGS.upstream, shares_key=False)
     knowledge = Knowledge(COUNTER, Catalogue(), upstream, None)
     try:
@@ -67,24 +77,24 @@ async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
         summarizer = Summarizer(SETTINGS.summarizer, upstream)
         summaries = Summaries(talk.store, summarizer, COUNTER, knowledge.facts_at, background.start)
         recall = Recall(talk.store)
-        means = AppServices(
+        services = AppServices(
             store=talk.store,
             upstream=upstream,
             background=background,
-            memory=memory,
+            loader=loader,
             knowledge=knowledge,
             summaries=summaries,
             recall=recall,
             counter=COUNTER,
         )
-        found = await preview(await present(row, policy, Policies(SETTINGS.policies), means))
+        found = await preview(await session_view(row, policy, Policies(SETTINGS.policies), services))
     finally:
         await upstream.aclose()
     data: dict[str, Any] = orjson.loads(orjson.dumps(found))
     return data
 
 
-async def test_fields_of_ours_are_left_out(talk: Talk) -> None:
+async def test_our_own_fields_are_left_out_of_the_preview(talk: Talk) -> None:
     lead = (message("system", "S", is_internal=True),)
     asked = body("user", "a", agent="planner")
     exchange = await talk.begin(asked, instructions=lead, instructions_tokens=1)
@@ -111,9 +121,7 @@ async def test_model_and_tools_are_those_of_the_newest_request_that_was_answered
     assert len(answered["messages"]) == 4
 
 
-async def test_what_takes_long_to_count_is_counted_in_a_thread(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_tools_are_counted_in_a_thread(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     counts = TokenCounter.json
 
@@ -134,7 +142,7 @@ async def test_what_takes_long_to_count_is_counted_in_a_thread(
     assert [thread == here for thread in threads] == [True, False]
 
 
-async def test_the_policy_is_the_tenants(talk: Talk) -> None:
+async def test_the_policy_is_chosen_for_the_tenant_unless_one_is_named(talk: Talk) -> None:
     his = Talk(store=talk.store, tenant="bert")
     await his.say("a", "b")
     assert (await shown(his))["policy"] == "bert"
@@ -191,14 +199,133 @@ async def test_every_message_that_is_not_sent_is_explained(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("policy", ["", "none", "OFF"])
-async def test_a_policy_that_is_none_is_named_as_the_parameter(talk: Talk, policy: str) -> None:
+async def test_an_unknown_policy_is_refused_as_the_parameter_with_the_known_ones(
+    talk: Talk, policy: str
+) -> None:
     await talk.say("a", "b")
     with pytest.raises(InvalidRequest, match="mini, bert, tiny, rest") as refused:
         await shown(talk, policy)
     assert (refused.value.param, refused.value.code) == ("policy", "unknown_policy")
 
 
-async def test_nothing_is_sent_of_nothing(talk: Talk) -> None:
+async def test_the_preview_of_an_empty_session_is_empty(talk: Talk) -> None:
     await talk.begin(body("user", "a"))
     found = await shown(talk)
     assert (found["messages"], found["plan"], found["tokens_sent"]) == ([], [], found["tokens_before"])
+
+
+# -------------------------------------------------------------------- the view of a running proxy
+
+POLICY = {
+    "trigger": {"messages": 4},
+    "keep": {"rounds": 1},
+    "edits": [{"type": "keep_rounds", "last": 1}, {"type": "summarize", "mode": "model"}],
+}
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with Provider() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
+    async with opened(provider, tmp_path, policies={"lean": POLICY}) as house:
+        yield house
+
+
+async def view_of(house: House, policy: str | None = None) -> SessionView:
+    row = await house.store.session("t", "s")
+    assert row is not None
+    return await session_view(row, policy, house.chat.policies, house.services)
+
+
+async def test_a_view_is_the_branch_of_the_head_with_its_cut(house: House) -> None:
+    said: list[dict[str, Any]] = [{"role": "system", "content": "S"}]
+    for number in range(4):
+        said.append({"role": "user", "content": f"question {number}", "agent": "boss"})
+        client = await house.ask(messages=said)
+        said.append(orjson.loads(client.got)["choices"][0]["message"])
+    now = await view_of(house)
+    assert (now.policy_name, now.model, now.agent) == ("lean", "echo", "boss")
+    assert len(now.rows) == len(now.entries) == 8
+    assert [message.text for message in now.instructions] == ["S"]
+    assert now.standing is not None
+    assert now.standing.cut.position == 7
+    assert now.size == sum(len(row.message.raw) for row in now.rows)
+    off = await view_of(house, "off")
+    assert (off.policy, off.standing) == (None, None)
+
+
+async def test_open_calls_of_others_are_left_out_for_the_agent_that_asked_last(house: House) -> None:
+    for agent, model in (("A", "tool:find"), ("B", "echo")):
+        asked = {"role": "user", "content": f"{agent} asks"}
+        await house.ask(model, (b"x-agent-name", agent.encode()), messages=[asked])
+    now = await view_of(house, "off")
+    assert (now.agent, len(now.rows)) == ("B", 4)
+    assert [bool(entry.arrival) for entry in now.entries] == [False, True, False, False]
+
+
+async def test_the_view_of_a_session_without_messages_is_empty(house: House) -> None:
+    await house.ask("fault:500")
+    now = await view_of(house)
+    assert (now.rows, now.entries, now.standing) == ((), (), None)
+    assert await house.store.session("t", "s") is not None
+
+
+async def test_a_view_with_an_unknown_policy_is_refused(house: House) -> None:
+    await house.ask()
+    with pytest.raises(InvalidRequest) as refusal:
+        await view_of(house, "none")
+    assert refusal.value.param == "policy"
+
+
+# -------------------------------------------------------------------------- a summary on demand
+
+
+async def compacted(house: House, *, rounds: int, patience: float = 30) -> SummaryRow | None:
+    """Have a conversation, and ask for a summary of it."""
+    said: list[dict[str, Any]] = []
+    for number in range(rounds):
+        said.append({"role": "user", "content": f"question {number} " + "about parcels " * 40})
+        client = await house.ask("say:answer", messages=said)
+        said.append(orjson.loads(client.got)["choices"][0]["message"])
+    row = await house.store.session("t", "s")
+    assert row is not None
+    now = await session_view(row, None, house.chat.policies, house.services)
+    assert now.policy is not None
+    return await compact(row, now, now.policy, Caller(tenant="t"), house.services, patience=patience)
+
+
+async def test_a_summary_on_demand_covers_all_that_may_be_summed_up(
+    provider: Provider, tmp_path: Path
+) -> None:
+    async with opened(provider, tmp_path, summarizer={"model": "summary:good"}) as house:
+        row = await compacted(house, rounds=4)
+        assert row is not None
+        assert (row.asked, row.generation, row.until) == (True, 1, 6)
+        assert await house.store.summary_rows(KEY) == [row]
+
+
+async def test_there_may_be_nothing_to_sum_up(provider: Provider, tmp_path: Path) -> None:
+    async with opened(provider, tmp_path, summarizer={"model": "summary:good"}) as house:
+        assert await compacted(house, rounds=1) is None
+
+
+@pytest.mark.parametrize("model", ["summary:empty", "fault:500"])
+async def test_a_summary_that_fails_is_an_error_with_its_reason(
+    provider: Provider, tmp_path: Path, model: str
+) -> None:
+    async with opened(provider, tmp_path, summarizer={"model": model}) as house:
+        with pytest.raises(UpstreamError, match="No summary was made") as failure:
+            await compacted(house, rounds=4)
+        assert failure.value.code == "summary_failed"
+
+
+async def test_a_summary_is_waited_for_no_longer_than_the_patience(
+    provider: Provider, tmp_path: Path
+) -> None:
+    async with opened(provider, tmp_path, summarizer={"model": "fault:hang", "timeout": 1}) as house:
+        with pytest.raises(UpstreamError, match="still being made"):
+            await compacted(house, rounds=4, patience=0.01)

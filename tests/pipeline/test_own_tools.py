@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletion
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.own_calls import BLANK_LINE, BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.errors import StoreUnavailable, UpstreamUnreachable
-from proxy.pipeline.relay import Outcome
+from proxy.pipeline.relay import Answered
 from proxy.pipeline.rounds import MOST_ASKS, TOO_LONG
 from proxy.store import Status
 from tests.support.answers import overflow_body
@@ -66,26 +66,26 @@ TABLE: dict[str, tuple[list[str], str, list[str]]] = {
 
 def _check_reply(world: World, completion: Any, rounds: Sequence[str], text: str, calls: list[str]) -> None:
     """Check what the client has, what is stored, and what is sent the next time."""
-    message, outcome = completion.choices[0].message, world.settled()
+    message, answered = completion.choices[0].message, world.settled()
     assert (message.role, message.content or "") == ("assistant", text)
     assert [call.id for call in message.tool_calls or []] == calls
     assert completion.choices[0].finish_reason == ("tool_calls" if calls else "stop")
     if any(">" in line for line in rounds[:-1]):
         assert not any(name.encode() in world.got for name in OWN)
-    assert outcome.status is Status.COMPLETE
-    assert (outcome.error, outcome.upstream_status, outcome.model) == (None, 200, "m-1")
-    [(reply, partial)] = outcome.replies
+    assert answered.status is Status.COMPLETE
+    assert (answered.error, answered.upstream_status, answered.model) == (None, 200, "m-1")
+    [(reply, partial)] = answered.replies
     assert not partial
     assert (reply.text, [call.id for call in reply.calls]) == (text, calls)
     said = [call for line in rounds for call in ChatMessage.of(message_of(line)).calls]
     assert world.calls == [call for call in said if call.name in OWN]
-    assert [(done.tool, done.chars) for done in outcome.answered] == [
+    assert [(done.tool, done.chars) for done in answered.own_calls] == [
         (call.name, len(f"found for {call.id}")) for call in world.calls
     ]
     theirs = {call.id: call for call in said if call.name not in OWN}
     assert [theirs[call.id] for call in reply.calls] == list(reply.calls)
-    assert outcome.usage == times(len(rounds))
-    assert outcome.first_usage == (USAGE if len(rounds) > 1 else None)
+    assert answered.usage == times(len(rounds))
+    assert answered.first_usage == (USAGE if len(rounds) > 1 else None)
     # What is sent the next time begins with what was sent last, and says everything once.
     assert len(world.asked) == len(rounds) - 1
     view = world.next_view()
@@ -115,7 +115,7 @@ async def test_the_client_sees_one_reply(row: tuple[list[str], str, list[str]], 
     tasks = asyncio.all_tasks()
     first, *later = streams(rounds, **how)
     world = World(first, *later)
-    outcome = await world.run()
+    answered = await world.run()
     await anyio.lowlevel.checkpoint()
     assert asyncio.all_tasks() == tasks  # nobody is left to keep a line alive
     assert [answer.closed for answer in (first, *later)] == [False, *[True] * len(later)]
@@ -124,7 +124,7 @@ async def test_the_client_sees_one_reply(row: tuple[list[str], str, list[str]], 
     chunks = chunks_of(world.got)
     if names_once:
         _check_reply(world, by_sdk(world.got), rounds, text, calls)
-    assert outcome.status is Status.COMPLETE
+    assert answered.status is Status.COMPLETE
     assert not any(name.encode() + b'"' in world.got for name in OWN)
     assert {chunk["id"] for chunk in chunks} == {"chatcmpl-0"}
     heads = [
@@ -236,7 +236,7 @@ async def _run(world: World, *, stream: bool) -> None:
 async def test_a_model_that_calls_ours_for_ever_is_stopped(stream: bool, text: str) -> None:
     line = f"{text} | >recall_context a" if text else ">recall_context a"
     world = World(*(streams if stream else bodies)([line] * (MOST_ASKS + 1)))
-    outcome = await world.run(stream=stream)
+    answered = await world.run(stream=stream)
 
     reply = by_sdk(world.got) if stream else ChatCompletion.model_validate_json(world.got)
     said = [text] * (MOST_ASKS + 1) if text else [STOPPED]
@@ -244,8 +244,8 @@ async def test_a_model_that_calls_ours_for_ever_is_stopped(stream: bool, text: s
     assert reply.choices[0].finish_reason == "stop"
     assert not reply.choices[0].message.tool_calls
     assert len(world.asked) == len(world.calls) == MOST_ASKS
-    assert outcome.status is Status.COMPLETE
-    assert outcome.usage == times(MOST_ASKS + 1)
+    assert answered.status is Status.COMPLETE
+    assert answered.usage == times(MOST_ASKS + 1)
     view = world.next_view()
     assert view[-1] == {"role": "assistant", "content": text or STOPPED}
     assert len(view) == 1 + 2 * MOST_ASKS + 1
@@ -267,12 +267,12 @@ async def test_a_call_that_was_cut_off_is_not_answered(stream: bool, text: str) 
     line = f'{text} | >recall_context a {{"ref": "re' if text else '>recall_context a {"ref": "re'
     make = events_of if stream else body_of
     world = World(Answer(make(line, "length")))
-    outcome = await world.run(stream=stream)
+    answered = await world.run(stream=stream)
 
     reply = by_sdk(world.got) if stream else ChatCompletion.model_validate_json(world.got)
     assert reply.choices[0].message.content == (text or BROKE_OFF)
     assert (reply.choices[0].finish_reason, reply.choices[0].message.tool_calls) == ("length", None)
-    assert (world.calls, world.asked, outcome.hidden) == ([], [], None)
+    assert (world.calls, world.asked, answered.hidden) == ([], [], None)
     assert b"recall" not in world.got
 
 
@@ -290,9 +290,9 @@ async def test_a_reply_is_not_empty_where_a_model_says_nothing_after_our_answer(
 async def test_a_last_round_without_text_is_not_sent_as_an_empty_message(stream: bool) -> None:
     """What was said before it is the reply then, and the calls that led to nothing are not kept."""
     world = World(*(streams if stream else bodies)([">recall_context a", "Look: | >recall_context b", ""]))
-    outcome = await world.run(stream=stream)
+    answered = await world.run(stream=stream)
 
-    assert [message.text for message, _ in outcome.replies] == ["Look:"]
+    assert [message.text for message, _ in answered.replies] == ["Look:"]
     view = world.next_view()
     assert view[-1] == {"role": "assistant", "content": "Look:"}
     assert len(view) == 4
@@ -311,11 +311,11 @@ async def test_what_is_too_long_for_the_model_gives_way_to_a_text_that_says_so(s
     refusal = _too_long()
     first, last = (streams if stream else bodies)([">recall_context a", "Then not."])
     world = World(first, refusal, last)
-    outcome = await world.run(stream=stream)
+    answered = await world.run(stream=stream)
 
     assert [asked[-1]["content"] for asked in world.asked] == ["found for a", TOO_LONG]
     assert world.next_view()[2]["content"] == TOO_LONG
-    assert [done.error for done in outcome.answered] == [TOO_LONG]
+    assert [done.error for done in answered.own_calls] == [TOO_LONG]
     assert refusal.closed
     assert b"Then" in world.got
 
@@ -339,12 +339,12 @@ async def test_an_earlier_answer_gives_way_where_the_last_was_not_to_blame() -> 
 async def test_one_that_may_not_be_asked_again_is_stopped_too(stream: bool, hides_usage: bool) -> None:
     rounds = ["Well. | >recall_context a", ">recall_context b", ">recall_context c"]
     world = World(*(streams if stream else bodies)(rounds), _too_long())
-    outcome = await world.run(stream=stream, hides_usage=hides_usage)
+    answered = await world.run(stream=stream, hides_usage=hides_usage)
 
     reply = by_sdk(world.got) if stream else ChatCompletion.model_validate_json(world.got)
     content = "Well." + BLANK_LINE + STOPPED
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (content, "stop")
-    assert (outcome.status, outcome.usage) == (Status.COMPLETE, times(3))
+    assert (answered.status, answered.usage) == (Status.COMPLETE, times(3))
     if stream:
         assert world.got.endswith(DONE)
         usages = [chunk["usage"] for chunk in chunks_of(world.got) if chunk.get("usage")]
@@ -359,12 +359,12 @@ async def test_a_refusal_before_the_first_byte_is_upstream_s_own(stream: bool) -
     body = b'{ "error": {"message": "slow down"} }'
     answer = Answer(body, status=429)
     world = World((streams if stream else bodies)([">recall_context a"])[0], answer)
-    outcome = await world.run(stream=stream)
+    answered = await world.run(stream=stream)
 
     assert (world.status, world.got, world.ended) == (429, body, True)
     assert (b"x-status", b"429") in world.headers
-    assert (outcome.status, outcome.error, outcome.upstream_status) == (Status.FAILED, "slow down", 429)
-    assert (outcome.replies, outcome.hidden, outcome.usage) == ((), None, USAGE)
+    assert (answered.status, answered.error, answered.upstream_status) == (Status.FAILED, "slow down", 429)
+    assert (answered.replies, answered.hidden, answered.usage) == ((), None, USAGE)
     assert answer.closed
 
 
@@ -383,9 +383,9 @@ async def test_a_failure_before_the_first_byte_is_told_as_such(stream: bool) -> 
 async def test_a_body_without_a_reply_is_passed_on_as_it_is() -> None:
     for body in (b"<html>", b"[]", b'{"error": {"message": "no"}}', b'{"choices": []}'):
         world = World(*bodies([">recall_context a"]), Answer(body))
-        outcome = await world.run(stream=False)
-        assert (world.got, outcome.status) == (body, Status.FAILED)
-        assert outcome.usage == USAGE
+        answered = await world.run(stream=False)
+        assert (world.got, answered.status) == (body, Status.FAILED)
+        assert answered.usage == USAGE
 
 
 async def test_contents_in_parts_are_put_together_as_parts() -> None:
@@ -424,24 +424,24 @@ async def test_a_client_that_leaves_while_a_tool_is_answered(stream: bool) -> No
         group.start_soon(relay.run, world.settle)
         await until_true(lambda: world.calls)
         group.cancel_scope.cancel()
-    outcome = relay.outcome(left=True)
+    answered = relay.answered(left=True)
 
-    assert world.outcome is None
-    assert outcome.error == "the client left"
-    assert outcome.hidden is None
+    assert world.answered is None
+    assert answered.error == "the client left"
+    assert answered.hidden is None
     if stream:
-        assert [(message.text, partial) for message, partial in outcome.replies] == [("Look.", True)]
+        assert [(message.text, partial) for message, partial in answered.replies] == [("Look.", True)]
     else:
-        assert (outcome.status, outcome.replies) == (Status.CANCELLED, ())
-        assert relay.outcome().status is Status.FAILED
+        assert (answered.status, answered.replies) == (Status.CANCELLED, ())
+        assert relay.answered().status is Status.FAILED
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_reply_that_cannot_be_stored_is_not_acknowledged(stream: bool) -> None:
     world = World(*(streams if stream else bodies)([">recall_context a", "Blue."]))
 
-    async def settle(outcome: Outcome) -> None:
-        raise StoreUnavailable(str(outcome.status))
+    async def settle(answered: Answered) -> None:
+        raise StoreUnavailable(str(answered.status))
 
     with pytest.raises(StoreUnavailable, match="complete"):
         await world.open(stream=stream).run(settle)

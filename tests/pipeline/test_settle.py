@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,20 +14,23 @@ from msgspec.structs import replace
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.errors import UpstreamTimeout
 from proxy.models import Catalogue
-from proxy.pipeline.asking import RequestContext
-from proxy.pipeline.past import History, HistoryLoader
-from proxy.pipeline.receipt import PlanReport
-from proxy.pipeline.relay import Outcome
-from proxy.pipeline.turn import Call, ExchangeContext, opening_of, settlement_of
+from proxy.pipeline import Answered, Call, HistoryLoader
+from proxy.pipeline.context import RequestContext
+from proxy.pipeline.history import History
+from proxy.pipeline.prepare import Prepared
+from proxy.pipeline.receipt import report_of
+from proxy.pipeline.settle import Exchange, opening_of, settlement_of
 from proxy.store import Kept, Status, Store
 from proxy.tokens import TokenCounter
-from proxy.trimming import Plan, PlanningContext, Policy, plan
+from proxy.trimming import PlanningContext, Policy, plan
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio
 
 COUNTER = TokenCounter("estimate")
-ASKING = RequestContext(tenant="t", idempotency="k", agent="boss")
+CONTEXT = RequestContext(
+    tenant="t", policy_name="lean", policy=Policy(), session="s", idempotency="k", agent="boss"
+)
 SYSTEM = {"role": "system", "content": "S"}
 SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
 
@@ -36,34 +40,28 @@ def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
 
 
 FACTS = Catalogue().facts("m", None)
-KNOWN = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
+PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
+SERVICES: Any = SimpleNamespace()
 
 
-def planned(past: History, **policy: Any) -> Plan:
-    return plan(
-        past.entries, Policy.model_validate(policy), "lean", KNOWN, None, composed=past.arrival.composed
-    )
-
-
-def turn_of(request: ChatRequest, past: History, **policy: Any) -> ExchangeContext:
-    ticket = PlanReport(
-        session="s",
-        exchange="exc_1",
-        plan=planned(past, **policy),
-        instructions=len(past.instructions),
-        messages=len(past.entries),
-    )
-    call = Call(tenant="t", headers=[], query=b"", body=request.raw)
-    return ExchangeContext(
-        call=call,
+def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepared:
+    """Return a request that was planned with this policy."""
+    chosen = Policy.model_validate(policy)
+    made = plan(history.entries, chosen, "lean", PLANNING, None, composed=history.arrival.composed)
+    return Prepared(
+        received=time.monotonic(),
+        call=Call(tenant="t", headers=[], query=b"", body=request.raw),
         request=request,
-        past=past,
-        ticket=ticket,
-        asking=ASKING,
-        known=KNOWN,
+        context=replace(CONTEXT, policy=chosen),
+        history=history,
+        planning=PLANNING,
         facts=FACTS,
-        started=time.monotonic(),
-        stored=True,
+        report=report_of(
+            made, PLANNING, session="s", exchange="exc_1", instructions=len(history.instructions)
+        ),
+        own_tools=(),
+        tools=request.tools,
+        finishing=None,
     )
 
 
@@ -74,17 +72,16 @@ async def talk(tmp_path: Path) -> Any:
     await store.close()
 
 
-async def first(talk: Talk, request: ChatRequest, **policy: Any) -> ExchangeContext:
-    memory = HistoryLoader(talk.store, COUNTER, "auto")
-    past = await memory.past_of(request, await memory.incoming(request, ASKING), "s", ASKING)
-    return turn_of(request, past, **policy)
+async def first(talk: Talk, request: ChatRequest, **policy: Any) -> Exchange:
+    history = await HistoryLoader(talk.store, COUNTER, "auto").load(request, CONTEXT)
+    return Exchange(prepared_of(request, history, **policy), SERVICES)
 
 
-async def test_an_opening_tells_what_came(talk: Talk) -> None:
+async def test_an_opening_holds_the_request(talk: Talk) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     request = request_of([SYSTEM, *SAID], temperature=0.50, tools=tools, stream=True, x={"b": 1, "a": [None]})
-    turn = await first(talk, request)
-    told = opening_of(turn, 7, COUNTER)
+    exchange = await first(talk, request)
+    told = opening_of(exchange.prepared, 7, COUNTER)
     assert (told.tenant, told.session, told.exchange, told.created_at) == ("t", "s", "exc_1", 7)
     assert (told.kind, told.base, told.model, told.agent, told.policy) == ("first", "", "m", "boss", "lean")
     assert [body.message.data for body in told.messages] == SAID  # our own fields are kept
@@ -95,20 +92,20 @@ async def test_an_opening_tells_what_came(talk: Talk) -> None:
     assert told.tools is not None
     assert orjson.loads(told.tools) == tools
     assert told.stream is True
-    assert told.digest == turn.past.digest
+    assert told.digest == exchange.prepared.history.digest
 
 
 async def test_an_opening_without_instructions_and_tools(talk: Talk) -> None:
-    told = opening_of(await first(talk, request_of(SAID)), 7, COUNTER)
+    told = opening_of((await first(talk, request_of(SAID))).prepared, 7, COUNTER)
     assert (told.instructions, told.instructions_tokens, told.tools, told.forms) == (None, 0, None, ())
 
 
-async def test_a_settlement_tells_what_came_of_it(talk: Talk) -> None:
-    turn = await first(talk, request_of(SAID))
-    turn.mark("planned")
+async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    exchange.mark("planned")
     replies = ((message("assistant", "one"), False), (message("assistant", "tw"), True))
     usage = {"prompt_tokens": 3}
-    outcome = Outcome(
+    answered = Answered(
         status=Status.PARTIAL,
         replies=replies,
         finish_reasons=("stop", None),
@@ -117,9 +114,9 @@ async def test_a_settlement_tells_what_came_of_it(talk: Talk) -> None:
         error="it broke",
         upstream_status=200,
     )
-    told = settlement_of(turn, outcome, 9, COUNTER)
+    told = settlement_of(exchange, answered, 9, COUNTER)
     assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
-    assert told.messages == opening_of(turn, 7, COUNTER).messages
+    assert told.messages == opening_of(exchange.prepared, 7, COUNTER).messages
     assert len(told.arrivals) == len(told.messages)
     assert [(reply.body.message.text, reply.partial) for reply in told.replies] == [
         ("one", False),
@@ -138,15 +135,15 @@ async def test_a_settlement_tells_what_came_of_it(talk: Talk) -> None:
     assert orjson.loads(orjson.dumps(told.receipt)) == told.receipt
 
 
-async def test_a_failure_settles_without_replies(talk: Talk) -> None:
-    turn = await first(talk, request_of(SAID))
+async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
     told = settlement_of(
-        turn, Outcome(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER
+        exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER
     )
     assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
 
 
-async def test_what_arrival_decided_is_told_of_new_messages_only(talk: Talk) -> None:
+async def test_arrival_changes_are_stored_of_new_messages_only(talk: Talk) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     long = "\n".join(f"line {number} with some words in it" for number in range(99))
     block: list[dict[str, Any]] = [
@@ -156,8 +153,8 @@ async def test_what_arrival_decided_is_told_of_new_messages_only(talk: Talk) -> 
     await talk.say("hello", "hi")
     past = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     request = request_of([*past, {"role": "user", "content": "go"}, *block])
-    turn = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
-    told = settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER)
+    exchange = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
     assert [body.message.role for body in told.messages] == ["user", "assistant", "tool"]
     assert [[change.edit for change in changes] for changes in told.arrivals] == [
         [],
@@ -168,7 +165,7 @@ async def test_what_arrival_decided_is_told_of_new_messages_only(talk: Talk) -> 
 
 
 @pytest.mark.parametrize("moves", [True, False])
-async def test_only_a_cut_that_moved_is_told(talk: Talk, moves: bool) -> None:
+async def test_a_cut_is_stored_only_where_it_moved(talk: Talk, moves: bool) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     rounds: list[dict[str, Any]] = [
         {"role": "user", "content": "go"},
@@ -177,19 +174,19 @@ async def test_only_a_cut_that_moved_is_told(talk: Talk, moves: bool) -> None:
     ]
     trigger = {"every_request": True} if moves else {"tool_calls": 9}
     policy = {"trigger": trigger, "edits": [{"type": "keep_tool_calls", "last": 0}]}
-    turn = await first(talk, request_of([*rounds, *SAID]), **policy)
-    told = settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER)
+    exchange = await first(talk, request_of([*rounds, *SAID]), **policy)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
     assert (told.cut is not None) == moves
     assert (told.tokens_sent < told.tokens_before) == moves
 
 
-async def test_what_it_cost_is_told(talk: Talk) -> None:
-    turn = await first(talk, request_of(SAID))
-    assert settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
-    assert settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
+async def test_the_receipt_holds_the_cost(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
 
 
-async def test_what_a_cut_kept_is_told_by_node_and_by_place(talk: Talk) -> None:
+async def test_what_a_cut_kept_is_stored_by_node_and_by_place(talk: Talk) -> None:
     await talk.say("one", "1")
     await talk.say("two", "2")
     past = [
@@ -202,19 +199,20 @@ async def test_what_a_cut_kept_is_told_by_node_and_by_place(talk: Talk) -> None:
         "keep": {"rounds": 1, "spans": 1, "first_user": True},
         "edits": [{"type": "drop_oldest"}],
     }
-    turn = await first(talk, request_of([*past, *SAID]), **policy)
-    told = settlement_of(turn, Outcome(status=Status.COMPLETE), 9, COUNTER)
+    exchange = await first(talk, request_of([*past, *SAID]), **policy)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
     assert told.cut is not None
     assert told.kept is not None
     assert [(gap.start, gap.stop) for gap in told.cut.gaps] == [(1, 4)]
-    assert told.kept == Kept(nodes=turn.past.nodes[:1], messages=(0,))
+    assert told.kept == Kept(nodes=exchange.prepared.history.nodes[:1], messages=(0,))
     # Of a window nobody knows what its branch had before it.
-    window = replace(turn, past=replace(turn.past, start=2))
-    assert settlement_of(window, Outcome(status=Status.COMPLETE), 9, COUNTER).kept is None
+    history = replace(exchange.prepared.history, start=2)
+    window = Exchange(replace(exchange.prepared, history=history), SERVICES)
+    assert settlement_of(window, Answered(status=Status.COMPLETE), 9, COUNTER).kept is None
 
 
-async def test_events_are_marked_in_milliseconds(talk: Talk) -> None:
-    turn = await first(talk, request_of(SAID))
-    turn.started = time.monotonic() - 2
-    turn.mark("late")
-    assert turn.timings["late"] >= 2000
+async def test_events_are_timed_in_milliseconds(talk: Talk) -> None:
+    made = (await first(talk, request_of(SAID))).prepared
+    exchange = Exchange(replace(made, received=time.monotonic() - 2), SERVICES)
+    exchange.mark("late")
+    assert exchange.timings["late"] >= 2000

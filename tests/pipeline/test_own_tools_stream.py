@@ -1,6 +1,6 @@
 """Streams with calls of the proxy's own tools: how they break, how they end, who waits and who leaves.
 
-What a client has of whole replies is in test_virtual.py.
+What a client has of whole replies is in test_own_tools.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pytest
 
 from proxy.dialects.chat.own_calls import STOPPED
 from proxy.errors import PalimpsestError, UpstreamUnreachable
+from proxy.pipeline.own_tools_stream import COMMENT
 from proxy.pipeline.rounds import MOST_ASKS
-from proxy.pipeline.virtual_stream import COMMENT
 from proxy.store import Status
 from tests.support.replies import DONE, events_of
 from tests.support.virtual import USER, Answer, World, by_sdk, chunks_of, streams, times, until_true
@@ -33,13 +33,13 @@ async def test_a_failure_in_a_stream_that_began_is_its_last_event(
     answer: Answer | PalimpsestError, said: str
 ) -> None:
     world = World(*streams(["Let me look. | >recall_context a"]), answer)
-    outcome = await world.run()
+    answered = await world.run()
 
     assert (world.status, world.ended) == (200, True)
     assert b"[DONE]" not in world.got
     assert said in chunks_of(world.got)[-1]["error"]["message"]
-    assert (outcome.status, outcome.error) == (Status.PARTIAL, said)
-    assert [(message.text, partial) for message, partial in outcome.replies] == [("Let me look.", True)]
+    assert (answered.status, answered.error) == (Status.PARTIAL, said)
+    assert [(message.text, partial) for message, partial in answered.replies] == [("Let me look.", True)]
     assert world.next_view() == [USER, {"role": "assistant", "content": "Let me look."}]
 
 
@@ -49,11 +49,11 @@ async def test_a_later_round_that_breaks_keeps_what_was_said(rounds: list[str]) 
     second = events_of(f"{rounds[1]} | >recall_context b" if rounds[1] else ">recall_context b", number=1)
     second = second[: second.rindex(b'"finish_reason":"tool_calls"') - 100]
     world = World(Answer(first), Answer(second, fault=UpstreamUnreachable("it broke")))
-    outcome = await world.run()
+    answered = await world.run()
 
     assert "error" in chunks_of(world.got)[-1]
-    assert (outcome.status, outcome.error) == (Status.PARTIAL, "it broke")
-    assert [(message.text, partial) for message, partial in outcome.replies] == [
+    assert (answered.status, answered.error) == (Status.PARTIAL, "it broke")
+    assert [(message.text, partial) for message, partial in answered.replies] == [
         ("\n\n".join(filter(None, rounds)), True)
     ]
     view = world.next_view()
@@ -68,10 +68,10 @@ async def test_an_error_of_upstream_s_own_is_relayed_and_ends_it() -> None:
     round_ = events_of(">recall_context a").removesuffix(DONE)
     for sent in (round_ + error, round_ + error + DONE):
         world = World(Answer(sent))
-        outcome = await world.run()
+        answered = await world.run()
         assert error in world.got
         assert world.got.count(b"error") == 1
-        assert (outcome.status, outcome.error, world.calls) == (Status.FAILED, "overloaded", [])
+        assert (answered.status, answered.error, world.calls) == (Status.FAILED, "overloaded", [])
 
 
 # ----------------------------------------------------------------------------- odd ends of streams
@@ -100,8 +100,8 @@ async def test_a_stream_that_does_not_say_why_it_ends() -> None:
 
     broken = _without_finish(">recall_context a").removesuffix(DONE)
     world = World(Answer(broken))
-    outcome = await world.run()
-    assert (outcome.status, world.calls) == (Status.FAILED, [])
+    answered = await world.run()
+    assert (answered.status, world.calls) == (Status.FAILED, [])
     assert "error" in chunks_of(world.got)[-1]
 
 
@@ -112,22 +112,22 @@ async def test_a_round_that_closes_without_done_is_whole_all_the_same(end: bytes
         for place, line in enumerate([">recall_context a", "Blue. | >recall_context b | >weather c"])
     )
     world = World(Answer(first), Answer(last, fault=UpstreamUnreachable("it broke")))
-    outcome = await world.run()
+    answered = await world.run()
 
-    assert outcome.status is Status.COMPLETE
+    assert answered.status is Status.COMPLETE
     assert world.got.count(b"[DONE]") == end.count(b"[DONE]")
     assert by_sdk(world.got + b"\n\n").choices[0].message.content == "Blue."
-    assert outcome.hidden is not None
-    assert len(outcome.hidden.before) == 2
+    assert answered.hidden is not None
+    assert len(answered.hidden.before) == 2
     world.next_view()
 
 
 async def test_a_stream_without_a_reply_is_a_failure() -> None:
     for sent, why in ((DONE, "holds no reply"), (b"", "closed the stream")):
         world = World(Answer(sent))
-        outcome = await world.run()
-        assert outcome.status is Status.FAILED
-        assert why in (outcome.error or "")
+        answered = await world.run()
+        assert answered.status is Status.FAILED
+        assert why in (answered.error or "")
         assert (world.got == DONE) is (sent == DONE)
 
 
@@ -135,9 +135,9 @@ async def test_a_stream_in_a_strange_encoding_goes_through() -> None:
     answer = Answer(b"\x1f\x8b...")
     answer.readable = False
     world = World(answer)
-    outcome = await world.run()
-    assert (world.got, outcome.status) == (b"\x1f\x8b...", Status.FAILED)
-    assert world.relay.outcome(left=True).error == "the client left"
+    answered = await world.run()
+    assert (world.got, answered.status) == (b"\x1f\x8b...", Status.FAILED)
+    assert world.relay.answered(left=True).error == "the client left"
 
 
 # ---------------------------------------------------------------------------- who waits, and who leaves
@@ -145,9 +145,9 @@ async def test_a_stream_in_a_strange_encoding_goes_through() -> None:
 
 async def test_the_usage_that_nobody_asked_for_is_kept_back_and_counted() -> None:
     world = World(*streams([">recall_context a", "Blue."]))
-    outcome = await world.run(hides_usage=True)
+    answered = await world.run(hides_usage=True)
     assert all(chunk["choices"] for chunk in chunks_of(world.got))
-    assert outcome.usage == times(2)
+    assert answered.usage == times(2)
 
 
 async def test_text_flows_while_a_call_of_ours_is_on_its_way() -> None:
@@ -195,10 +195,10 @@ async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(t
         answer.tells = tells
         answer.at_end = lambda: waited.append(world.got)
     world = World(*rounds)
-    outcome = await world.run()
+    answered = await world.run()
     # Nobody waits for an end that is known; else the client has all of it by then, of the last round.
     assert waited == ([] if tells else [b"", world.got])
-    assert outcome.status is Status.COMPLETE
+    assert answered.status is Status.COMPLETE
     assert world.got.endswith(DONE)
     assert world.got.count(DONE) == 1
     assert DONE not in world.seen_at_settling
@@ -239,11 +239,11 @@ async def test_a_client_that_leaves_during_a_mixed_block_has_its_own_calls() -> 
         group.start_soon(relay.run, world.settle)
         await until_true(lambda: len(world.calls) == 2)
         group.cancel_scope.cancel()
-    outcome = world.outcome = relay.outcome(left=True)
+    answered = world.answered = relay.answered(left=True)
 
-    assert (outcome.status, outcome.error) == (Status.COMPLETE, None)
-    assert outcome.hidden is not None
-    assert (len(outcome.hidden.before), outcome.hidden.after) == (2, ())
+    assert (answered.status, answered.error) == (Status.COMPLETE, None)
+    assert answered.hidden is not None
+    assert (len(answered.hidden.before), answered.hidden.after) == (2, ())
     assert [call["id"] for message in world.next_view() for call in message.get("tool_calls", ())] == [
         "a",
         "c",
