@@ -46,8 +46,8 @@ and triggers see to it); a unit of work is one transaction; whoever writes to a 
 
 from __future__ import annotations
 
-from proxy.store.address import SqliteFile, address_of
 from proxy.store.branches import Branches
+from proxy.store.database import SqliteFile, address_of
 from proxy.store.encoding import decode_cut, encode_cut
 from proxy.store.lineage import Lineage
 from proxy.store.migrate import downgrade, upgrade

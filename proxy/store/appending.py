@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, ResultsPlace, place_of_results
 from proxy.errors import Conflict
-from proxy.store.connection import Connection
 from proxy.store.cuts import cut_places, newest_cut, standing_at
+from proxy.store.database import Connection
 from proxy.store.recollection import DELETED, HistoryQuery, HistorySnapshot, allow
 from proxy.store.records import NodeRow, SessionRow, StandingCut
 from proxy.store.texts import instructions_of

@@ -18,8 +18,7 @@ from sqlalchemy import ColumnElement, Table, select, tuple_
 
 from proxy.dialects import JsonObject
 from proxy.errors import NotFound
-from proxy.store.connection import Connection, Row
-from proxy.store.database import Database
+from proxy.store.database import Connection, Database, Row
 from proxy.store.records import SummaryStatus
 from proxy.store.schema import (
     BODIES,

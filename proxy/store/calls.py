@@ -10,7 +10,7 @@ from typing import Final
 import orjson
 
 from proxy.dialects import Message
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.plain import sanitize
 from proxy.store.tree import path_to
 

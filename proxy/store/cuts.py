@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import bindparam, select, tuple_
 
-from proxy.store.connection import Connection, Row
+from proxy.store.database import Connection, Row
 from proxy.store.decoded import DecodedCuts
 from proxy.store.encoding import decode_cut, encode_cut
 from proxy.store.lineage import lineage_of

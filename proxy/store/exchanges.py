@@ -9,8 +9,8 @@ from typing import Final
 import orjson
 from sqlalchemy import bindparam, literal_column, select, tuple_, update
 
-from proxy.store.connection import Connection, Row
 from proxy.store.cursor import Cursor
+from proxy.store.database import Connection, Row
 from proxy.store.records import ExchangeRow, Status
 from proxy.store.schema import EXCHANGES, SESSIONS
 

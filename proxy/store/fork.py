@@ -28,8 +28,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from proxy.conversation import ROOT
 from proxy.errors import Conflict, NotFound
 from proxy.store.calls import calls_at, encode_calls
-from proxy.store.connection import Connection
-from proxy.store.database import Database
+from proxy.store.database import Connection, Database
 from proxy.store.plain import is_plain, require_plain
 from proxy.store.records import FORKED, Mark, SessionRow, SummaryStatus, session_key
 from proxy.store.schema import (

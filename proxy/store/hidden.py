@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, select
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store.amounts import Amount, Time
-from proxy.store.connection import Connection, Row
+from proxy.store.database import Connection, Row
 from proxy.store.schema import HIDDEN, NODES, insert_new
 from proxy.store.texts import is_message
 from proxy.store.tree import in_parts

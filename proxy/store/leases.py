@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import bindparam, delete, or_
 from sqlalchemy.sql.dml import ReturningInsert
 
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.schema import LEASES, insert_into
 from proxy.store.sessions import locked_session
 

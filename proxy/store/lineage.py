@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.records import Mark
 from proxy.store.tree import depths_of, marks_to
 

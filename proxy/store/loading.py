@@ -6,8 +6,8 @@ from sqlalchemy import update
 
 from proxy.errors import Conflict
 from proxy.store.calls import calls_at, encode_calls
-from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
+from proxy.store.database import Connection
 from proxy.store.hidden import add_hidden
 from proxy.store.plain import require_plain
 from proxy.store.reading import Archive

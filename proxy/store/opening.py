@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from proxy.conversation import body_of
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.plain import require_plain
 from proxy.store.records import Body, Opening, Status, session_key
 from proxy.store.schema import EXCHANGES, FORMS, insert_new

@@ -19,8 +19,8 @@ from proxy.conversation import Arrival, Incoming, Kind, Last, Log, Manner, Mode,
 from proxy.errors import Conflict
 from proxy.store.appending import of_append
 from proxy.store.branches import Branches
-from proxy.store.connection import Connection, Row
 from proxy.store.cuts import newest_cut
+from proxy.store.database import Connection, Row
 from proxy.store.hidden import hidden_at
 from proxy.store.recollection import DELETED, HistoryQuery, HistorySnapshot, allow
 from proxy.store.records import (

@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy import select
 
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.schema import SECRETS, insert_new
 
 _BYTES: Final = 32

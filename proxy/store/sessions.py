@@ -10,8 +10,8 @@ from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT
 from proxy.store.calls import decode_calls
-from proxy.store.connection import Connection, Row
 from proxy.store.cursor import Cursor
+from proxy.store.database import Connection, Row
 from proxy.store.records import SessionRow
 from proxy.store.schema import OF_A_SESSION, SESSIONS, insert_into
 

@@ -25,8 +25,8 @@ from sqlalchemy import bindparam, update
 
 from proxy.conversation import ROOT, content_hash
 from proxy.store.calls import calls_at, calls_of, encode_calls
-from proxy.store.connection import Connection
 from proxy.store.cuts import keep_cut
+from proxy.store.database import Connection
 from proxy.store.hidden import add_hidden, hidden_at, keep_hidden
 from proxy.store.records import (
     Body,

@@ -20,7 +20,7 @@ import orjson
 from sqlalchemy import bindparam, or_, select
 
 from proxy.conversation import ROOT, content_hash, node_id, place_of_results
-from proxy.store.connection import Connection, Row
+from proxy.store.database import Connection, Row
 from proxy.store.records import NodeRow, SessionRow, Settlement, Status
 from proxy.store.schema import EXCHANGES
 from proxy.store.standing import State

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import and_, bindparam, select
 
 from proxy.conversation import node_id
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.records import SessionRow, Settlement, session_key
 from proxy.store.schema import EXCHANGES, NODES, SESSIONS
 from proxy.store.sessions import locked_session, session_in

@@ -15,7 +15,7 @@ import orjson
 from sqlalchemy import ColumnElement, Select, bindparam, select, tuple_, update
 
 from proxy.store.amounts import Amount, Time
-from proxy.store.connection import Connection, Row
+from proxy.store.database import Connection, Row
 from proxy.store.encoding import encode_data
 from proxy.store.plain import require_plain, sanitize
 from proxy.store.records import SummaryRow, SummaryStatus

@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, select
 from proxy.conversation import array_of, body_id, body_of
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.records import Body, InstructionsRow
 from proxy.store.schema import BODIES, INSTRUCTIONS, SESSIONS, insert_new
 

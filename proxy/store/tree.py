@@ -23,7 +23,7 @@ from sqlalchemy import (
 from proxy.conversation import ROOT, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store.connection import Connection, Row
+from proxy.store.database import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes
 from proxy.store.plain import sanitize
 from proxy.store.records import Body, Branch, Mark, NodeRow, Source
@@ -113,7 +113,7 @@ class Place(Struct, frozen=True, kw_only=True):
     round: int
     tokens_total: int
     recorded: str | None = None
-    """The tenant, where every assistant message up to here came from upstream (`NewNode.vouched` ones too)."""
+    """The tenant, where every assistant message up to here came from upstream (or is vouched for)."""
 
 
 class NewNode(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from proxy.conversation import ROOT, Kind, Manner
 from proxy.dialects import Message
 from proxy.store import store as module
 from proxy.store.branches import Branches
-from proxy.store.connection import Connection, Parameters, Rows
+from proxy.store.database import Connection, Parameters, Rows
 from proxy.store.recall import recall
 from proxy.store.recollection import HistoryQuery, HistorySnapshot, TooLong
 from proxy.store.records import Body, Kept, Status
