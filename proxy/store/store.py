@@ -14,25 +14,19 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import StoreUnavailable
-from proxy.store import cuts, exchanges, leases, sessions, summaries, texts, tree
-from proxy.store.archive import export_session
-from proxy.store.branches import Branches
-from proxy.store.cursor import Cursor
+from proxy.store import cuts, exchanges, sessions, summaries, tree
+from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
-from proxy.store.fork import fork_session
-from proxy.store.hidden import hidden_at
-from proxy.store.lineage import Lineage, lineage_of
-from proxy.store.loading import load
+from proxy.store.exchanges import begin, settle
+from proxy.store.history import Branches, recall
 from proxy.store.migrate import current, expected, upgrade
-from proxy.store.opening import begin
-from proxy.store.plain import is_plain
 from proxy.store.postgres import PostgresDatabase
-from proxy.store.reading import read_records
-from proxy.store.recall import recall
-from proxy.store.recollection import HistoryQuery, HistorySnapshot, TooLong
 from proxy.store.records import (
     Branch,
+    Cursor,
     ExchangeRow,
+    HistoryQuery,
+    HistorySnapshot,
     InstructionsRow,
     NodeRow,
     Opening,
@@ -41,11 +35,13 @@ from proxy.store.records import (
     Settlement,
     StandingCut,
     SummaryRow,
+    TooLong,
+    is_plain,
     session_key,
 )
-from proxy.store.secret import make_secret, secret_of
-from proxy.store.settling import settle
+from proxy.store.sessions import make_secret, secret_of
 from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.store.tree import Lineage, hidden_at, lineage_of
 from proxy.trimming import Cut, Hidden, Summary
 
 _FEW: Final = 64
@@ -219,7 +215,7 @@ class Store:
         """Return a version of the instructions; where `version` is None, the newest that was answered."""
         if version is not None and not is_plain(version):
             return None
-        return await self._database.read(partial(texts.instructions_of, key=key, version=version))
+        return await self._database.read(partial(tree.instructions_of, key=key, version=version))
 
     async def cut(
         self, key: str, nodes: Collection[str], policy: str, agent: str | None
@@ -289,12 +285,12 @@ class Store:
         (then it is prolonged). It expires at `until`. False where there is no such session.
         """
         return await self._database.write(
-            partial(leases.take_lease, key=key, name=name, holder=holder, at=at, until=until)
+            partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until)
         )
 
     async def release(self, key: str, name: str, holder: str) -> None:
         """Give a lease back; nothing happens where somebody else has it."""
-        await self._database.write(partial(leases.release_lease, key=key, name=name, holder=holder))
+        await self._database.write(partial(summaries.release_lease, key=key, name=name, holder=holder))
 
     # ------------------------------------------------------------------------------------- texts
 
@@ -303,13 +299,13 @@ class Store:
 
         None where there is none, or more than one.
         """
-        return await self._database.read(partial(texts.message_of, key=key, prefix=prefix))
+        return await self._database.read(partial(tree.message_of, key=key, prefix=prefix))
 
     async def tools(self, key: str, body: str) -> bytes | None:
         """Return the JSON text of the tools with this name (`ExchangeRow.tools`)."""
         if not is_plain(body):
             return None
-        return await self._database.read(partial(texts.tools_of, key=key, body=body))
+        return await self._database.read(partial(tree.tools_of, key=key, body=body))
 
     # --------------------------------------------------------------------------------- exchanges
 

@@ -11,9 +11,9 @@ from sqlalchemy import delete
 
 from proxy.conversation import ROOT, body_id
 from proxy.errors import Conflict, InvalidRequest, NotFound
-from proxy.store import fork as module
+from proxy.store import archive as module
+from proxy.store.archive import fork_session
 from proxy.store.database import Result, Unit
-from proxy.store.fork import fork_session
 from proxy.store.records import FORKED, Kept, SessionRow
 from proxy.store.schema import BODIES
 from proxy.store.store import Store

@@ -73,7 +73,7 @@ async def test_only_its_owner_can_read_the_file(path: Path) -> None:
 
 async def test_commits_survive_a_power_loss_and_deletes_overwrite_the_file(path: Path) -> None:
     database = SqliteDatabase(path)
-    runs = (database.write, database.read, partial(database.read, short=True))
+    runs: tuple[Any, ...] = (database.write, database.read, partial(database.read, short=True))
     for run, patience in zip(runs, (15_000, 15_000, 0), strict=True):  # an event loop waits for no lock
         assert await run(partial(setting, name="journal_mode")) == "wal"
         assert await run(partial(setting, name="synchronous")) == 2

@@ -213,8 +213,8 @@ def ties_of(message: Message) -> Ties:
 def spans(messages: Sequence[Message]) -> tuple[Span, ...]:
     """Return the spans of `messages`, in order; together they cover every position once.
 
-    Ids pair a block with the results right after it and nothing else, since real sessions use an id again in
-    later blocks. All the results directly after a block are its span, those that answer none of its calls too.
+    Ids pair a block with the results right after it and nothing else: real sessions use an id again in
+    later blocks. All results directly after a block are in its span, those that answer none of its calls too.
     """
     found: list[Span] = []
     ties = [ties_of(message) for message in messages]
