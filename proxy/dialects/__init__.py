@@ -24,6 +24,7 @@ from proxy.dialects.base import (
     Repaired,
     Span,
     SpokenRole,
+    dialect_named,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "Repaired",
     "Span",
     "SpokenRole",
+    "dialect_named",
 ]

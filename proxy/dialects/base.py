@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 import msgspec
@@ -343,3 +345,13 @@ class Dialect(ABC):
     @abstractmethod
     def repair(self, messages: Sequence[Message]) -> Repaired:
         """Return the messages as a provider takes them; what keeps the rules stays the very same object."""
+
+
+@cache
+def dialect_named(name: str) -> Dialect:
+    """Return the dialect with this name; it is in the folder of that name.
+
+    The folder is imported here, at run time, so that a room that reads stored messages depends on no dialect.
+    """
+    dialect: Dialect = import_module(f"proxy.dialects.{name}").DIALECT
+    return dialect

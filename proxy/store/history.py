@@ -1,40 +1,123 @@
-"""All that is known of a conversation when a request comes in, read in one unit.
+"""What is known of a conversation when a request comes in: one read per request.
 
-So a request waits for one reading. Where it belongs `history.reconcile` decides; what is read then is what
-its kind needs: the texts for an append, which has none itself, and for a client that resends only what was
-noted about its messages. Nodes never change: what other requests write meanwhile, where a database lets a
-unit see it, changes nothing here, unless the session is deleted.
+Where the request belongs `conversation.reconcile` decides. What is read then is what its kind needs: the
+texts for an append, which has none itself; for a client that resends its history only what was noted about
+its messages. Nodes never change: what other requests write meanwhile changes nothing here, unless the
+session is deleted.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
-from proxy.conversation import Arrival, Incoming, Kind, Last, Log, Manner, Mode, content_key, reconcile
+from proxy.conversation import (
+    ROOT,
+    Arrival,
+    Incoming,
+    Kind,
+    Last,
+    Log,
+    Manner,
+    Mode,
+    ResultsPlace,
+    content_key,
+    place_of_results,
+    reconcile,
+)
 from proxy.errors import Conflict
-from proxy.store.appending import of_append
-from proxy.store.branches import Branches
-from proxy.store.connection import Connection, Row
-from proxy.store.cuts import newest_cut
-from proxy.store.hidden import hidden_at
-from proxy.store.recollection import DELETED, HistoryQuery, HistorySnapshot, allow
+from proxy.store.cuts import cut_places, newest_cut, standing_at
+from proxy.store.database import Connection, Row
 from proxy.store.records import (
+    DELETED,
     FORKED,
+    HistoryQuery,
+    HistorySnapshot,
     Mark,
+    NodeRow,
     SessionRow,
     StandingCut,
     Status,
+    allow,
     session_key,
 )
 from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS
 from proxy.store.sessions import session_in, session_of
 from proxy.store.summaries import prepared_on
-from proxy.store.tree import depths_of, marks_to, parents_of
+from proxy.store.tree import (
+    depths_of,
+    hidden_at,
+    instructions_of,
+    marks_to,
+    own_of,
+    parents_of,
+    path_to,
+    rows_of,
+)
+
+# ------------------------------------------------------------------------------- branches that clients resend
+
+MARKS: Final = 200_000
+"""How many messages are remembered in one process at most: some 60 MB."""
+
+_Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
+"""When the session was made, and what was noted about a branch of it, from its root on."""
+_NONE: Final[_Branch] = (0, ())
+
+
+class Branches:
+    """The branch of each session that was resent last; those not used for the longest go first.
+
+    Several threads may use it.
+    """
+
+    def __init__(self, most: int = MARKS) -> None:
+        """Remember `most` messages at most, of all sessions together."""
+        self._most: Final = most
+        self._branches: OrderedDict[str, _Branch] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def beginning(self, session: str, created_at: int, names: Sequence[str]) -> tuple[Mark, ...]:
+        """Return what is known of the nodes `names`, a branch from its root on, as far as it is known."""
+        made_at, known = self._branches.get(session, _NONE)
+        return known[: _common(known, names)] if made_at == created_at else ()
+
+    def guess(self, session: str, names: Sequence[str]) -> tuple[int, int]:
+        """Return how many of the nodes `names` a session of this name had, and when that was made."""
+        made_at, known = self._branches.get(session, _NONE)
+        return _common(known, names), made_at
+
+    def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
+        """Remember a branch from its root on, in the place of the session's last one."""
+        if len(marks) > self._most:
+            return
+        with self._lock:
+            self._held += len(marks) - len(self._branches.pop(session, _NONE)[1])
+            self._branches[session] = (created_at, marks)
+            while self._held > self._most:
+                self._held -= len(self._branches.popitem(last=False)[1][1])
+
+
+def _common(known: Sequence[Mark], names: Sequence[str]) -> int:
+    """Return how many nodes both begin with: where names agree, so do all before them."""
+    low, high = 0, min(len(known), len(names))
+    if high and known[high - 1].node == names[high - 1]:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if known[middle].node == names[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
 
 _PLACES: Final = 16
 """Places at which a history without its beginning is looked for: "ok" may stand at a thousand."""
@@ -313,3 +396,117 @@ class _Nothing:
     def parents(self, content: bytes, depth: int) -> Sequence[str]:  # noqa: ARG002 - the same
         """Return nothing."""
         return ()
+
+
+# -------------------------------------------------------------------------------- what an append goes on from
+
+_CUTS: Final = 3
+"""Newest cuts that are tried before a branch is read whole: others may have been made on other branches."""
+
+
+def of_append(
+    connection: Connection, session: SessionRow, question: HistoryQuery, arrival: Arrival, most: int | None
+) -> HistorySnapshot:
+    """Read what an append goes on from."""
+    key, depth = session.key, session.messages
+    if not arrival.at_head:
+        depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
+    rows, cut = _rows_and_cut(connection, key, question, arrival.base, depth, most)
+    moved: Sequence[NodeRow] = ()
+    place = _place_of(rows, question) if arrival.at_head else None
+    if place is not None:
+        if place.stop < len(rows) and cut is not None and rows[place.block].depth <= cut.cut.position:
+            # What the cut dropped was said since, too.
+            allow(depth, most)
+            rows = _whole(connection, key, arrival.base)
+            place = _place_of(rows, question) or place
+        arrival, base, depth, moved = _at_their_calls(arrival, rows, place, len(question.messages))
+        if base != session.head:
+            rows, cut = _rows_and_cut(connection, key, question, base, depth, most)
+            rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
+            depth += len(moved)
+    found = None if question.instructed else instructions_of(connection, key, None)
+    return HistorySnapshot(
+        arrival=arrival,
+        depth=depth,  # not that of the last row: the cut may have dropped the very base
+        rows=rows,
+        carried=tuple([row.node for row in moved]),
+        cut=cut,
+        instructions=found.messages if found is not None else (),
+    )
+
+
+def _place_of(rows: Sequence[NodeRow], question: HistoryQuery) -> ResultsPlace | None:
+    return place_of_results([row.message for row in rows], question.messages, own_of(rows, question.agent))
+
+
+def _at_their_calls(
+    arrival: Arrival, rows: Sequence[NodeRow], place: ResultsPlace, count: int
+) -> tuple[Arrival, str, int, Sequence[NodeRow]]:
+    """Return where `count` messages go whose place among `rows` is this.
+
+    Returns:
+        Their arrival; the node up to which the branch stays as it is, and its depth; what follows that in
+        another order than it is stored in, before they come.
+    """
+    arrival = replace(arrival, at_head=False)
+    if place.repeated is not None:
+        base = rows[place.repeated - 1]
+        beside = len(rows) > place.repeated + count + 1  # more than the reply to them
+        return replace(arrival, base=base.node, beside=beside), base.node, base.depth, ()
+    base = rows[place.stop - 1]
+    arrival = replace(arrival, base=base.node)  # it is stored: the name that it will have is not, yet
+    if place.since == len(rows):
+        return arrival, base.node, base.depth, ()
+    block = rows[place.block]
+    moved = [*rows[place.since :], *rows[place.block : place.stop]]
+    return arrival, block.parent, block.depth - 1, moved
+
+
+def _at(row: NodeRow, depth: int) -> NodeRow:
+    """Return a message as it will stand at another depth, under its old name."""
+    decided = row.arrival
+    if decided is not None:
+        decided = tuple([replace(change, position=depth - 1) for change in decided])
+    return replace(row, depth=depth, arrival=decided)
+
+
+def _rows_and_cut(
+    connection: Connection, key: str, question: HistoryQuery, base: str, depth: int, most: int | None
+) -> tuple[Sequence[NodeRow], StandingCut | None]:
+    """Return the stored messages that a view of the branch is made of, and its newest cut.
+
+    Those that the cut dropped are left out, unless the question wants them all: what is read grows with what
+    is sent, not with what is stored.
+    """
+    if base == ROOT:
+        return (), None
+    policy, agent = question.policy, question.agent
+    if policy is None:
+        allow(depth, most)
+        return _whole(connection, key, base), None
+    if not question.whole:
+        for position, node in cut_places(connection, key, policy, agent, depth, _CUTS):
+            allow(depth - position, most)
+            after = path_to(connection, key, base, below=position) if position < depth else []
+            if (after[0].parent if after else base) != node:
+                continue  # it was made on another branch
+            cut = standing_at(connection, key, node, policy, agent)
+            if cut is None or cut.kept is None:
+                break
+            allow(len(after) + len(cut.kept), most)
+            kept = rows_of(connection, key, cut.kept)
+            if len(kept) != len(cut.kept):
+                raise Conflict(DELETED)
+            return [*kept, *after], cut
+    allow(depth, most)
+    rows = _whole(connection, key, base)
+    return rows, newest_cut(connection, key, [row.node for row in rows], policy, agent)
+
+
+def _whole(connection: Connection, key: str, base: str) -> Sequence[NodeRow]:
+    """Return the whole branch, which is not empty."""
+    rows = path_to(connection, key, base)
+    if not rows:
+        raise Conflict(DELETED)
+    return rows
