@@ -25,6 +25,7 @@ from proxy.dialects.base import (
     Span,
     SpokenRole,
     dialect_named,
+    hash_of,
 )
 
 __all__ = [
@@ -41,4 +42,5 @@ __all__ = [
     "Span",
     "SpokenRole",
     "dialect_named",
+    "hash_of",
 ]

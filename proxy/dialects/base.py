@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
@@ -87,6 +88,11 @@ class Repaired(Struct, frozen=True, kw_only=True):
     """What was repaired: at most one line for each kind of problem, with its count."""
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def hash_of(canonical: bytes) -> bytes:
+    """Return the content hash, 20 bytes, of a message with this canonical form."""
+    return blake2b(canonical, digest_size=20, person=b"palimpsest-text").digest()
 
 
 class Facts:

@@ -242,7 +242,7 @@ def summary_work(
         fresh = [body.message for body in history.fresh]
         nodes = (*history.nodes, *chain(history.arrival.base, fresh))
         tip = nodes[-1] if nodes else history.arrival.base
-        if not history.start and not history.arrival.composed:
+        if not history.start and not history.composed:
             given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
         else:
             tip = history.arrival.base
