@@ -6,7 +6,7 @@ from proxy.errors import UpstreamError
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.means import AppServices
 from proxy.pipeline.present import Present
-from proxy.pipeline.summing import asked_for, unused
+from proxy.pipeline.summing import asked_for, has_target, unused
 from proxy.store import SessionRow, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Work
 from proxy.trimming import Policy, compaction
@@ -49,6 +49,7 @@ async def compact(
             model=now.model,
             caller=caller,
             asked=True,
+            has_target=has_target(policy),
             given=Given(messages=tuple([row.message for row in now.rows]), nodes=nodes),
         ),
         patience,

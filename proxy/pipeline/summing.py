@@ -85,10 +85,16 @@ def work_of(
         model=turn.request.model,
         caller=caller_of(call),
         asked=asked,
+        has_target=has_target(policy),
         exchange=turn.ticket.exchange,
         attempt=past.attempt,
         given=given,
     )
+
+
+def has_target(policy: Policy) -> bool:
+    """Tell whether the policy says how far to trim."""
+    return policy.target is not None or policy.summarizing.lower is not None
 
 
 def missed(
