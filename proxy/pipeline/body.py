@@ -12,7 +12,7 @@ from msgspec import Struct
 from proxy.config import Breakpoints
 from proxy.dialects import Message
 from proxy.dialects.chat.marks import decides_itself, marked
-from proxy.dialects.chat.message import INSTRUCTION_ROLES
+from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage
 from proxy.dialects.chat.request import ChatRequest, compose
 from proxy.dialects.chat.roles import Shape, shaped
 from proxy.pipeline.past import History
@@ -42,7 +42,7 @@ def body_of_view(request: ChatRequest, past: History, plan: Plan, sending: Sendi
     """Return the body to send: what the client sent, in its place in the log, as planned."""
     instructions = tuple([message.without_own_fields() for message in past.instructions])
     if plan.summary is not None and plan.summary.role == "merge":
-        instructions = merged(instructions, plan.summary)
+        instructions = merged(instructions, plan.summary, ChatMessage.dialect)
     view = plan.view
     if sending.breakpoints != "none" and plan.settled and not decides_itself(request.fields):
         whole = marked(

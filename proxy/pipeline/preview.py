@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from proxy.dialects.chat.message import ChatMessage
 from proxy.pipeline.background import compute
 from proxy.pipeline.present import Present
 from proxy.pipeline.receipt import gap_messages, plan_lines
@@ -26,7 +27,7 @@ def _shown(now: Present) -> dict[str, Any]:
         planned = plan(now.entries, now.policy, now.policy_name, known, cut, composed=True)
     lead = now.instructions
     if planned.summary is not None and planned.summary.role == "merge":
-        lead = merged(lead, planned.summary)
+        lead = merged(lead, planned.summary, ChatMessage.dialect)
     tokens = [entry.tokens for entry in now.entries]
 
     def node_at(position: int) -> str:

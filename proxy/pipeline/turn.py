@@ -22,7 +22,7 @@ from proxy.pipeline.receipt import PlanReport, receipt_of, wanted_told
 from proxy.pipeline.relay import Outcome
 from proxy.store import Body, Kept, Opening, Reply, Settlement, SummaryRow
 from proxy.tokens import TokenCounter
-from proxy.trimming import Cut, Entry, Hidden, PlanningContext, Policy, SummaryRequest, standing
+from proxy.trimming import Cut, Entry, Hidden, PlanningContext, Policy, SummaryRequest, outside_gaps
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -188,7 +188,7 @@ def _kept(past: History, cut: Cut) -> Kept | None:
     if past.start:
         return None
     before = [item for item in enumerate(past.entries) if item[1].position < cut.position]
-    places = standing(before, cut.gaps, lambda item: item[1].position)
+    places = outside_gaps(before, cut.gaps, lambda item: item[1].position)
     stored = len(past.nodes)
     return Kept(
         nodes=tuple(past.nodes[place] for place, _ in places if place < stored),

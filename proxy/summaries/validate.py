@@ -18,7 +18,8 @@ from typing import Final
 
 from proxy.dialects import Message
 from proxy.summaries.verbatim import Facts
-from proxy.trimming import SMALLEST_NUMBER, Kind, Language, kind_of, leaves_of, values_of
+from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, leaves_of, values_of
+from proxy.trimming import Language
 
 _FENCE: Final = re.compile(r"\A```\w{0,20}\n(.*?)\n?```\Z", re.DOTALL)
 _TAG: Final = re.compile(r"</?(?:transcript|summary|record)-[0-9a-f]{8,}>")

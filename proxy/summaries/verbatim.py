@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from proxy.dialects import Message
-from proxy.trimming import BUILT_IN, CJK, Kind, broadcast_of, digest_of, occurs, values_of
+from proxy.textscan import CJK, Kind, occurs, values_of
+from proxy.trimming import BUILT_IN, broadcast_digest, broadcast_of
 
 SHORT: Final = 40
 """Tokens of the longest message that is kept whole before any other; longer ones are first cut to this."""
@@ -70,7 +71,7 @@ def user_text(message: Message) -> str:
     if agent is not None and agent.strip().casefold() not in _USERS:
         return ""
     text = message.text.strip()
-    is_report = broadcast_of(text, _PATTERNS, None) is not None or digest_of(text) is not None
+    is_report = broadcast_of(text, _PATTERNS, None) is not None or broadcast_digest(text) is not None
     return "" if is_report else text
 
 

@@ -139,7 +139,7 @@ def test_a_summary_in_a_message_of_its_own_is_in_the_view_already() -> None:
         covered_messages=2,
         covered_tokens=10,
     )
-    view = [summary.message, request.messages[2]]
+    view = [summary.message(request.messages[2].dialect), request.messages[2]]
     body = body_of(request, past, plan_of(past, view, summary=summary))
     assert messages_of(body) == [SYSTEM, {"role": "system", "content": "So far."}, MORE]
 
