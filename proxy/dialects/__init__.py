@@ -23,6 +23,7 @@ from proxy.dialects.base import (
     Repaired,
     Span,
     SpokenRole,
+    ToolDefinition,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "Repaired",
     "Span",
     "SpokenRole",
+    "ToolDefinition",
 ]

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from proxy.config import OFF, Policies, Settings
 from proxy.dialects import Message, headers
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.dialects.chat.tools import offer_tools
 from proxy.models import ModelFacts
 from proxy.pipeline.asking import RequestContext, context_of
 from proxy.pipeline.background import COUNTING, compute
@@ -26,7 +27,7 @@ from proxy.pipeline.planning import nothing_sent, planned_of, report_of
 from proxy.pipeline.sharing import PlanCoalescer, Where
 from proxy.pipeline.summing import caller_of, missed, prepared_of
 from proxy.pipeline.turn import Call, ExchangeContext
-from proxy.recall import offered, with_tools
+from proxy.recall import offered
 from proxy.trimming import Plan, PlanningContext, Policy
 
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
@@ -59,8 +60,17 @@ class Reception:
         name, policy = self._policy(call, sent, request)
         asking = context_of(call.tenant, sent, request, name, policy)
         past = await self._past(sent, request, asking)
-        own = offered(request, self._settings.virtual_tools, stateless=past.id is None, off=policy is None)
-        tools = with_tools(request, own) if own else request.tools
+        own: tuple[str, ...] = ()
+        tools = request.tools
+        definitions = offered(
+            self._settings.virtual_tools,
+            has_tools=request.has_tools,
+            stateless=past.id is None,
+            off=policy is None,
+        )
+        if definitions:
+            offer = offer_tools(request, definitions)
+            own, tools = offer.names, offer.tools
         finishing = finishing_reply(past.entries, self._settings.finish.tools)
         facts = self._knowledge.facts(request.model)
         known = await self._known(request, past, tools, asking.agent, facts)
