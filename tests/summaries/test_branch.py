@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.store import Store, SummaryRow, SummaryStatus
-from proxy.summaries.span import Found, Span, found, from_the_beginning
-from proxy.summaries.summarizer import Caller
-from proxy.summaries.work import Given, Work
+from proxy.summaries import Caller, Given, Work
+from proxy.summaries.jobs import BranchState, Stretch, read_branch
 from proxy.trimming import Summarize, SummaryRequest
 from tests.support.talk import Talk, body
 
@@ -18,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 EDIT = Summarize(mode="model")
 TURNS = 6
+GONE = BranchState(newest=None, attempt=None, stretch=None)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def row(name: str, nodes: list[str], until: int, **changes: Any) -> SummaryRow:
         reason="",
         model="m",
         text="a summary",
-        state={},
+        state={"facts": {}, "told": "it went on"},
         tokens=9,
         covered_messages=until,
         covered_tokens=5 * until,
@@ -79,11 +79,11 @@ def count(messages: Any) -> list[int]:
     return [5] * len(messages)
 
 
-async def look(talk: Talk, wanted: Work) -> Found:
-    return await found(talk.store, wanted, count)
+async def look(talk: Talk, wanted: Work) -> BranchState:
+    return await read_branch(talk.store, wanted, count)
 
 
-def texts(span: Span | None) -> list[str]:
+def texts(span: Stretch | None) -> list[str]:
     assert span is not None
     return [message.text for message in span.messages]
 
@@ -91,13 +91,18 @@ def texts(span: Span | None) -> list[str]:
 async def test_without_a_summary_all_up_to_the_stop_is_to_be_summed_up(talk: Talk) -> None:
     nodes = await nodes_of(talk)
     seen = await look(talk, work(talk, nodes[-1], 4))
-    assert (seen.reached, seen.attempt) == (None, None)
-    assert texts(seen.span) == ["q0", "a0", "q1", "a1"]
-    assert seen.span is not None
-    assert seen.span == Span(
-        start=0, messages=seen.span.messages, nodes=tuple(nodes[:4]), tokens=20, predecessor=None
+    assert (seen.newest, seen.attempt) == (None, None)
+    assert texts(seen.stretch) == ["q0", "a0", "q1", "a1"]
+    assert seen.stretch is not None
+    assert seen.stretch == Stretch(
+        start=0,
+        messages=seen.stretch.messages,
+        nodes=tuple(nodes[:4]),
+        tokens=20,
+        earlier=(),
+        predecessor=None,
     )
-    assert seen.span.stop == 4
+    assert seen.stretch.stop == 4
 
 
 async def test_it_goes_on_from_the_summary_that_reaches_furthest(talk: Talk) -> None:
@@ -107,10 +112,11 @@ async def test_it_goes_on_from_the_summary_that_reaches_furthest(talk: Talk) -> 
     for each in (first, second, other):
         assert await talk.store.keep_summary(talk.key, each)
     seen = await look(talk, work(talk, nodes[-1], 10))
-    assert seen.span is not None
-    assert seen.span.predecessor == second
-    assert (seen.span.start, seen.span.stop, seen.span.tokens) == (6, 10, 50)
-    assert texts(seen.span) == ["q3", "a3", "q4", "a4"]
+    assert seen.stretch is not None
+    assert seen.stretch.predecessor == second
+    assert (seen.stretch.start, seen.stretch.stop, seen.stretch.tokens) == (6, 10, 50)
+    assert texts(seen.stretch) == ["q3", "a3", "q4", "a4"]
+    assert seen.stretch.earlier == ("q0", "q1", "q2")
     assert seen.attempt == second
 
 
@@ -120,7 +126,7 @@ async def test_one_that_reaches_far_enough_is_found(talk: Talk) -> None:
     await talk.store.keep_summary(talk.key, kept)
     for stop in (5, 6):
         seen = await look(talk, work(talk, nodes[-1], stop))
-        assert (seen.reached, seen.span) == (kept, None)
+        assert (seen.newest, seen.stretch) == (kept, None)
 
 
 async def test_what_was_refused_or_failed_is_an_attempt_and_no_summary(talk: Talk) -> None:
@@ -131,8 +137,8 @@ async def test_what_was_refused_or_failed_is_an_attempt_and_no_summary(talk: Tal
         await talk.store.keep_summary(talk.key, each)
     seen = await look(talk, work(talk, nodes[-1], 8))
     assert seen.attempt == refused
-    assert seen.span is not None
-    assert seen.span.predecessor == ready
+    assert seen.stretch is not None
+    assert seen.stretch.predecessor == ready
 
 
 async def test_summaries_of_other_branches_are_left_alone(talk: Talk) -> None:
@@ -146,43 +152,52 @@ async def test_summaries_of_other_branches_are_left_alone(talk: Talk) -> None:
         await talk.store.keep_summary(talk.key, row(name, old, until))
     seen = await look(talk, work(talk, nodes[-1], 4))
     assert seen.attempt is None
-    assert texts(seen.span) == ["q0", "a0", "q1 in other words", "b1"]
+    assert texts(seen.stretch) == ["q0", "a0", "q1 in other words", "b1"]
 
     shared = row("5", old, 2)  # where the branches part
     await talk.store.keep_summary(talk.key, shared)
     seen = await look(talk, work(talk, nodes[-1], 4))
-    assert seen.span is not None
-    assert seen.span.predecessor == shared
-    assert texts(seen.span) == ["q1 in other words", "b1"]
-    again = await from_the_beginning(talk.store, work(talk, nodes[-1], 4), count)
-    assert again is not None
-    assert (again.start, again.predecessor, len(again.messages)) == (0, None, 4)
+    assert seen.stretch is not None
+    assert seen.stretch.predecessor == shared
+    assert texts(seen.stretch) == ["q1 in other words", "b1"]
+    assert seen.stretch.earlier == ("q0",)
 
 
-async def test_of_one_that_is_known_only_what_lies_behind_it_is_read(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoilt", [{"generation": 5}, {"state": {}}, {"state": {"facts": 3, "told": ""}}])
+async def test_a_summary_of_the_last_generation_or_without_state_is_not_gone_on_from(
+    talk: Talk, spoilt: dict[str, Any]
 ) -> None:
     nodes = await nodes_of(talk)
-    await talk.store.keep_summary(talk.key, row("1", nodes, 6))
-    read: list[int] = []
-    path = talk.store.path
-
-    async def counted(key: str, node: str, *, below: int = 0) -> Any:
-        rows = await path(key, node, below=below)
-        read.append(len(rows))
-        return rows
-
-    monkeypatch.setattr(talk.store, "path", counted)
+    kept = row("1", nodes, 6, **spoilt)
+    await talk.store.keep_summary(talk.key, kept)
     seen = await look(talk, work(talk, nodes[-1], 10))
-    assert texts(seen.span) == ["q3", "a3", "q4", "a4"]
-    assert read == [7]
+    assert seen.newest == kept
+    assert seen.stretch is not None
+    assert (seen.stretch.start, seen.stretch.predecessor, len(seen.stretch.messages)) == (0, None, 10)
+
+
+@pytest.mark.parametrize("portion", [1, 4, 5, 100])
+async def test_a_long_branch_is_read_in_portions(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, portion: int
+) -> None:
+    monkeypatch.setattr("proxy.summaries.jobs._PORTION", portion)
+    nodes = await nodes_of(talk)
+    whole = await look(talk, work(talk, nodes[-1], 9))
+    assert texts(whole.stretch) == ["q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3", "q4"]
+    kept = row("1", nodes, 5)
+    await talk.store.keep_summary(talk.key, kept)
+    seen = await look(talk, work(talk, nodes[-1], 9))
+    assert texts(seen.stretch) == ["a2", "q3", "a3", "q4"]
+    assert seen.stretch is not None
+    assert (seen.stretch.predecessor, seen.stretch.tokens) == (kept, 45)
+    assert seen.stretch.nodes == tuple(nodes[5:9])
+    assert seen.stretch.earlier == ("q0", "q1", "q2")
 
 
 async def test_a_branch_that_is_shorter_than_that_is_not_summed_up(talk: Talk) -> None:
     nodes = await nodes_of(talk)
-    assert await look(talk, work(talk, nodes[-1], 13)) == Found(reached=None, attempt=None, span=None)
-    assert await look(talk, work(talk, "0" * 40, 2)) == Found(reached=None, attempt=None, span=None)
-    assert await from_the_beginning(talk.store, work(talk, "0" * 40, 2), count) is None
+    assert await look(talk, work(talk, nodes[-1], 13)) == GONE
+    assert await look(talk, work(talk, "0" * 40, 2)) == GONE
 
 
 async def test_messages_that_are_given_are_not_read(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +209,6 @@ async def test_messages_that_are_given_are_not_read(talk: Talk, monkeypatch: pyt
     given = Given(messages=tuple(each.message for each in rows), nodes=(*nodes[:-1], "not stored yet"))
     asked = work(talk, "not stored yet", 12, given=given)
     seen = await look(talk, asked)
-    assert seen.span is not None
-    assert (seen.span.predecessor, seen.span.tokens) == (kept, 60)
-    assert seen.span.nodes[-1] == "not stored yet"
-    again = await from_the_beginning(talk.store, asked, count)
-    assert again is not None
-    assert again.stop == 12
+    assert seen.stretch is not None
+    assert (seen.stretch.predecessor, seen.stretch.tokens) == (kept, 60)
+    assert seen.stretch.nodes[-1] == "not stored yet"
