@@ -148,6 +148,19 @@ def test_every_field_of_the_log_line_is_documented() -> None:
     assert documented == {f"`{name}`" for name in log_line(report, "first", "complete", 1.0)}
 
 
+def test_the_words_of_warnings_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    part = page.partition("\n| words | meaning |\n")[2].partition("\n## ")[0]
+    words = {
+        word
+        for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE)
+        for word in re.findall(r"`(.+?)`", cell)
+    }
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "proxy").rglob("*.py"))
+    assert words
+    assert not {word for word in words if word not in code}
+
+
 def test_every_command_is_in_the_readme() -> None:
     commands: dict[str, Any] = getattr(get_command(command_line), "commands")  # noqa: B009 - a group, seen as a command
     for name, command in commands.items():
