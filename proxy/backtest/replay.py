@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from proxy.backtest.cache import PromptCache, Rule, Use
 from proxy.backtest.counted import Counted
 from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, Prices, merged, plan
 
 
@@ -193,5 +194,5 @@ def sent_messages(instructions: Sequence[Message], planned: Plan) -> tuple[Messa
     """Return the messages of a request: the instructions, with what is merged into them, and the view."""
     summary = planned.summary
     if summary is not None and summary.role == "merge":
-        instructions = merged(instructions, summary)
+        instructions = merged(instructions, summary, ChatMessage.dialect)
     return (*instructions, *planned.view)

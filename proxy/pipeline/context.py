@@ -148,7 +148,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: ChatRequest, settings: Ses
         if value:
             return valid_id(value, path)
     if settings.missing == "reject":
-        name = settings.headers[0] if settings.headers else headers.SESSION_ID
+        name = settings.headers[0] if settings.headers else "X-Session-ID"
         raise InvalidRequest(
             f"No session id. Send one in the header {name}.", param=name, code="session_missing"
         )

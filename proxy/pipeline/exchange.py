@@ -83,7 +83,7 @@ class ChatCompletions:
                 return
             if exchange.report.plan.wanted is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.wanted)
-            sent = await self._sender.send(exchange.prepared)
+            sent = await self._sender.send(exchange.prepared, exchange.replanned)
             exchange.report = sent.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
@@ -102,8 +102,6 @@ class ChatCompletions:
         """Pass the upstream's answer on to the client, and settle before the client sees its end."""
         answer, prepared = sent.answer, exchange.prepared
         try:
-            if sent.rescued:
-                exchange.mark("overflowed")
             exchange.mark("answered")
 
             def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:

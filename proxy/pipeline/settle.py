@@ -23,7 +23,7 @@ from proxy.pipeline.services import AppServices
 from proxy.store import Body, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
 from proxy.telemetry import log_exchange
 from proxy.tokens import TokenCounter
-from proxy.trimming import Cut, Hidden, SummaryRequest, standing
+from proxy.trimming import Cut, Hidden, SummaryRequest, outside_gaps
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _STORED_ELSEWHERE: Final = frozenset({"messages", "tools"})
@@ -52,6 +52,11 @@ class Exchange:
         took = round((time.monotonic() - self.prepared.received) * 1000, 2)
         self.timings[event] = took
         return took
+
+    def replanned(self, report: PlanReport) -> None:
+        """Note that upstream found the request too long, and that the shorter plan of `report` is sent."""
+        self.report = report
+        self.mark("overflowed")
 
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
@@ -231,7 +236,7 @@ def _kept(history: History, cut: Cut) -> Kept | None:
     if history.start:
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]
-    places = standing(before, cut.gaps, lambda item: item[1].position)
+    places = outside_gaps(before, cut.gaps, lambda item: item[1].position)
     stored = len(history.nodes)
     return Kept(
         nodes=tuple(history.nodes[place] for place, _ in places if place < stored),

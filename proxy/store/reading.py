@@ -27,7 +27,7 @@ from proxy.store.records import Body, Source, StandingCut, SummaryRow
 from proxy.store.summaries import SummaryRecord
 from proxy.store.texts import is_message, messages_in
 from proxy.store.tree import NewNode
-from proxy.trimming import Change, Cut, Gap, Hidden, Summary, standing
+from proxy.trimming import Change, Cut, Gap, Hidden, Summary, outside_gaps
 
 
 class _Session(msgspec.Struct, frozen=True, tag_field="record", tag="session", kw_only=True):
@@ -298,7 +298,7 @@ def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
 
 def _check_kept(kept: tuple[str, ...], cut: Cut, node: str, archive: Archive, family: _Family) -> None:
     """Check that these are the nodes of the branch before the cut that lie in no gap."""
-    places = standing(range(cut.position), cut.gaps, int)
+    places = outside_gaps(range(cut.position), cut.gaps, int)
     if [archive.depths.get(name, 0) - 1 for name in kept] != places:
         raise ValueError("what it kept are not the messages outside its gaps")
     if not all(family.descends(node, name) for name in kept):
