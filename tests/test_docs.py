@@ -192,9 +192,18 @@ def test_files_that_are_named_are_there(page: Path) -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_the_policy_in_the_readme_is_valid() -> None:
-    text = README.partition("```yaml\n")[2].partition("```")[0]
-    assert Settings(**yaml.safe_load(text)).policies["default"].trigger is not None
+def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield page and content of every configuration that a page shows."""
+    for page in PAGES:
+        for block in re.findall(r"```yaml\n(.+?)```", page.read_text("utf-8"), re.DOTALL):
+            shown = yaml.safe_load(block)
+            if set(shown) <= set(Settings.model_fields):
+                yield page.name, shown
+
+
+@pytest.mark.parametrize(("page", "shown"), list(configurations()))
+def test_every_configuration_shown_is_valid(page: str, shown: dict[str, Any]) -> None:
+    assert isinstance(Settings(**shown), Settings), page
 
 
 def test_the_targets_of_make_that_the_readme_names_are_there() -> None:
