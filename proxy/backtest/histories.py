@@ -20,7 +20,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
-from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, without_unfinished_calls
+from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, has_calls, without_unfinished_calls
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
 from proxy.store import NodeRow, SessionRow, Store
@@ -255,7 +255,7 @@ def _message(data: JsonObject) -> Message:
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls")))
+    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
     return ChatMessage(raw, data, facts)
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-from proxy.dialects import Message
+from proxy.dialects import Message, hash_of
 
 ROOT: Final = ""
 """The parent of every first message. It is no node itself."""
 
 _NODE_BYTES: Final = 20
 _BODY_BYTES: Final = 20
-_CONTENT_BYTES: Final = 20
 
 
 def node_id(parent: str, message: Message) -> str:
@@ -94,9 +93,7 @@ def body_of(message: Message) -> str:
 
 
 def _content_hash(message: Message) -> bytes:
-    return blake2b(
-        message.dialect.canonical(message), digest_size=_CONTENT_BYTES, person=b"palimpsest-text"
-    ).digest()
+    return hash_of(message.dialect.canonical(message))
 
 
 def version_of(instructions: Iterable[Message]) -> str:

@@ -24,6 +24,9 @@ from proxy.dialects.base import (
     Repaired,
     Span,
     SpokenRole,
+    ToolDefinition,
+    dialect_named,
+    hash_of,
 )
 
 __all__ = [
@@ -39,4 +42,7 @@ __all__ = [
     "Repaired",
     "Span",
     "SpokenRole",
+    "ToolDefinition",
+    "dialect_named",
+    "hash_of",
 ]

@@ -99,7 +99,7 @@ def read_context(
     retries = sent.get(_RETRY_COUNT)
     key = sent.get(_IDEMPOTENCY_KEY)
     agent = _header(sent, _AGENT, headers.AGENT_NAME)
-    if agent is None and request.messages:
+    if agent is None and request.has_own_fields and request.messages:
         agent = request.messages[-1].agent
     return RequestContext(
         tenant=call.tenant,

@@ -27,7 +27,7 @@ from proxy.pipeline.rounds import Rounds
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
-from proxy.pipeline.summary_requests import as_requested
+from proxy.pipeline.summary_requests import as_requested, has_target
 from proxy.recall import name_in
 from proxy.store import Settled, Status, SummaryRow, session_key
 from proxy.summaries import Given, Work
@@ -242,7 +242,7 @@ def summary_work(
         fresh = [body.message for body in history.fresh]
         nodes = (*history.nodes, *chain(history.arrival.base, fresh))
         tip = nodes[-1] if nodes else history.arrival.base
-        if not history.start and not history.arrival.composed:
+        if not history.start and not history.composed:
             given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
         else:
             tip = history.arrival.base
@@ -255,6 +255,7 @@ def summary_work(
         model=prepared.request.model,
         caller=call.caller,
         asked=asked,
+        has_target=has_target(policy),
         exchange=prepared.report.exchange,
         attempt=history.attempt,
         given=given,

@@ -61,6 +61,8 @@ class History(Struct, frozen=True, kw_only=True):
     id: str | None
     """The session's id; None where the request is served without one."""
     arrival: Arrival
+    composed: bool
+    """Whether it comes from the store: the client sent only what is new."""
     digest: str
     """Names all that the request says, so that its repetition is recognised."""
     entries: tuple[Entry, ...]
@@ -147,6 +149,7 @@ class HistoryLoader:
         return History(
             id=None,
             arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+            composed=False,
             digest=ROOT,
             entries=_new_entries(fresh, 0),
             nodes=(),
@@ -207,7 +210,8 @@ class HistoryLoader:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
-        if arrival.composed:
+        composed = arrival.kind is Kind.APPEND
+        if composed:
             known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
             nodes = tuple([row.node for row in snapshot.rows])
         else:
@@ -219,6 +223,7 @@ class HistoryLoader:
         return History(
             id=session,
             arrival=arrival,
+            composed=composed,
             digest=incoming.digest,
             entries=known + _new_entries(fresh, snapshot.depth),
             nodes=nodes,
@@ -295,7 +300,7 @@ def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
     """Return the request as far as its place in the history depends on it."""
     messages = request.messages
     replies = request.replies
-    answers = bool(messages) and messages[0].answers is not None
+    answers = not replies and bool(messages) and messages[0].answers is not None
     manner = None
     # A request that answers calls or names its agent belongs to the conversation, however it asks.
     if context.agent is None and not replies and not answers:
@@ -347,12 +352,12 @@ def _resent_entries(
 
 def _new_entries(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
     """Return new messages as entries of a history that has `start` messages before them."""
-    return tuple(
-        [
-            _entry(body.message, body.tokens, body_of(body.message), position)
-            for position, body in enumerate(bodies, start)
-        ]
-    )
+    entries: list[Entry] = []
+    for position, body in enumerate(bodies, start):
+        facts = body.message.facts
+        name = facts.body if facts is not None and facts.body is not None else body_of(body.message)
+        entries.append(_entry(body.message, body.tokens, name, position))
+    return tuple(entries)
 
 
 def _entry(
@@ -377,7 +382,12 @@ def _entry(
             hidden=hidden,
         )
     return Entry(
-        message=message, tokens=tokens, ref=ref_of(body), position=position, arrival=arrival, hidden=hidden
+        message=message,
+        tokens=tokens,
+        ref=REF_PREFIX + body[:REF_DIGITS],
+        position=position,
+        arrival=arrival,
+        hidden=hidden,
     )
 
 

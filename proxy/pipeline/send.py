@@ -114,7 +114,7 @@ class UpstreamSender:
             PalimpsestError: there is no answer.
         """
         request, policy = prepared.request, prepared.context.policy
-        destination = self._upstream.destination(request.model)
+        destination = prepared.destination
         model = (destination.base_url, request.model)
         known: frozenset[RoleOrder] = frozenset()
         if policy is not None and self._orders:
@@ -154,7 +154,7 @@ class UpstreamSender:
             _Attempt(
                 sent.prepared,
                 sent.report,
-                self._upstream.destination(sent.prepared.request.model),
+                sent.prepared.destination,
                 adds_usage=sent.hides_usage,
                 orders=sent.orders,
                 rounds=rounds,
@@ -243,7 +243,7 @@ class UpstreamSender:
                 first.plan.policy,
                 planning,
                 history.standing.cut if history.standing is not None else None,
-                composed=history.arrival.composed,
+                composed=history.composed,
                 start=history.start,
                 overflow=max(target, 1),
             )

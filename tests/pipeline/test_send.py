@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from proxy.config import Settings
 from proxy.conversation import ROOT, Arrival, Kind
 from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.cache_marks import cache_key
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
@@ -355,7 +356,7 @@ def test_a_summary_in_a_message_of_its_own_is_part_of_the_view() -> None:
         covered_messages=2,
         covered_tokens=10,
     )
-    view = [summary.message, request.messages[2]]
+    view = [summary.message(CHAT), request.messages[2]]
     body = body_of(request, history, plan_of(history, view, summary=summary))
     assert messages_of(body) == [SYSTEM, {"role": "system", "content": "So far."}, MORE]
 

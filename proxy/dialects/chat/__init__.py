@@ -9,6 +9,7 @@ completion   the replies that a body, or the chunks of a stream, hold
 overflow     whether an error says that a request is too large for the model
 roles        orders of roles that some servers insist on
 marks        explicit cache breakpoints
+tools        tools of the proxy's own beside the client's
 dialect      all of that as a `Dialect`
 """
 
@@ -17,4 +18,7 @@ from __future__ import annotations
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage
 
-__all__ = ["CHAT", "INSTRUCTION_ROLES", "ChatMessage"]
+DIALECT = CHAT
+"""The name under which `dialect_named` finds it."""
+
+__all__ = ["CHAT", "DIALECT", "INSTRUCTION_ROLES", "ChatMessage"]
