@@ -334,8 +334,9 @@ class _Merged:
             what = f"auth.mode is '{settings.auth.mode}', so these keys are not used: set auth.mode to 'keys'"
             yield line_about(("auth", "keys"), what, self._where)
         for name, catch_all in unreachable(settings.policies):
-            what = f"{catch_all!r} matches every request, so this policy is used only if a request names it"
-            yield line_about(("policies", name), f"{what}: put it before {catch_all!r}", self._where)
+            what = f"this is never tried, because {catch_all!r} matches every request"
+            at = ("policies", name, "match")
+            yield line_about(at, f"{what}: put {name!r} before {catch_all!r}", self._where)
         for name, policy in settings.policies.items():
             for what, *at in policy.doubts:
                 location = ("policies", name, *at)

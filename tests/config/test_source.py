@@ -258,12 +258,12 @@ def test_the_variable_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.variable(("server", "host")) == "environment"
 
 
-def test_a_policy_after_a_catch_all_is_a_warning() -> None:
+def test_a_match_after_a_catch_all_is_a_warning() -> None:
     Path("config.yaml").write_text("policies:\n  all: {}\n  late:\n    match: {models: [odd]}\n")
     (warning,) = Source().read().warnings
     assert warning == (
-        "config.yaml:3: policies.late: 'all' matches every request, so this policy is used only if a request "
-        "names it: put it before 'all'"
+        "config.yaml:4: policies.late.match: this is never tried, because 'all' matches every request: "
+        "put 'late' before 'all'"
     )
 
 

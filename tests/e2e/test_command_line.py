@@ -22,7 +22,7 @@ from tests.support.waiting import until
 BROKEN = {
     "an unknown section": ("server:\n  port: 1\nsever: {}\n", 3, "server"),
     "an unknown key": ("server:\n  prot: 8080\n", 2, "port"),
-    "a text for a number": ("server:\n  port: eighty\n", 2, "integer"),
+    "a text for a number": ("server:\n  port: eighty\n", 2, "whole number"),
     "a number out of range": ("# a comment\n\nserver: {port: 70000}\n", 3, "65535"),
     "a key that stands twice": ("store:\n  migrate: true\n  migrate: false\n", 3, "migrate"),
     "no YAML": ("server: {port: 1\nstore: [\n", None, ""),
