@@ -338,8 +338,8 @@ class _Merged:
             at = ("policies", name, "match")
             yield line_about(at, f"{what}: put {name!r} before {catch_all!r}", self._where)
         for name, policy in settings.policies.items():
-            for what, *at in policy.doubts:
-                location = ("policies", name, *at)
+            for what, *steps in policy.doubts:
+                location = ("policies", name, *steps)
                 if self._owner(location) == location:
                     yield line_about(location, what, self._where)
 

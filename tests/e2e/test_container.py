@@ -259,6 +259,16 @@ def test_who_can_reach_what() -> None:
     assert DATABASE["networks"] == ["back"]
 
 
+def test_the_configuration_is_a_folder_that_may_be_empty() -> None:
+    """A mounted file would stay the old one when an editor replaces it, and must exist before the start."""
+    (mount,) = PROXY["volumes"]
+    source, target, mode = mount.split(":")
+    assert (source, target, mode) == ("./config", only("WORKDIR"), "ro")
+    assert not Path(source).suffix
+    assert "command" not in PROXY  # a file named by --config would have to exist
+    assert not is_sent(ROOT / "config" / "config.yaml")
+
+
 def test_the_order_of_starting_and_time_to_stop() -> None:
     assert PROXY["depends_on"]["db"]["condition"] == "service_healthy"
     assert DATABASE["healthcheck"]["test"][0] == "CMD"
