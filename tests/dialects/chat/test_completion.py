@@ -6,6 +6,7 @@ from copy import deepcopy
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +17,12 @@ from proxy.dialects.chat.completion import (
     Deltas,
     ReplyChoice,
     ToolName,
+    made_answer,
     read_completion,
     usage_only,
 )
-from proxy.dialects.chat.message import without_unfinished_calls
+from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
+from proxy.dialects.sse import EventDecoder
 
 Data = dict[str, Any]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2}
@@ -650,3 +653,50 @@ def test_every_way_in_which_names_come_says_the_same(text: str, data: st.DataObj
     known = ["".join(pieces[:number]) for number in range(len(pieces))]
     if not any(before and piece.startswith(before) for before, piece in zip(known, pieces, strict=True)):
         assert learnt(*({"name": piece} for piece in pieces)).value == text
+
+
+# --------------------------------------------------------------------- the answer made of a stored reply
+
+FINISH = {"id": "c1", "type": "function", "function": {"name": "finish_task", "arguments": '{"ok": true}'}}
+SEARCH = {"id": "c2", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+
+
+def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
+    raw = b'{"role": "assistant", "x-unknown": 1.50, "content": null, "tool_calls": []}'
+    kind, body = made_answer(
+        ChatMessage(raw), id="chatcmpl-1", created=7, model="m", stream=False, usage=False
+    )
+    assert kind == b"application/json"
+    assert raw in body
+    completion = read_completion(orjson.loads(body))
+    assert completion.choices[0].finish_reason == "tool_calls"
+    assert completion.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"role": "assistant", "content": "All is done.", "tool_calls": [FINISH]},
+        {"role": "assistant", "content": None, "tool_calls": [SEARCH, FINISH]},
+        {"role": "assistant", "content": "plain"},
+    ],
+)
+def test_an_answer_as_a_stream_amounts_to_the_same_reply(reply: Data, usage: bool) -> None:
+    kind, body = made_answer(
+        ChatMessage.of(reply), id="chatcmpl-1", created=7, model="m", stream=True, usage=usage
+    )
+    assert kind == b"text/event-stream"
+    events = EventDecoder().feed(body)
+    read = CompletionAccumulator()
+    for event in events[:-1]:
+        assert event.data is not None
+        read.add(orjson.loads(event.data))
+    assert events[-1].is_done
+    (choice,) = read.choices()
+    assert {**reply, "tool_calls": reply.get("tool_calls")} == {
+        "role": choice.message["role"],
+        "content": choice.message.get("content"),
+        "tool_calls": choice.message.get("tool_calls"),
+    }
+    assert (read.usage is not None) is usage
