@@ -2,8 +2,8 @@
 
     prepare -> open -> send -> relay -> settle
 
-The request is stored while upstream is asked, and before the client hears of an answer. The reply is stored before
-the client sees its end. Whatever ends the exchange, it is settled once.
+The request is stored while upstream is asked, and before the client hears of an answer. The reply is stored
+before the client sees its end. Whatever ends the exchange, it is settled once.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class ChatCompletions:
             await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
             await client.fail(why, response_headers(exchange.report))
         except BaseException as why:
-            # The client left (or the server stops) before there was anything to keep, or this is a bug. Either
-            # way nothing more will come, and the exchange must not stay pending.
+            # The client left (or the server stops) before there was anything to keep, or this is a bug.
+            # Either way nothing more will come, and the exchange must not stay pending.
             left = isinstance(why, asyncio.CancelledError)
             error = "the client left" if left else f"internal error: {type(why).__name__}"
             status = Status.CANCELLED if left else Status.FAILED
