@@ -133,8 +133,12 @@ def test_every_field_of_the_log_line_is_documented() -> None:
         session="s",
         exchange="e",
         plan=bypass((), PlanningContext(count=lambda _: 0)),
-        instructions=0,
-        messages=0,
+        warnings=(),
+        messages_before=0,
+        messages_sent=0,
+        tokens_before=0,
+        tokens_sent=0,
+        edits=(),
     )
     part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
     documented = {

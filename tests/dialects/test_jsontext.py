@@ -32,33 +32,33 @@ from proxy.dialects.jsontext import (
     ("text", "value"),
     [(b'{"a": [1]}', {"a": [1]}), (b'"\\ud83d"', "\ud83d"), (b'{"p": -Infinity}', {"p": -math.inf})],
 )
-def test_what_a_client_could_read_is_read(text: bytes, value: Any) -> None:
+def test_text_that_some_parser_takes_is_read(text: bytes, value: Any) -> None:
     assert read(text) == value
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"a": }', b'"\xff"', b"[" * 100_000])
-def test_what_nobody_could_read_is_an_error(text: bytes) -> None:
+def test_text_that_no_parser_takes_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read(text)
 
 
-def test_halves_that_met_are_one_character_and_lone_ones_are_marked() -> None:
+def test_surrogate_pairs_are_joined_and_lone_surrogates_replaced() -> None:
     assert mended({"a": "\ud83d" + "\ude00", "b": ["x\ude00"]}) == {"a": "😀", "b": ["x\ufffd"]}
 
 
-def test_what_json_does_not_have_is_null() -> None:
+def test_numbers_that_json_does_not_have_become_null() -> None:
     value = mended({"p": math.nan, "q": [math.inf, 1.5]})
     assert value == {"p": None, "q": [None, 1.5]}
     assert orjson.loads(orjson.dumps(value)) == value
 
 
 @pytest.mark.parametrize("value", [{"a": "\ud83d"}, {"n": 10**30}, ["\ude00", -(10**25)]])
-def test_what_no_parser_would_take_again_is_made_sound(value: Any) -> None:
+def test_a_value_that_no_parser_takes_is_mended(value: Any) -> None:
     made = sound(value)
     assert orjson.loads(orjson.dumps(made)) == made == mended(value)
 
 
-def test_what_is_sound_is_left_alone() -> None:
+def test_a_sound_value_is_left_alone() -> None:
     value = {"a": [1, 2**63 - 1, "😀", None]}
     assert sound(value) is value
 
@@ -86,12 +86,12 @@ VALUES = st.recursive(
 
 @given(VALUES, st.booleans())
 @settings(deadline=None)
-def test_what_is_written_reads_back_by_either_way(value: Any, sort_keys: bool) -> None:
+def test_written_json_reads_back_by_either_way(value: Any, sort_keys: bool) -> None:
     assert orjson.loads(write(value, sort_keys=sort_keys)) == value
     assert orjson.loads(_write_anything(value, sort_keys=sort_keys)) == value
 
 
-def test_keys_keep_their_order_unless_they_are_to_be_sorted() -> None:
+def test_keys_keep_their_order_unless_sorting_is_asked_for() -> None:
     value = {"b": 1, "a": {"d": [], "c": {}}}
 
     assert write(value) == b'{"b":1,"a":{"d":[],"c":{}}}'
@@ -121,13 +121,13 @@ def test_any_integer_is_written_with_all_its_digits(digits: int) -> None:
     assert write(-(10 ** (digits - 1))) == b"-1" + b"0" * (digits - 1)
 
 
-def test_half_a_character_is_written_as_an_escape() -> None:
+def test_a_lone_surrogate_is_written_as_an_escape() -> None:
     assert write({"\udc00": "a\ud83d"}) == b'{"\\udc00":"a\\ud83d"}'
     assert json.loads(write("\ud83d")) == "\ud83d"
     assert write("\ud83d") != write("\\ud83d")
 
 
-def test_fields_are_texts_in_order() -> None:
+def test_raw_fields_are_the_texts_of_an_object_in_order() -> None:
     fields = RawFields(b' { "b" : 1.50 , "a": {"x":\t[ ]} } ')
 
     assert list(fields) == ["b", "a"]
@@ -141,7 +141,7 @@ def test_fields_are_texts_in_order() -> None:
     assert fields.span("c") is None
 
 
-def test_what_is_no_object_has_no_fields_to_read() -> None:
+def test_raw_fields_of_something_else_than_an_object_are_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         RawFields(b"[1]")
 

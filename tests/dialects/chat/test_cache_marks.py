@@ -249,13 +249,13 @@ def test_marks_change_nothing_but_what_they_add(
     assert marked(sent, places, kind) == sent
 
 
-def test_a_key_is_short_says_nothing_and_never_changes() -> None:
+def test_a_cache_key_is_short_opaque_and_stable() -> None:
     key = cache_key(b"secret", "team-a", "session-1")
     assert key == cache_key(b"secret", "team-a", "session-1") == "c3b590478b0e9dbc5cc9735f418ca993"
     assert re.fullmatch(r"[0-9a-f]{32}", key)
 
 
-def test_nobody_shares_a_key() -> None:
+def test_no_two_sessions_share_a_cache_key() -> None:
     keys = {
         cache_key(secret, tenant, session)
         for secret in (b"a", b"b")

@@ -66,7 +66,7 @@ def test_a_stream_amounts_to_a_reply() -> None:
     assert folded.finished
 
 
-def test_nothing_is_no_reply() -> None:
+def test_an_empty_stream_holds_no_reply() -> None:
     folded = CompletionAccumulator()
 
     assert folded.choices() == ()
@@ -102,7 +102,7 @@ def test_choices_are_apart_and_in_order() -> None:
     assert [choice.finish_reason for choice in folded.choices()] == ["length", "stop"]
 
 
-def test_an_end_that_says_nothing_is_none() -> None:
+def test_a_null_finish_reason_is_none() -> None:
     assert not accumulate(chunk({"content": "a"}, finish_reason="")).finished
     assert accumulate(chunk(finish_reason="stop"), chunk(finish_reason="")).finished
 
@@ -234,7 +234,7 @@ def test_choices_of_a_body_are_in_order() -> None:
         {"usage": 5, "id": 6, "model": ""},
     ],
 )
-def test_what_is_no_completion_holds_nothing(body: Any) -> None:
+def test_a_body_that_is_no_completion_holds_no_reply(body: Any) -> None:
     assert read_completion(body) == Completion(choices=(), usage=None, id=None, model=None, error=None)
 
 
@@ -325,7 +325,7 @@ def function(arguments: str | None = None, name: str | None = None, **fields: An
     return fields | {"function": inner}
 
 
-def test_nothing_is_an_empty_reply() -> None:
+def test_no_deltas_amount_to_an_empty_reply() -> None:
     assert message() == {"role": "assistant", "content": None}
 
 
@@ -333,7 +333,7 @@ def test_nothing_is_an_empty_reply() -> None:
     ("contents", "content"),
     [([None, None], None), ([""], ""), (["", None], ""), (["a", "b", None, "c"], "abc"), ([None, "a"], "a")],
 )
-def test_content_is_what_came(contents: list[str | None], content: str | None) -> None:
+def test_content_is_the_deltas_put_together(contents: list[str | None], content: str | None) -> None:
     assert message(*({"content": piece} for piece in contents)) == {"role": "assistant", "content": content}
 
 
@@ -351,7 +351,7 @@ def test_a_role_is_said_once() -> None:
     assert message({"role": ""})["role"] == "assistant"
 
 
-def test_the_last_word_counts_for_what_is_not_known() -> None:
+def test_the_last_value_of_an_unknown_field_counts() -> None:
     assert message({"x": 1, "y": {"a": 1}}, {"x": None}, {"x": 2, "y": {"b": 2}, "z": False}) == {
         "role": "assistant",
         "content": None,
@@ -480,7 +480,7 @@ def test_another_id_and_name_at_the_same_index_are_another_call() -> None:
     ) == [function("1", "f", id="a"), function("23", "g", id="b"), function("4", "h", id="c")]
 
 
-def test_another_id_alone_is_not() -> None:
+def test_another_id_alone_is_not_another_call() -> None:
     assert called(
         function("1", "f", index=0, id="a"),
         function("2", index=0, id="b"),

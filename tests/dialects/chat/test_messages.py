@@ -193,7 +193,7 @@ def test_changing_a_message_is_changing_its_data(data: dict[str, Any], name: str
         ({"is_internal": True, "role": "user", "agent": "a"}, ("agent", "is_internal")),
     ],
 )
-def test_which_fields_are_ours(data: dict[str, Any], own: tuple[str, ...]) -> None:
+def test_own_fields_are_those_of_the_proxy(data: dict[str, Any], own: tuple[str, ...]) -> None:
     raw = orjson.dumps(data)
 
     assert ChatMessage(raw).own_fields == own
@@ -217,13 +217,13 @@ def test_a_reply_that_is_known_to_call_nothing_is_not_parsed_for_its_calls() -> 
     assert message.without_own_fields() is message
 
 
-def test_what_may_go_upstream_has_no_field_of_ours() -> None:
+def test_a_message_without_our_own_fields_may_go_upstream() -> None:
     message = ChatMessage(b'{"role":"user","agent":"a","content":"x"}')
 
     assert message.without_own_fields().raw == b'{"role":"user","content":"x"}'
 
 
-def test_ties_are_what_holds_a_message_to_others() -> None:
+def test_ties_tell_what_pairs_a_message_with_others() -> None:
     assert ChatMessage.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties(role="user")
     assert ChatMessage.of({"role": "tool", "tool_call_id": "a"}).ties == Ties(role="tool", answers="a")
     assert ChatMessage.of({"role": "tool", "tool_call_id": 1}).ties == Ties(role="tool")
@@ -301,7 +301,7 @@ TEXT_PART = {"type": "text", "text": "a"}
         (["odd"], None),
     ],
 )
-def test_it_is_none_where_there_is_anything_else(content: Any, text: str | None) -> None:
+def test_plain_text_is_none_where_the_content_holds_anything_else(content: Any, text: str | None) -> None:
     assert ChatMessage.of({"role": "user", "content": content}).plain_text == text
 
 
@@ -317,7 +317,7 @@ def facts(name: int) -> Facts:
     return Facts(text(name), "user", has_own_fields=False, has_calls=True)
 
 
-def test_what_was_kept_is_recalled_by_an_equal_text_in_the_order_asked_for() -> None:
+def test_facts_are_recalled_by_an_equal_text() -> None:
     known = FactsByText()
     one, two = facts(1), facts(2)
     known.keep([one, two])
@@ -325,7 +325,7 @@ def test_what_was_kept_is_recalled_by_an_equal_text_in_the_order_asked_for() -> 
     assert known.recall([]) == []
 
 
-def test_new_facts_know_no_more_than_they_are_told() -> None:
+def test_new_facts_know_only_what_they_are_given() -> None:
     new = Facts(b"{}", "tool", has_own_fields=True, has_calls=True)
     assert (new.raw, new.role, new.has_own_fields) == (b"{}", "tool", True)
     assert (new.content, new.body, new.step, new.ties) == (None, None, None, None)
@@ -345,7 +345,7 @@ def held(known: FactsByText, *names: int) -> list[int]:
     return [name for name, found in zip(names, known.recall(list(map(text, names))), strict=True) if found]
 
 
-def test_what_was_not_asked_for_goes_first() -> None:
+def test_the_least_recently_used_facts_are_forgotten_first() -> None:
     known = FactsByText(5 * LARGE)  # two texts in each half
     known.keep(map(facts, (1, 2, 3)))
     assert held(known, 1) == [1]

@@ -61,7 +61,7 @@ def test_calls_are_told_apart(message: Data, finish: str | None, expected: Parte
     assert parted(message, NAMES, finish) == expected
 
 
-def test_what_is_left_without_ours() -> None:
+def test_a_message_without_the_proxys_calls() -> None:
     assert without_own(reply(OURS, THEIRS), NAMES)["tool_calls"] == [THEIRS]
     assert without_own(reply(OURS), NAMES) == {"role": "assistant", "content": None}
     untouched = reply(THEIRS)
@@ -107,11 +107,11 @@ def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: Endin
         (reply(THEIRS), False),
     ],
 )
-def test_what_says_something(message: Data, says: bool) -> None:
+def test_a_reply_says_something_where_it_has_content_to_show(message: Data, says: bool) -> None:
     assert says_something(message) is says
 
 
-def test_what_is_sent_back_has_all_that_a_request_needs() -> None:
+def test_a_message_sent_back_has_all_that_a_request_needs() -> None:
     message = reply(
         {"index": 0, "id": "", "function": {"name": "ours", "arguments": ""}},
         call("theirs", "call_0", "junk"),
@@ -136,7 +136,7 @@ def test_what_is_sent_back_has_all_that_a_request_needs() -> None:
     )
 
 
-def test_what_is_whole_is_sent_back_as_it_came() -> None:
+def test_a_whole_message_is_sent_back_as_it_came() -> None:
     said = call("ours", "a", '{ "q": 1 }')
     sent, own = answerable(reply(said), Parted(own=(0,), broken=(), others=False))
     assert sent == reply(said)
@@ -167,7 +167,7 @@ CALLS = b'"tool_calls": [{"id": "a"}, {"id":  "b"}]'
         (Correction(calls=[]), b", " + CALLS, b""),
     ],
 )
-def test_only_what_is_changed_is_changed(change: Correction, old: bytes, new: bytes) -> None:
+def test_a_correction_changes_no_other_byte(change: Correction, old: bytes, new: bytes) -> None:
     assert corrected(BODY, change) == BODY.replace(old, new, 1)
 
 
@@ -212,7 +212,9 @@ def test_a_body_gets_a_usage_that_it_had_not() -> None:
         (b'{"a":1}', Correction(calls=[]), {"a": 1}),
     ],
 )
-def test_what_is_no_strict_json_is_written_anew(message: bytes, change: Correction, expected: Any) -> None:
+def test_a_body_that_is_no_strict_json_is_written_anew(
+    message: bytes, change: Correction, expected: Any
+) -> None:
     made = json.loads(corrected(_body(message, b',"p":[-Infinity]'), change))
     assert made["choices"][0]["message"] == expected
     assert made["choices"][0].get("finish_reason") == change.finish_reason
@@ -247,7 +249,7 @@ def test_texts_that_would_run_into_each_other_are_kept_apart(before: Any) -> Non
         ("One.", [part("Two.")]),
     ],
 )
-def test_nothing_stands_where_nothing_runs_together(before: Any, after: Any) -> None:
+def test_there_is_no_gap_where_texts_do_not_run_together(before: Any, after: Any) -> None:
     assert gap(before, after) == ""
 
 
@@ -281,5 +283,5 @@ def test_numbers_add_up_however_deep() -> None:
         ({"a": 1}, {"a": {"b": 1}}, {"a": {"b": 1}}),
     ],
 )
-def test_what_is_no_number_is_the_last_word(one: Any, other: Any, total: Any) -> None:
+def test_the_last_value_counts_where_it_is_no_number(one: Any, other: Any, total: Any) -> None:
     assert added(one, other) == total

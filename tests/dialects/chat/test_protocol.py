@@ -156,7 +156,7 @@ def test_problems_say_where() -> None:
     ]
 
 
-def test_what_is_sound_stays_the_same_object_and_says_where_it_stood() -> None:
+def test_a_sound_message_stays_the_same_object_with_its_position() -> None:
     given_messages = messages(["tool x 0", "user hi", "assistant | a f, a f", "user so"])
     repaired = repair(given_messages)
     assert repaired.sources == (1, None, None, 3)
@@ -176,13 +176,13 @@ def test_what_is_sound_stays_the_same_object_and_says_where_it_stood() -> None:
         ([{"type": "image_url"}], True),
     ],
 )
-def test_what_says_something(content: Any, *, says: bool) -> None:
+def test_a_reply_has_content_where_it_can_be_sent_back(content: Any, *, says: bool) -> None:
     assert ChatMessage.of({"role": "assistant", "content": content}).has_content is says
 
 
 @TRIED
 @given(broken())
-def test_what_is_repaired_keeps_the_rules_and_needs_no_repair(given_messages: list[Message]) -> None:
+def test_a_repaired_history_keeps_the_rules_and_needs_no_repair(given_messages: list[Message]) -> None:
     raw = [message.raw for message in given_messages]
     repaired = repair(given_messages)
     assert problems(repaired.messages) == []
@@ -197,7 +197,7 @@ def test_what_is_repaired_keeps_the_rules_and_needs_no_repair(given_messages: li
 
 @TRIED
 @given(valid())
-def test_what_keeps_the_rules_is_left_alone(given_messages: list[Message]) -> None:
+def test_a_history_that_keeps_the_rules_is_left_alone(given_messages: list[Message]) -> None:
     repaired = repair(given_messages)
     assert problems(given_messages) == []
     assert repaired.messages == tuple(given_messages)

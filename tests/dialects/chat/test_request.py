@@ -65,7 +65,7 @@ def test_a_request_is_read_beside_its_bytes() -> None:
     assert request.wants_usage is False
 
 
-def test_what_is_missing_has_a_value() -> None:
+def test_missing_fields_have_defaults() -> None:
     request = parse_chat_request(body())
 
     assert (request.instructions, request.messages) == ((), (ChatMessage(HELLO),))
@@ -118,7 +118,7 @@ def test_what_a_request_says_of_the_usage(options: bytes, wants: bool | None) ->
         b'{"role":"user","content":' + nested(MAX_LEVELS - 1) + b"}",
     ],
 )
-def test_what_is_not_known_here_passes(message: bytes) -> None:
+def test_unknown_fields_pass(message: bytes) -> None:
     raw = body(message)
 
     assert parse_chat_request(raw).messages[0].raw == message
@@ -160,7 +160,7 @@ def test_what_is_not_known_here_passes(message: bytes) -> None:
     ],
     ids=range(29),
 )
-def test_what_is_wrong_is_refused_by_name(raw: bytes, param: str | None, words: str) -> None:
+def test_a_wrong_field_is_refused_by_name(raw: bytes, param: str | None, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_chat_request(raw)
 
@@ -374,7 +374,7 @@ EXTRA = st.dictionaries(
     st.booleans(),
 )
 @settings(deadline=None)
-def test_what_goes_out_is_what_came_in(
+def test_an_unchanged_request_goes_out_as_it_came(
     messages: list[dict[str, Any]],
     extra: dict[str, Any],
     at_the_end: bool,
@@ -413,7 +413,7 @@ def test_a_text_that_was_read_before_is_the_same_message_and_is_not_read_again()
     assert again.messages[0].data == {"role": "user", "content": "never sent before: 81"}
 
 
-def test_what_was_refused_once_is_refused_again() -> None:
+def test_a_refused_request_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest) as refused:
             parse_chat_request(body(HELLO + b',{"role":"user","content":82}'))

@@ -81,7 +81,7 @@ class Shown:
     ],
     ids=str,
 )
-def test_what_is_not_ours_is_shown_as_it_came(data: Any) -> None:
+def test_calls_of_other_tools_are_shown_as_they_came(data: Any) -> None:
     given = event(data)
     sieve = ToolStreamFilter(NAMES, hides_usage=False)
     assert sieve.take(given) == given.raw
@@ -169,14 +169,14 @@ def test_a_name_is_whole_at_the_end_at_the_latest() -> None:
     assert not shown.sieve.again
 
 
-def test_what_comes_after_an_unknown_name_waits_for_it() -> None:
+def test_events_after_an_undecided_name_wait_for_it() -> None:
     shown = Shown()
     assert shown.deltas(calls(call(0, None, "", id="a")), calls(call(1, "theirs", "{}", id="b"))) == []
     first = calls(call(0, "ours", "{}"))
     assert shown.deltas(first) == [{"tool_calls": [call(0, "theirs", "{}", id="b")]}]
 
 
-def test_text_does_not_wait() -> None:
+def test_text_is_shown_at_once() -> None:
     shown = Shown()
     both = calls(call(0, "our", "", id="a"), role="assistant", content="so")
     assert shown.deltas(both) == [{"role": "assistant", "content": "so"}]
@@ -465,7 +465,7 @@ def test_when_a_name_is_known(items: list[Data], name: Any, own: bool | None) ->
 
 
 @pytest.mark.parametrize("items", [None, "x", {}, [1, "x", None]])
-def test_what_is_no_list_of_deltas_is_none(items: Any) -> None:
+def test_tool_calls_that_are_no_list_are_ignored(items: Any) -> None:
     assert StreamedCalls(CALLED).learn(items) == []
 
 
