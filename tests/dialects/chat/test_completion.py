@@ -102,7 +102,7 @@ def test_choices_are_apart_and_in_order() -> None:
     assert [choice.finish_reason for choice in folded.choices()] == ["length", "stop"]
 
 
-def test_a_null_finish_reason_is_none() -> None:
+def test_an_empty_finish_reason_does_not_end_a_reply() -> None:
     assert not accumulate(chunk({"content": "a"}, finish_reason="")).finished
     assert accumulate(chunk(finish_reason="stop"), chunk(finish_reason="")).finished
 

@@ -374,7 +374,7 @@ EXTRA = st.dictionaries(
     st.booleans(),
 )
 @settings(deadline=None)
-def test_an_unchanged_request_goes_out_as_it_came(
+def test_a_request_goes_out_as_it_came_but_for_our_own_fields(
     messages: list[dict[str, Any]],
     extra: dict[str, Any],
     at_the_end: bool,
