@@ -1,7 +1,4 @@
-"""What a client is shown of a stream: >> the chunks that upstream sends, << those that it gets.
-
-Whole replies, in one round and in several, are in tests/pipeline/test_virtual.py.
-"""
+"""What a client is shown of a stream in which the model calls the proxy's own tools."""
 
 from __future__ import annotations
 
@@ -9,10 +6,12 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.dialects.chat.completion import Deltas
 from proxy.dialects.chat.own_calls import BROKE_OFF, SAID_NOTHING, STOPPED
-from proxy.dialects.chat.tool_stream import ToolStreamFilter
+from proxy.dialects.chat.tool_stream import StreamedCalls, ToolStreamFilter
 from proxy.dialects.sse import Event, EventDecoder
 
 Data = dict[str, Any]
@@ -82,7 +81,7 @@ class Shown:
     ],
     ids=str,
 )
-def test_what_is_not_ours_is_shown_as_it_came(data: Any) -> None:
+def test_calls_of_other_tools_are_shown_as_they_came(data: Any) -> None:
     given = event(data)
     sieve = ToolStreamFilter(NAMES, hides_usage=False)
     assert sieve.take(given) == given.raw
@@ -170,14 +169,14 @@ def test_a_name_is_whole_at_the_end_at_the_latest() -> None:
     assert not shown.sieve.again
 
 
-def test_what_comes_after_an_unknown_name_waits_for_it() -> None:
+def test_events_after_an_undecided_name_wait_for_it() -> None:
     shown = Shown()
     assert shown.deltas(calls(call(0, None, "", id="a")), calls(call(1, "theirs", "{}", id="b"))) == []
     first = calls(call(0, "ours", "{}"))
     assert shown.deltas(first) == [{"tool_calls": [call(0, "theirs", "{}", id="b")]}]
 
 
-def test_text_does_not_wait() -> None:
+def test_text_is_shown_at_once() -> None:
     shown = Shown()
     both = calls(call(0, "our", "", id="a"), role="assistant", content="so")
     assert shown.deltas(both) == [{"role": "assistant", "content": "so"}]
@@ -412,3 +411,91 @@ def test_giving_up_ends_a_reply_that_was_to_go_on(hides_usage: bool, usage: Data
     assert told[0] == chunk({"content": STOPPED}, "stop")
     assert told[1:] == ([{**BASE, "choices": [], "usage": usage}] if usage and not hides_usage else [])
     assert (shown.sieve.usage, shown.sieve.ended, shown.sieve.again) == (usage, True, False)
+
+
+CALLED = frozenset({"ours", "ours_too"})
+
+
+def call_of(index: int | None, name: Any = None, arguments: Any = None, **more: Any) -> Data:
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    item = {"function": function, **more}
+    return item if index is None else {"index": index, **item}
+
+
+def learnt(*items: Any) -> StreamedCalls:
+    """Return what is known after these deltas, each in a chunk of its own."""
+    calls = StreamedCalls(CALLED)
+    for item in items:
+        calls.learn([item])
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("items", "name", "own"),
+    [
+        ([call_of(0, "theirs")], "theirs", False),
+        ([call_of(0, "o")], "o", None),
+        ([call_of(0, "ours", "")], "ours", None),
+        ([call_of(0, "ours", "{}")], "ours", True),
+        ([call_of(0, "our", "{}")], "our", False),
+        ([call_of(0, None, "{}")], None, None),
+        ([call_of(0, None, "{}"), call_of(0, "ours"), call_of(0, None, "")], "ours", None),
+        ([call_of(0, "ours"), call_of(0, "ours", "{"), call_of(0, "ours", "}")], "ours", True),
+        ([call_of(0, "ours"), call_of(0, "_too"), call_of(0, None, "{}")], "ours_too", True),
+        ([call_of(0, "ours"), call_of(0, "_three")], "ours_three", False),
+        ([call_of(0, "theirs"), call_of(0, "_too"), call_of(0, None, "{}")], "theirs_too", False),
+        ([call_of(0, "our"), call_of(0, "ours"), call_of(0, "ours_too", "{}")], "ours_too", True),
+        ([call_of(0, "ours", "{"), call_of(0, "_too", "}")], "ours", True),
+        ([call_of(0, "ours_x", "{"), call_of(0, "y", "}")], "ours_x", False),
+        ([{"index": 0, "custom": {"name": "ours", "input": "x"}}], "ours", True),
+        ([{"index": 0, "function": "odd"}], None, None),
+        ([call_of(0, ["odd"], "{}")], ["odd"], False),
+    ],
+    ids=str,
+)
+def test_when_a_name_is_known(items: list[Data], name: Any, own: bool | None) -> None:
+    calls = learnt(*items)
+    [found] = calls.begun
+    assert (found.name.value, found.own) == (name, own)
+    assert calls.undecided is (own is None)
+    assert calls.any_own is (own is True)
+    calls.decide()
+    assert found.own is (isinstance(name, str) and name in CALLED)
+    assert not calls.undecided
+
+
+@pytest.mark.parametrize("items", [None, "x", {}, [1, "x", None]])
+def test_tool_calls_that_are_no_list_are_ignored(items: Any) -> None:
+    assert StreamedCalls(CALLED).learn(items) == []
+
+
+INDEXES = st.none() | st.integers(0, 2)
+IDS = st.sampled_from([None, "", "a", "b", 1])
+TOLD = st.sampled_from([None, "", "o", "ou", "ours", "_too", "ours_too", "r", 7])
+ARGUMENTS = st.sampled_from([None, "", "x", {"q": 1}])
+KINDS = st.sampled_from(["function", "custom"])
+
+
+@given(KINDS, st.lists(st.tuples(INDEXES, IDS, TOLD, ARGUMENTS), max_size=8))
+@settings(deadline=None)
+def test_calls_are_those_that_the_message_has(
+    kind: str, deltas: list[tuple[int | None, Any, Any, Any]]
+) -> None:
+    """Whatever is said in whichever order: what is shown and what is answered must be of one mind."""
+    calls, message = StreamedCalls(CALLED), Deltas()
+    for index, identity, name, arguments in deltas:
+        item = call_of(index, name, arguments, id=identity)
+        item[kind] = item.pop("function")
+        if kind == "custom":
+            item[kind]["input"] = item[kind].pop("arguments", None)
+        calls.learn([item])
+        message.add({"tool_calls": [item]})
+    built = message.message().get("tool_calls", [])
+    found = [(each.id, each.name.value) for each in calls.begun]
+    assert sorted(found, key=repr) == sorted(
+        ((each.get("id", ""), each[kind].get("name")) for each in built), key=repr
+    )
+    calls.decide()
+    ours = [each[kind].get("name") in CALLED for each in built]
+    if len({index is None for index, *_ in deltas}) == 1:  # nobody numbers some deltas and not others
+        assert sum(each.own is True for each in calls.begun) == sum(ours)
