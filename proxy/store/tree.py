@@ -302,13 +302,6 @@ def marks_to(connection: Connection, key: str, node: str, *, below: int = 0) -> 
     return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
-def own_of(rows: Sequence[NodeRow], agent: str | None) -> frozenset[int]:
-    """Return the places of the messages of an agent among rows; none where it has no name."""
-    if agent is None:
-        return frozenset()
-    return frozenset([place for place, row in enumerate(rows) if row.agent == agent])
-
-
 def leaves(connection: Connection, key: str) -> list[Branch]:
     """Return the nodes that nothing follows, newest first."""
     return [

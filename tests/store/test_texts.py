@@ -29,7 +29,7 @@ async def test_a_beginning_that_two_names_share_names_neither(
 ) -> None:
     shared = "abcdefabcdef"
     names = {b'{"a":1}': shared + "0" * 28, b'{"b":1}': shared + "f" * 28}
-    for module in ("texts", "opening"):
+    for module in ("tree", "exchanges"):
         monkeypatch.setattr(f"proxy.store.{module}.body_of", lambda text: names[text.raw])
     talk = Talk(store=store)
     await talk.begin(*(Body(message=ChatMessage(raw), tokens=1) for raw in names))

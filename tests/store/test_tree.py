@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from proxy.conversation import ROOT, content_hash, names_under
 from proxy.store.store import Store
-from proxy.store.tree import own_of
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -28,14 +27,6 @@ async def test_a_path_leads_from_the_root_to_the_node(store: Store) -> None:
     assert await store.path(talk.key, ROOT) == []
     assert await store.path(talk.key, "ab" * 20) == []
     assert await store.path("other", second.head) == []
-
-
-async def test_the_messages_of_an_agent_are_known_by_its_name(store: Store) -> None:
-    talk = Talk(store=store)
-    await talk.say("one", "1", agent="A")
-    settled = await talk.say("two", "2")
-    rows = await store.path(talk.key, settled.head)
-    assert [own_of(rows, agent) for agent in ("A", "B", None)] == [{0, 1}, set(), set()]
 
 
 async def test_a_branch_of_thousands_of_messages_is_read_and_known(store: Store) -> None:
