@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import and_, bindparam, literal_column, or_, select, tuple_, update
 
@@ -66,8 +67,8 @@ from proxy.store.tree import (
     calls_of,
     depths_of,
     encode_calls,
-    grow,
     hidden_at,
+    insert_nodes,
     keep_hidden,
     named_bodies,
     path_to,
@@ -139,33 +140,15 @@ def interrupt_pending(connection: Connection, at: int, marks: Collection[str] | 
 
 
 def _exchange(row: Row) -> ExchangeRow:
-    return ExchangeRow(
-        id=row.id,
-        session_key=row.session,
-        tenant=row.tenant,
-        session=row.session_id,
-        created_at=row.created_at,
-        settled_at=row.settled_at,
-        status=Status(row.status),
-        kind=row.kind,
-        base=row.base,
-        digest=row.digest,
-        model=row.model,
-        agent=row.agent,
-        policy=row.policy,
-        policy_version=row.policy_version,
-        stream=row.stream,
-        parameters=orjson.loads(row.parameters),
-        tools=row.tools,
-        instructions=row.instructions,
-        messages=tuple(orjson.loads(row.messages)),
-        nodes=tuple(orjson.loads(row.nodes)),
-        replies=tuple(orjson.loads(row.replies)),
-        cut_node=row.cut_node,
-        tokens_before=row.tokens_before,
-        tokens_sent=row.tokens_sent,
-        receipt=orjson.loads(row.receipt),
-    )
+    values = row._asdict()
+    values["session_key"], values["session"] = row.session, row.session_id
+    del values["session_id"], values["idempotency"]
+    values["status"] = Status(row.status)
+    for name in ("parameters", "receipt"):
+        values[name] = orjson.loads(values[name])
+    for name in ("messages", "nodes", "replies"):
+        values[name] = tuple(orjson.loads(values[name]))
+    return ExchangeRow(**values)
 
 
 # ------------------------------------------------------------------------------------------------------ begin
@@ -237,7 +220,7 @@ def begin(connection: Connection, opening: Opening) -> None:
 # ------------------------------------------------------------------------------------------- how things stand
 
 
-class State(NamedTuple):
+class ExchangeState(Struct, frozen=True, kw_only=True):
     """An exchange as far as its settling depends on it: the columns of `_STATE`."""
 
     status: str
@@ -279,42 +262,46 @@ _ALL: Final = (
 )
 """All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one
 whose lock it had to wait for."""
+_STATE_FIELDS: Final = ExchangeState.__struct_fields__
 _STATE_FROM: Final = len(SESSIONS.columns)
-_BASE_FROM: Final = _STATE_FROM + len(State._fields)
+_BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 
 
-class Standing(NamedTuple):
+class SettleSnapshot(Struct, frozen=True, kw_only=True):
     """How things stand."""
 
     session: SessionRow | None
     """The session, which is locked from now on; None where there is none."""
-    state: State | None
+    state: ExchangeState | None
     """The exchange; None where it is not stored."""
     under: Place | None = None
     """Where the node stands under which its messages belong, if it is known that the first of them does not
     stand there yet."""
 
 
-def standing(connection: Connection, settlement: Settlement) -> Standing:
+def settle_snapshot(connection: Connection, settlement: Settlement) -> SettleSnapshot:
     """Return how a session and an exchange that is to be settled stand."""
     key, base = session_key(settlement.tenant, settlement.session), settlement.base
     asked: dict[str, Any] = {"key": key, "exchange": settlement.exchange}
     if connection.dialect.name != "sqlite":
         session = locked_session(connection, key)
         row = connection.execute(_STATE, asked).one_or_none()
-        return Standing(session=session, state=None if row is None else State(*row))
+        return SettleSnapshot(session=session, state=None if row is None else ExchangeState(**row._asdict()))
     messages = settlement.messages
     asked["base"] = base
     asked["first"] = node_id(base, messages[0].message) if messages else None
     row = connection.execute(_ALL, asked).one_or_none()
     if row is None:
-        return Standing(session=None, state=None)
+        return SettleSnapshot(session=None, state=None)
     state = row[_STATE_FROM:_BASE_FROM]
     depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
     under = None
     if messages and depth is not None and first is None:
         under = Place(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
-    return Standing(session=session_in(row), state=None if state[0] is None else State(*state), under=under)
+    exchange = None
+    if state[0] is not None:
+        exchange = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
+    return SettleSnapshot(session=session_in(row), state=exchange, under=under)
 
 
 # ----------------------------------------------------------------------------- where messages go
@@ -341,7 +328,7 @@ _TWINS: Final = (
 
 
 def placement_of(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
 ) -> tuple[Placement[NodeRow], bool]:
     """Return where the messages of an answered request go, and whether the head goes to its reply."""
     planned, moves_head = settlement.base, settlement.moves_head
@@ -364,7 +351,7 @@ def placement_of(
 
 
 def _twins(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
 ) -> list[Answered]:
     """Return the appends that said the same and were answered before this one knew of them, of one place."""
     if settlement.kind not in APPENDING:
@@ -444,7 +431,7 @@ _CLOSE: Final = update(EXCHANGES).where(
 )
 
 
-class _Ended(NamedTuple):
+class _Ended(Struct, frozen=True, kw_only=True):
     """What an exchange came to."""
 
     settled: Settled
@@ -460,7 +447,7 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
     becomes a node.
     """
-    now = standing(connection, settlement)
+    now = settle_snapshot(connection, settlement)
     session, state = now.session, now.state
     if session is None or state is None:
         return Settled(head=ROOT, nodes=(), replies=())
@@ -474,12 +461,16 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     connection.execute(
         _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
     )
-    _move(connection, session, ended)
+    connection.execute(_MOVE, ended.session | {"the_session": session.key})
     return ended.settled
 
 
 def _end(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+    connection: Connection,
+    session: SessionRow,
+    state: ExchangeState,
+    settlement: Settlement,
+    under: Place | None,
 ) -> _Ended:
     """Write all that an exchange came to, but for its own row and the session's.
 
@@ -505,12 +496,16 @@ def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
 
 
 def _with_reply(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+    connection: Connection,
+    session: SessionRow,
+    state: ExchangeState,
+    settlement: Settlement,
+    under: Place | None,
 ) -> _Ended:
     placement, moves_head = placement_of(connection, session, state, settlement)
     if placement.carried or placement.base != settlement.base:
         under = None  # that was asked of another place, or of other messages
-    line, replies = grow(
+    line, replies = insert_nodes(
         connection,
         session.key,
         placement.base,
@@ -594,7 +589,9 @@ def _hide_again(
     return count
 
 
-def _finished(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> _Ended:
+def _finished(
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
+) -> _Ended:
     """Put the messages where they belong; the reply that answered them is stored already."""
     base, moves_head = settlement.base, settlement.moves_head
     there: Mapping[bytes, str] = {}
@@ -606,9 +603,9 @@ def _finished(connection: Connection, session: SessionRow, state: State, settlem
             base, there = found.base, found.nodes
         # Nothing was asked: what came after the reply meanwhile stays where the session stands.
         moves_head = moves_head and base == session.head
-    new = [sprout for sprout in _asked(settlement) if content_hash(sprout.body.message) not in there]
-    line, _ = grow(connection, session.key, base, new, (), tenant=settlement.tenant)
-    add_bodies(connection, session.key, named_bodies(sprout.body for sprout in new))
+    new = [new_node for new_node in _asked(settlement) if content_hash(new_node.body.message) not in there]
+    line, _ = insert_nodes(connection, session.key, base, new, (), tenant=settlement.tenant)
+    add_bodies(connection, session.key, named_bodies(new_node.body for new_node in new))
     end = line[-1] if line else places_of(connection, session.key, [base]).get(base)
     places = iter(line)
     nodes = [
@@ -686,7 +683,7 @@ def _answered(settlement: Settlement) -> list[NewNode]:
 
 
 def _progress(
-    session: SessionRow, settlement: Settlement, head: Place | None, state: State
+    session: SessionRow, settlement: Settlement, head: Place | None, state: ExchangeState
 ) -> dict[str, Any]:
     """Return what a reply changes in the session's row; None for `head`: the head stays where it is."""
     changed: dict[str, Any] = {
@@ -728,7 +725,3 @@ def _closed(settlement: Settlement) -> dict[str, Any]:
         "tokens_sent": settlement.tokens_sent,
         "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
     }
-
-
-def _move(connection: Connection, session: SessionRow, ended: _Ended) -> None:
-    connection.execute(_MOVE, ended.session | {"the_session": session.key})

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
@@ -239,7 +240,7 @@ def _nodes_of(found: HistorySnapshot) -> Sequence[str]:
     return [mark.node for mark in found.marks] or [row.node for row in found.rows]
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True, kw_only=True):
     """A session, and what was seen of it at the first glance."""
 
     session: SessionRow | None
