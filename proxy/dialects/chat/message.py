@@ -340,6 +340,11 @@ def text_of(content: Any) -> str:
     return "".join(text for text in parts if isinstance(text, str))
 
 
+def has_calls(data: JsonObject) -> bool:
+    """Tell whether the parsed JSON of a message may hold calls."""
+    return bool(data.get("tool_calls")) or is_object(data.get("function_call"))
+
+
 def without_unfinished_calls(message: JsonObject) -> JsonObject:
     """Return a reply that broke off without the calls that broke off; the same object where there are none.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.conversation.nodes import (
+from proxy.conversation.ids import (
     ROOT,
     array_of,
     body_id,
