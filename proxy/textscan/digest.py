@@ -295,7 +295,7 @@ def candidates_of(text: str) -> Sequence[Candidate]:
     """Return what may be kept of a text, each value once, first what is worth most for what it costs.
 
     Of equally good ones the earlier comes first. What was read last is remembered: a digest that is too dear
-    is made again, and so are those of a move that did not pay.
+    is made again, and so are those of a trim that did not pay.
     """
     return _of_short(text) if len(text) <= _SHORT else _of_long(text)
 
@@ -462,10 +462,6 @@ _ERROR: Final = re.compile(
 )
 _ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL", "Traceback")
 """Of these every error line holds one: a text without them need not be looked at more closely."""
-_FEW: Final = 20
-"""So many places of a text are looked at one by one."""
-_WORD_LONGEST: Final = 80
-"""Characters of a word before an alarm that are looked at: no word that tells an error has so many."""
 _CODE_LINE: Final = re.compile(
     r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b"
 )
@@ -514,30 +510,13 @@ def _error_line(text: str, most: int) -> str:
     if most < _LEAST:
         return ""
     text = ends_of(text)
-    for start in _errors(text):
+    for found in _ERROR.finditer(text) if any(alarm in text for alarm in _ALARMS) else ():
+        start = found.start()
         line_start = text.rfind("\n", 0, start) + 1
         if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
             line = text[line_start:].partition("\n")[0].strip()
             return line if len(line) <= most else _cut(line, most)
     return ""
-
-
-def _errors(text: str) -> Iterable[int]:
-    """Return where the words begin that tell an error."""
-    alarms = [alarm for alarm in _ALARMS if alarm in text]
-    if sum(map(text.count, alarms)) > _FEW:
-        return (found.start() for found in _ERROR.finditer(text))
-    # To look at the few places is a tenth of the time. A word begins where its letters do.
-    places = {_word_start(text, found.start()) for alarm in alarms for found in re.finditer(alarm, text)}
-    return (place for place in sorted(places) if _ERROR.match(text, place))
-
-
-def _word_start(text: str, place: int) -> int:
-    """Return where the word begins that has a letter at `place`; of a very long one, any place inside."""
-    first = max(0, place - _WORD_LONGEST)
-    while place > first and (text[place - 1].isalnum() or text[place - 1] == "_"):
-        place -= 1
-    return place
 
 
 def _cut(line: str, most: int) -> str:
