@@ -18,6 +18,7 @@ import orjson
 from proxy.dialects import (
     Attachment,
     Call,
+    Countable,
     Dialect,
     JsonObject,
     Message,
@@ -106,6 +107,9 @@ class ToyMessage(Message):
         for call in self.calls:
             yield call.name
             yield call.arguments
+
+    def countable(self) -> Countable:
+        return Countable(texts=tuple(text for text in self.all_texts() if text), media=len(self.attachments))
 
     def readable(self) -> str:
         lines = [self.text] if self.text else []

@@ -1,9 +1,4 @@
-"""Every edit alone, and random policies of several, on recorded sessions, request by request.
-
-No provider refuses a view, the same request is planned the same way, and between two moves of the cut each
-view begins with the last one; `growing` says what else is promised. Every message that is made can be read,
-and every cut can be stored.
-"""
+"""What holds of every edit."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import get_args
+from typing import Literal, get_args
 
 import orjson
 import pytest
@@ -21,12 +16,16 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store import decode_cut, encode_cut
 from proxy.trimming.edits import Edit
+from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.model import Cut, Entry, PlanningContext
 from proxy.trimming.policy import Policy
+from tests.trimming.edits.golden import Case
 from tests.trimming.growing import check, hidden, requests
 from tests.trimming.random_policies import PRICES, SETTINGS, chances, policy
 
-DATA = Path(__file__).parents[1] / "data"
+# -------------------------------------------------------------------------------------- every_edit
+
+DATA = Path(__file__).parents[2] / "data"
 SESSIONS = sorted((DATA / "trajectories").glob("*.json"))
 DIRTY = sorted((DATA / "dirty").glob("*.json"))
 MOST = 12
@@ -185,3 +184,56 @@ def test_half_an_emoji(kind: str) -> None:
 def test_half_an_emoji_in_what_is_read_of_a_text(edit: dict[str, object]) -> None:
     whole = {"trigger": {"every_request": True}, "keep": {"rounds": 0}, "edits": [edit]}
     assert _holds((), _with_halves(), Policy.model_validate(whole), chances("halves"))
+
+
+# -------------------------------------------------------------------------------------------- edit
+
+
+class SayLess(ToolOutputEdit, frozen=True):
+    """Replaces every result by one text."""
+
+    type: Literal["say_less"] = "say_less"
+    """Which one."""
+    text: str = "less"
+    """What is said instead."""
+
+    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+        if message.text == self.text:
+            return None
+        return Shortened(message=message.replacing("content", f"{self.text}"), reason=f"see {entry.ref}")
+
+
+def draft(*before: str, pin: str = "^$never") -> Case:
+    return Case({"before": list(before), "pin": [{"regex": pin}]})
+
+
+LOG = (
+    "user a long question",
+    "assistant | a f",
+    "tool a a long result",
+    "assistant | f()",
+    "function f another one",
+)
+
+
+def test_it_asks_for_each_result_of_both_forms_and_for_nothing_else() -> None:
+    changes = list(SayLess().apply(draft(*LOG).draft()))
+    assert [(change.position, change.reason) for change in changes] == [(2, "see ref_2"), (4, "see ref_4")]
+    assert [(change.edit, change.tokens_before, change.tokens_after) for change in changes] == [
+        ("say_less", 23, 14),
+        ("say_less", 21, 14),
+    ]
+
+
+def test_what_is_protected_is_not_asked_for() -> None:
+    changes = list(SayLess().apply(draft(*LOG, pin="long result").draft()))
+    assert [change.position for change in changes] == [4]
+
+
+def test_what_costs_no_less_stays() -> None:
+    assert list(SayLess(text="something much longer than that").apply(draft(*LOG).draft())) == []
+
+
+def test_what_is_short_already_stays() -> None:
+    before = draft(*LOG).draft()
+    assert list(SayLess().apply(before.after(list(SayLess().apply(before))))) == []

@@ -1,4 +1,4 @@
-"""A move of the cut: which edits run, what follows from them, and what is left when upstream refused more."""
+"""One trim: what is protected, what the edits change, what follows from it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.cost import NO_CHANGE, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
-from proxy.trimming.history import TrimmedHistory, arrive, trimmed_history
-from proxy.trimming.model import Account, Change, Cut, Gap, Prices, Summary
+from proxy.trimming.history import TrimmedHistory, arrive, is_pinned, trimmed_history
+from proxy.trimming.model import Account, Change, Cut, Entry, Gap, Hidden, Prices, Summary
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
-from proxy.trimming.trim import BEYOND_KEEP, Trim, rescue, trim
-from tests.trimming.notation import KNOWN, count, lines, log
+from proxy.trimming.trim import BEYOND_KEEP, ReleaseHidden, Trim, protected, recalled_lately, rescue, trim
+from tests.trimming.edits.held import draft_of
+from tests.trimming.growing import hidden
+from tests.trimming.notation import KNOWN, count, lines, log, messages
+
+# -------------------------------------------------------------------------------------------- move
 
 TEN = [f"user {place}{'.' * 89}" for place in range(10)]
 """Ten messages of a hundred tokens each."""
@@ -534,3 +540,175 @@ def test_a_rescue_counts_what_is_sent_beside_the_log() -> None:
     assert (move.draft.total, warnings) == (80 + 40, (BEYOND_KEEP,))
     move, warnings = rescue(standing, kept, known, 160, None)
     assert (move.draft.total, warnings) == (160, ())
+
+
+# -------------------------------------------------------------------------------------- protection
+
+LOG = messages(
+    [
+        "assistant welcome",  # 0, round 0
+        "user first",  # 1, round 1
+        "assistant | a search",  # 2
+        "tool a never forget",  # 3
+        "assistant done",  # 4
+        "user second",  # 5, round 2
+        "assistant | a search, b fetch",  # 6
+        "tool a one",  # 7
+        "tool b two",  # 8
+        "assistant more | c search",  # 9
+        "tool c three",  # 10
+    ]
+)
+OPEN = [*LOG, *messages(["assistant | d search, e search", "tool d four"])]
+NOTHING = {"rounds": 0}
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        pytest.param({"rounds": 0, "spans": 4}, {5}, id="the latest user message, whatever else"),
+        pytest.param({"rounds": 1, "spans": 0}, {5}, id="no span of a round"),
+        pytest.param({"rounds": 1, "spans": 1}, {5, 9, 10}, id="the newest span of the current round"),
+        pytest.param({"rounds": 1, "spans": 2}, {5, 6, 7, 8, 9, 10}, id="whole spans"),
+        pytest.param({"rounds": 1, "spans": 9}, {5, 6, 7, 8, 9, 10}, id="never beyond the rounds"),
+        pytest.param({"rounds": 2, "spans": 1}, {4, 5, 9, 10}, id="the newest of each round"),
+        pytest.param({"rounds": 3, "spans": 1}, {0, 4, 5, 9, 10}, id="the preamble is a round"),
+        pytest.param({"rounds": 9, "spans": 9}, set(range(11)), id="all of it"),
+        pytest.param({"rounds": 0, "first_user": True}, {1, 5}, id="the first user message"),
+    ],
+)
+def test_keep(keep: dict[str, Any], expected: set[int]) -> None:
+    policy = Policy.model_validate({"keep": keep})
+    assert protected(LOG, spans(LOG), rounds(LOG), policy) == expected
+
+
+@pytest.mark.parametrize(
+    ("pin", "expected"),
+    [
+        pytest.param({"regex": "never"}, {2, 3, 5}, id="a pin protects the whole span"),
+        pytest.param({"regex": "never", "roles": ["user"]}, {5}, id="only of its roles"),
+        pytest.param({"regex": "^done$"}, {4, 5}, id="one message"),
+    ],
+)
+def test_pins(pin: dict[str, Any], expected: set[int]) -> None:
+    policy = Policy.model_validate({"keep": NOTHING, "pin": [pin]})
+    assert protected(LOG, spans(LOG), rounds(LOG), policy) == expected
+
+
+def test_calls_that_wait_are_protected_with_the_results_that_came() -> None:
+    policy = Policy.model_validate({"keep": NOTHING})
+    assert protected(OPEN, spans(OPEN), rounds(OPEN), policy) == {5, 11, 12}
+
+
+def test_an_empty_log_and_one_without_a_question() -> None:
+    policy = Policy.model_validate({"keep": {"first_user": True, "spans": 1}, "pin": [{"regex": "x"}]})
+    assert protected([], [], [], policy) == frozenset()
+    alone = LOG[:1]
+    assert protected(alone, spans(alone), rounds(alone), policy) == {0}
+
+
+def test_without_a_question_the_last_span_stays_so_that_something_is_sent() -> None:
+    policy = Policy.model_validate({"keep": NOTHING})
+    log = messages(["assistant hello", "assistant | a f", "tool a 1"])
+    assert protected(log, spans(log), rounds(log), policy) == {1, 2}
+
+
+def test_what_comes_later_pins_nothing_on_arrival() -> None:
+    policy = Policy.model_validate({"pin": [{"regex": "two"}]})
+    assert [is_pinned(LOG, position, policy) for position in (7, 8, 10)] == [False, True, False]
+    by_its_block = Policy.model_validate({"pin": [{"regex": "more", "roles": ["assistant"]}]})
+    assert is_pinned(LOG, 10, by_its_block)
+    assert not is_pinned(LOG, 8, Policy())
+
+
+# ----------------------------------------------------------------------------------------- release
+
+TALK = [line for n in range(1, 6) for line in (f"user {n}", f"assistant {n}")]
+
+
+def hiding(lines: list[str], *places: int) -> list[Entry]:
+    """Return a log in which the replies at these places have hidden rounds."""
+    made = log(*lines)
+    return [
+        replace(each, hidden=hidden(each, KNOWN)) if at in places else each for at, each in enumerate(made)
+    ]
+
+
+def draft(target: int | None, *protected: int) -> Draft:
+    """Return the draft of a talk in which three replies have hidden rounds each."""
+    entries = hiding(TALK, 1, 3, 9)
+    found: dict[int, Hidden] = {at: each.hidden for at, each in enumerate(entries) if each.hidden is not None}
+    tokens = tuple(each.tokens + (each.hidden.tokens if each.hidden else 0) for each in entries)
+    made = draft_of(entries)
+    return replace(made, tokens=tokens, hidden=found, target=target, protected=frozenset(protected))
+
+
+def test_what_is_old_goes_from_the_oldest_until_the_target_is_met() -> None:
+    each = draft(None).hidden[1].tokens
+    assert [change.position for change in ReleaseHidden().apply(draft(None))] == [1, 3, 9]
+    assert [change.position for change in ReleaseHidden().apply(draft(None, 3))] == [1, 9]
+    before = draft(None)
+    assert [change.position for change in ReleaseHidden().apply(draft(before.total - each))] == [1]
+    (change,) = ReleaseHidden().apply(draft(before.total - each))
+    assert change == Change(
+        position=1,
+        edit="hidden_rounds",
+        reason=change.reason,
+        message=before.messages[1],
+        tokens_before=11 + each,
+        tokens_after=11,
+    )
+    after = before.after([change])
+    assert (after.total, sorted(after.hidden)) == (before.total - each, [3, 9])
+    assert after.messages == before.messages
+
+
+def test_what_costs_nothing_or_is_gone_stays_as_it_is() -> None:
+    before = draft(None)
+    free = replace(before, tokens=tuple(each.tokens for each in before.entries))
+    assert list(ReleaseHidden().apply(free)) == []
+    gone = replace(before, messages=(None,) * 10)
+    assert list(ReleaseHidden().apply(gone)) == []
+
+
+def test_of_the_newest_rounds_it_stays() -> None:
+    given = messages(TALK)
+    parts, turns = spans(given), rounds(given)
+    assert recalled_lately(parts, turns, ()) == frozenset()
+    assert recalled_lately(parts, turns, (1, 3, 5, 9)) == {5, 9}
+    assert recalled_lately(parts[:2], turns[:1], (1,)) == {1}
+
+
+def test_of_one_long_round_the_newest_spans_count() -> None:
+    calls = [line for n in range(20) for line in (f"assistant | c{n} f", f"tool c{n} 1")]
+    given = messages(["user 1", *calls])
+    assert recalled_lately(spans(given), rounds(given), range(1, 41, 2)) == set(range(9, 41))
+
+
+def test_a_move_lets_it_go_before_anything_else_and_the_view_stays_so() -> None:
+    entries = hiding(TALK, 1, 3, 9)
+    policy = Policy.model_validate(
+        {
+            "trigger": {"tokens": 150},
+            "target": {"tokens": 140},
+            "keep": {"rounds": 0},
+            "edits": [{"type": "drop_oldest"}],
+        }
+    )
+    made = plan(entries, policy, "p", KNOWN)
+    assert [change.edit for change in made.made] == ["hidden_rounds", "hidden_rounds"]
+    assert made.edits == ()
+    newest = entries[9].hidden
+    assert newest is not None
+    assert made.view == (*(each.message for each in entries[:9]), *newest.before, entries[9].message)
+    every = [entry.hidden for entry in entries if entry.hidden is not None]
+    assert made.tokens_before == 110 + sum(hidden.tokens for hidden in every)
+    assert made.messages_before == 10 + sum(hidden.messages for hidden in every)
+    assert made.tokens_sent == 110 + newest.tokens
+    assert made.settled == (4,)
+    more = [*entries, *log(*TALK, "user 6")[10:]]
+    again = plan(more, policy, "p", KNOWN, made.cut)
+    assert not again.moved
+    assert again.view == (*made.view, more[-1].message)
+    off = Policy()
+    assert len(plan(entries, off, "p", KNOWN).view) == 16

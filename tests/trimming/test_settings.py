@@ -1,14 +1,28 @@
-"""When a trigger fires, how long it waits after a move that did not help, and what a target is."""
+"""Triggers, targets, patterns, and the sections of a policy file."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
-from proxy.trimming.settings import Target, Trigger
+from proxy.trimming.settings import (
+    Natural,
+    Positive,
+    Section,
+    Share,
+    Target,
+    Trigger,
+    checked,
+    group_names,
+    is_found,
+    named_groups,
+)
+
+# ----------------------------------------------------------------------------------------- trigger
 
 
 def known(window: int | None = None, idle: float | None = None) -> PlanningContext:
@@ -233,3 +247,89 @@ def test_what_part_of_each_threshold_is_reached() -> None:
         )
         == []
     )
+
+
+# ----------------------------------------------------------------------------------------- section
+
+
+class Example(Section, frozen=True):
+    last: Positive = 3
+    """How many."""
+
+    @cached_property
+    def words(self) -> str:
+        return f"the last {self.last}"
+
+
+class Narrower(Example, frozen=True):
+    """What another section has, too."""
+
+
+def test_what_a_field_says_of_itself_is_in_the_schema() -> None:
+    assert Example.model_json_schema()["properties"]["last"]["description"] == "How many."
+
+
+def test_unknown_keys_are_refused() -> None:
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        Example.model_validate({"lsat": 3})
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="Instance is frozen"):
+        Example().last = 4  # type: ignore[misc]  # this is the mistake
+
+
+@pytest.mark.parametrize("kind", [Example, Narrower])
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_follows_from_settings_follows_from_those_of_a_copy(kind: type[Example], deep: bool) -> None:
+    three = kind()
+    assert three.words == "the last 3"
+    copy = three.model_copy(update={"last": 4}, deep=deep)
+    assert (copy.last, copy.words) == (4, "the last 4")
+    same = three.model_copy(deep=deep)
+    assert (same, same.words, same.model_fields_set) == (three, "the last 3", three.model_fields_set)
+    assert vars(three) == {"last": 3, "words": "the last 3"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [(Positive, 1, 0), (Natural, 0, -1), (Share, 1, 1.5), (Share, 0.1, 0), (Share, 0.1, float("nan"))],
+)
+def test_numbers_have_ranges(kind: type, good: float, bad: float) -> None:
+    assert TypeAdapter(kind).validate_python(good) == good
+    with pytest.raises(ValidationError, match="Input should be"):
+        TypeAdapter(kind).validate_python(bad)
+
+
+@pytest.mark.parametrize("kind", [Positive, Natural, Share])
+def test_yes_is_no_number(kind: type) -> None:
+    with pytest.raises(ValidationError, match="not true or false"):
+        TypeAdapter(kind).validate_python(True)
+
+
+# ------------------------------------------------------------------------------------------- regex
+
+
+def test_a_pattern_that_is_taken_is_the_very_same() -> None:
+    assert checked("a+b") == "a+b"
+
+
+@pytest.mark.parametrize("regex", ["(", "(?=a)", r"(a)\1", "a{5000}"])
+def test_what_the_engine_does_not_take_is_refused_with_its_reason(regex: str) -> None:
+    with pytest.raises(ValueError, match=r"not a pattern that RE2 takes: .+"):
+        checked(regex)
+
+
+def test_where_a_pattern_is_found() -> None:
+    assert is_found("b+", "abc")
+    assert not is_found("^b", "abc")
+
+
+def test_the_named_groups_of_a_pattern() -> None:
+    assert group_names("(?P<a>x)(y)(?P<b>z)") == {"a", "b"}
+    assert named_groups("(?P<a>x)|(?P<b>y)", "say y") == {"b": "y"}
+    assert named_groups("(?P<a>x)", "say y") is None
+
+
+def test_a_pattern_that_would_take_for_ever_elsewhere() -> None:
+    assert named_groups("^(a+)+(?P<end>!)$", "a" * 1_000_000) is None

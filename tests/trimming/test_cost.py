@@ -1,4 +1,4 @@
-"""Whether a move of the cut pays: every number here was reckoned by hand."""
+"""The cost model: prices, and whether a trim pays."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from proxy.trimming.cost import (
 from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, PlanningContext, Prices, Step, Summary
 from tests.trimming.notation import count, message
+
+# ------------------------------------------------------------------------------------------- worth
 
 PRICES = Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=0, source="known")
 FREE_WRITING = replace(PRICES, write=1.0)
@@ -435,3 +437,31 @@ def test_where_only_tokens_went_that_place_is_rewritten() -> None:
     behind = replace(draft({}), tokens=(100,) * 9 + (60,))
     balance = costs().balance(behind)
     assert (balance.freed, balance.rewritten) == (40, 1010 - 850)
+
+
+# ------------------------------------------------------------------------------------------ prices
+
+FLAT = Prices(read=0.1, write=1.0, output=5.0, lifetime=300.0, minimum=1024)
+
+
+def test_without_steps_every_request_costs_the_same() -> None:
+    assert FLAT.factor(0) == FLAT.factor(10_000_000) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "factor"), [(0, 1.0), (128_000, 1.0), (128_001, 2.0), (272_000, 2.0), (272_001, 3.5)]
+)
+def test_a_step_holds_for_what_is_above_it(tokens: int, factor: float) -> None:
+    prices = Prices(
+        read=0.1,
+        write=1.0,
+        output=5.0,
+        lifetime=300.0,
+        minimum=1024,
+        steps=(Step(above=128_000, factor=2.0), Step(above=272_000, factor=3.5)),
+    )
+    assert prices.factor(tokens) == factor
+
+
+def test_who_does_not_say_where_prices_come_from_has_assumed_them() -> None:
+    assert FLAT.source == "assumed"
