@@ -144,6 +144,3 @@ class ConfigurationError(PalimpsestError):
 
 class ClientLeft(PalimpsestError):
     """The client closed its connection before its request was complete. Nothing can be sent to it."""
-
-    def __init__(self) -> None:
-        super().__init__("The client closed the connection before its request was complete.")

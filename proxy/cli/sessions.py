@@ -18,10 +18,19 @@ from rich.table import Table
 from proxy.cli.options import AsJson, Config, Tenant
 from proxy.config import Policies, Settings, load
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from proxy.pipeline import compact, opened, present, valid_id
-from proxy.server import jsonl
-from proxy.server.gate import DEFAULT_TENANT
-from proxy.server.sessions import summary_of, summary_told, timestamp
+from proxy.pipeline import (
+    DEFAULT_TENANT,
+    compact,
+    opened,
+    present,
+    read_lines,
+    session_document,
+    session_id_of,
+    summary_document,
+    timestamp,
+    valid_id,
+    write_lines,
+)
 from proxy.store import SessionRow, SqliteFile, Store, SummaryRow, address_of
 from proxy.summaries import Caller
 
@@ -48,7 +57,7 @@ def list_sessions(
 
     rows = _with_store(config, work)
     if as_json:
-        typer.echo(json.dumps([summary_of(row) for row in rows], ensure_ascii=False))
+        typer.echo(json.dumps([session_document(row) for row in rows], ensure_ascii=False))
         return
     table = Table("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "used last")
     for row in rows:
@@ -73,7 +82,9 @@ def show(
     row, messages = _with_store(config, work)
     if as_json:
         typer.echo(
-            orjson.dumps(summary_of(row) | {"data": [orjson.Fragment(raw) for raw in messages]}).decode()
+            orjson.dumps(
+                session_document(row) | {"data": [orjson.Fragment(raw) for raw in messages]}
+            ).decode()
         )
         return
     console = Console()
@@ -100,7 +111,7 @@ def export(
     async def work(store: Store) -> None:
         row = await _find(store, session, tenant)
         with nullcontext(sys.stdout.buffer) if out is None else _opened(out) as file:
-            async for line in jsonl.written(store.export(row.key)):
+            async for line in write_lines(store.export(row.key)):
                 file.write(line)
 
     _with_store(config, work)
@@ -114,10 +125,10 @@ def import_session(
     name: Annotated[str | None, typer.Option("--as", help="Id for the session, instead of its own.")] = None,
 ) -> None:
     """Store an exported session. Its id must be free."""
-    records = jsonl.read(file.read_bytes())
+    records = read_lines(file.read_bytes())
 
     async def work(store: Store) -> SessionRow:
-        return await store.load(tenant, valid_id(name or jsonl.session_named(records), "--as"), records)
+        return await store.load(tenant, valid_id(name or session_id_of(records), "--as"), records)
 
     row = _with_store(config, work, makes=True)
     typer.echo(f"{row.id} ({row.tenant}): {row.messages} messages")
@@ -155,7 +166,7 @@ def fork(
 
     row = _with_store(config, work)
     typer.echo(
-        json.dumps(summary_of(row), ensure_ascii=False)
+        json.dumps(session_document(row), ensure_ascii=False)
         if as_json
         else f"{row.id} ({row.tenant}): {row.messages} messages"
     )
@@ -189,7 +200,7 @@ def compact_session(
 
     made = asyncio.run(run())
     if as_json:
-        typer.echo(json.dumps(summary_told(made) if made else {"summary": None}, ensure_ascii=False))
+        typer.echo(json.dumps(summary_document(made) if made else {"summary": None}, ensure_ascii=False))
     elif made is None:
         typer.echo("There is nothing to sum up yet.")
     else:

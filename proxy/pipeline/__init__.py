@@ -21,6 +21,7 @@
     present      a session as it stands now, without a request
     preview      what would be sent of it
     compacting   a summary of it that somebody asks for
+    documents    sessions and summaries as JSON, for the HTTP API and the command line
     means        everything that is open while the process serves
     background   work that outlives the request that began it
 
@@ -31,6 +32,16 @@ from __future__ import annotations
 
 from proxy.pipeline.background import Background, compute
 from proxy.pipeline.compacting import compact
+from proxy.pipeline.documents import (
+    DEFAULT_TENANT,
+    compression_rate,
+    read_lines,
+    session_document,
+    session_id_of,
+    summary_document,
+    timestamp,
+    write_lines,
+)
 from proxy.pipeline.exchange import ChatCompletions
 from proxy.pipeline.identity import valid_id
 from proxy.pipeline.inquiry import RESCUED
@@ -46,6 +57,7 @@ from proxy.pipeline.turn import Call
 from proxy.pipeline.virtual import VirtualRelay
 
 __all__ = [
+    "DEFAULT_TENANT",
     "RESCUED",
     "AppServices",
     "Background",
@@ -58,6 +70,7 @@ __all__ = [
     "Rounds",
     "VirtualRelay",
     "compact",
+    "compression_rate",
     "compute",
     "expanded",
     "gap_lines",
@@ -67,6 +80,12 @@ __all__ = [
     "plan_lines",
     "present",
     "preview",
+    "read_lines",
     "request_form",
+    "session_document",
+    "session_id_of",
+    "summary_document",
+    "timestamp",
     "valid_id",
+    "write_lines",
 ]
