@@ -1,22 +1,23 @@
-"""Every error that this project raises on purpose, each knowing its HTTP status and OpenAI shape.
+"""Every error that crosses a file's border, each with its HTTP status and OpenAI shape.
 
     PalimpsestError
-    ├── RequestError            the client's request cannot be served as it is (4xx)
-    │   ├── InvalidRequest      400  malformed, or of the wrong type
-    │   ├── Unauthenticated     401  no credential, or one that nobody holds
-    │   ├── Forbidden           403  a known caller may not do this
-    │   ├── NotFound            404  no such session, exchange, reference or route
-    │   ├── Conflict            409  it exists already
-    │   └── TooLarge            413  over a configured limit
-    ├── UpstreamError           the provider gave no answer
-    │   ├── UpstreamUnreachable 502  no connection, or it broke before an answer
-    │   ├── UpstreamBusy        503  every connection of the pool is taken
-    │   └── UpstreamTimeout     504  no answer in time
-    ├── InternalError           500  a mistake of this project's own
-    ├── StoreUnavailable        503  the database cannot be read or written
-    └── ConfigurationError      stops the start (exit code 2)
+      + RequestError               the client must change its request
+        · InvalidRequest      400  it is malformed, or a value has the wrong type
+        · Unauthenticated     401  the credential is missing or unknown
+        · Forbidden           403  the caller lacks permission
+        · NotFound            404  there is no such session, exchange, reference or route
+        · Conflict            409  the session exists already
+        · TooLarge            413  it is over a configured limit
+      + UpstreamError         502  the provider did not answer
+        · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
+        · UpstreamBusy        503  all connections are in use
+        · UpstreamTimeout     504  no connection or no answer in time
+      · InternalError         500  a bug in this project
+      · StoreUnavailable      503  the database cannot be read or written
+      · ConfigurationError         stops the start (exit code 2)
+      · ClientLeft                 the client closed its connection; nothing can be sent
 
-One handler turns a `PalimpsestError` into a response; nothing else formats errors.
+A message says what is wrong and what to do. `PalimpsestError.body` is the only place that formats errors.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, ClassVar
 
 
 class PalimpsestError(Exception):
-    """The base: a message that says what to do, and where it belongs in OpenAI's error object."""
+    """The base class. The message is shown to the client."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -50,7 +51,7 @@ class PalimpsestError(Exception):
 
 
 class RequestError(PalimpsestError):
-    """The client's request cannot be served as it is."""
+    """The request cannot be served as it is."""
 
     status = 400
     type = "invalid_request_error"
@@ -61,7 +62,7 @@ class InvalidRequest(RequestError):
 
 
 class Unauthenticated(RequestError):
-    """No credential came with the request, or one that nobody holds."""
+    """The credential is missing or unknown."""
 
     status = 401
     type = "authentication_error"
@@ -69,21 +70,21 @@ class Unauthenticated(RequestError):
 
 
 class Forbidden(RequestError):
-    """The caller is known, or needs no name, but may not do this."""
+    """The caller lacks permission."""
 
     status = 403
     type = "permission_error"
 
 
 class NotFound(RequestError):
-    """There is no such thing, or it belongs to another tenant, which looks the same."""
+    """There is no such thing. What belongs to another tenant looks the same."""
 
     status = 404
     default_code = "not_found"
 
 
 class Conflict(RequestError):
-    """What should be made exists already."""
+    """It exists already."""
 
     status = 409
     default_code = "conflict"
@@ -97,40 +98,40 @@ class TooLarge(RequestError):
 
 
 class UpstreamError(PalimpsestError):
-    """The provider gave no answer that could be relayed."""
+    """The provider did not answer, or not to the end."""
 
     status = 502
     type = "upstream_error"
 
 
 class UpstreamUnreachable(UpstreamError):
-    """No connection could be made, or it broke before there was an answer."""
+    """No connection could be made, or it broke before the answer was complete."""
 
     default_code = "upstream_unreachable"
 
 
 class UpstreamBusy(UpstreamError):
-    """Every connection of the pool is in use."""
+    """All connections to the provider are in use."""
 
     status = 503
     default_code = "upstream_busy"
 
 
 class UpstreamTimeout(UpstreamError):
-    """The provider did not answer in time."""
+    """The provider could not be reached or did not answer in time."""
 
     status = 504
     default_code = "upstream_timeout"
 
 
 class InternalError(PalimpsestError):
-    """A mistake of this project's own; the log says more."""
+    """A bug in this project. The log has the details."""
 
     default_code = "internal_error"
 
 
 class StoreUnavailable(PalimpsestError):
-    """The database cannot be read or written; nothing was acknowledged."""
+    """The database cannot be read or written. Nothing was acknowledged."""
 
     status = 503
     type = "server_error"
@@ -138,4 +139,8 @@ class StoreUnavailable(PalimpsestError):
 
 
 class ConfigurationError(PalimpsestError):
-    """The configuration is wrong: the message names file, line, path and what was allowed."""
+    """The configuration is wrong. The message names file, line, path and what is allowed."""
+
+
+class ClientLeft(PalimpsestError):
+    """The client closed its connection before its request was complete. Nothing can be sent to it."""

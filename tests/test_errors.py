@@ -18,7 +18,7 @@ def _all(base: type[PalimpsestError] = PalimpsestError) -> Iterator[type[Palimps
 
 
 KINDS = [kind for kind in _all() if kind.__module__ == errors.__name__]
-DRAWN = dict(re.findall(r"[├└]── (\w+) +(\d{3}|)", errors.__doc__ or ""))
+DRAWN = dict(re.findall(r"[+·] (\w+) +(\d{3}|)", errors.__doc__ or ""))
 
 
 def test_every_error_is_drawn_and_every_drawn_one_is_there() -> None:

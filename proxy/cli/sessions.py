@@ -17,10 +17,19 @@ from proxy.cli.database import find_session, require_store
 from proxy.cli.options import AsJson, Config, Tenant, print_table
 from proxy.config import Policies, load
 from proxy.errors import InvalidRequest
-from proxy.pipeline import compact, opened, session_view, valid_id
-from proxy.server import jsonl
-from proxy.server.gate import DEFAULT_TENANT
-from proxy.server.sessions import summary_of, summary_told, timestamp
+from proxy.pipeline import (
+    DEFAULT_TENANT,
+    compact,
+    opened,
+    read_lines,
+    session_document,
+    session_id_of,
+    session_view,
+    summary_document,
+    timestamp,
+    valid_id,
+    write_lines,
+)
 from proxy.store import SessionRow, Store, SummaryRow
 from proxy.summaries import Caller
 
@@ -49,7 +58,7 @@ def list_sessions(
 
     rows = _with_store(config, work)
     if as_json:
-        typer.echo(json.dumps([summary_of(row) for row in rows], ensure_ascii=False))
+        typer.echo(json.dumps([session_document(row) for row in rows], ensure_ascii=False))
         return
     columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "last used")
     lines: list[list[str]] = []
@@ -76,7 +85,9 @@ def show(
     row, messages = _with_store(config, work)
     if as_json:
         typer.echo(
-            orjson.dumps(summary_of(row) | {"data": [orjson.Fragment(raw) for raw in messages]}).decode()
+            orjson.dumps(
+                session_document(row) | {"data": [orjson.Fragment(raw) for raw in messages]}
+            ).decode()
         )
         return
     typer.echo(f"{_title(row)}, {row.rounds} rounds, {row.tokens:,} tokens")
@@ -96,7 +107,7 @@ def export(
     async def work(store: Store) -> None:
         row = await find_session(store, session, tenant)
         with nullcontext(sys.stdout.buffer) if out is None else _opened(out) as file:
-            async for line in jsonl.written(store.export(row.key)):
+            async for line in write_lines(store.export(row.key)):
                 file.write(line)
 
     _with_store(config, work)
@@ -110,10 +121,10 @@ def import_session(
     name: Annotated[str | None, typer.Option("--as", help="Id of the new session. Default: its own.")] = None,
 ) -> None:
     """Store an exported session. Its id must be free."""
-    records = jsonl.read(file.read_bytes())
+    records = read_lines(file.read_bytes())
 
     async def work(store: Store) -> SessionRow:
-        return await store.load(tenant, valid_id(name or jsonl.session_named(records), "--as"), records)
+        return await store.load(tenant, valid_id(name or session_id_of(records), "--as"), records)
 
     row = _with_store(config, work, makes=True)
     typer.echo(_title(row))
@@ -148,7 +159,7 @@ def fork(
         return await store.fork(row.tenant, row.key, at or row.head, valid_id(as_id, "--as"))
 
     row = _with_store(config, work)
-    typer.echo(json.dumps(summary_of(row), ensure_ascii=False) if as_json else _title(row))
+    typer.echo(json.dumps(session_document(row), ensure_ascii=False) if as_json else _title(row))
 
 
 @app.command("compact")
@@ -179,7 +190,7 @@ def compact_session(
 
     made = asyncio.run(run())
     if as_json:
-        typer.echo(json.dumps(summary_told(made) if made else {"summary": None}, ensure_ascii=False))
+        typer.echo(json.dumps(summary_document(made) if made else {"summary": None}, ensure_ascii=False))
     elif made is None:
         typer.echo("There is nothing to summarize yet.")
     else:

@@ -13,6 +13,7 @@
     receipt           response headers, the stored receipt, the log line
     summary_requests  the summary that a plan uses or asks for
     session_view      a session as it stands now, without a request
+    documents         sessions and summaries as JSON, for the HTTP API and the command line
     services          everything that is open while the process serves
     background        work that outlives the request that began it
 
@@ -24,6 +25,16 @@ from __future__ import annotations
 
 from proxy.pipeline.background import Background, compute
 from proxy.pipeline.context import Call, Client, valid_id
+from proxy.pipeline.documents import (
+    DEFAULT_TENANT,
+    compression_rate,
+    read_lines,
+    session_document,
+    session_id_of,
+    summary_document,
+    timestamp,
+    write_lines,
+)
 from proxy.pipeline.exchange import ChatCompletions
 from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.own_tools import VirtualRelay
@@ -35,6 +46,7 @@ from proxy.pipeline.services import AppServices, Knowledge, opened
 from proxy.pipeline.session_view import compact, last_answered, preview, session_view
 
 __all__ = [
+    "DEFAULT_TENANT",
     "RESCUED",
     "Answered",
     "AppServices",
@@ -48,6 +60,7 @@ __all__ = [
     "Rounds",
     "VirtualRelay",
     "compact",
+    "compression_rate",
     "compute",
     "expanded",
     "gap_lines",
@@ -56,6 +69,12 @@ __all__ = [
     "opened",
     "plan_lines",
     "preview",
+    "read_lines",
+    "session_document",
+    "session_id_of",
     "session_view",
+    "summary_document",
+    "timestamp",
     "valid_id",
+    "write_lines",
 ]

@@ -1,15 +1,11 @@
-"""HTTP, thin: who asks, what for, and the words of the answer.
+"""HTTP: the application, authentication, the endpoints, and the JSON they answer with.
 
-    gate          who asks: credentials, tenants, the names under which the proxy may be called
-    connection    one HTTP exchange with a client, over ASGI
-    chat          POST /v1/chat/completions
-    passthrough   every other path under /v1/, untouched
-    sessions      the stored sessions, to read, export, import and delete
-    exchanges     the receipts
-    tokens        what this process remembers of token counts
-    health        liveness and readiness
-    jsonl         sessions as JSON Lines
-    deps          what the routes share: the open services, the caller, the session asked for
-
-What is done about a request is done on the floors below.
+app              the ASGI application: opens everything and sends each request to its endpoint
+authentication   credentials and tenants
+chat             POST /v1/chat/completions; start here
+passthrough      every other path under /v1/, relayed unchanged
+sessions         the sessions API
+exchanges        the receipts
+operations       liveness, readiness, the cache of token counts
+dependencies     what the routes share
 """

@@ -24,11 +24,10 @@ from proxy.config import Loaded, Policies, Reload, Settings, Takes
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import ChatCompletions, Knowledge, opened
-from proxy.server import actions, exchanges, health, sessions, tokens
-from proxy.server.chat import ChatEndpoint
-from proxy.server.connection import Connection, Receive, Scope, Send
-from proxy.server.deps import Services
-from proxy.server.gate import Authenticator
+from proxy.server import exchanges, operations, sessions
+from proxy.server.authentication import Authenticator
+from proxy.server.chat import ChatEndpoint, Connection, Receive, Scope, Send
+from proxy.server.dependencies import Services
 from proxy.server.passthrough import Passthrough
 from proxy.store import Store
 from proxy.telemetry import set_level
@@ -116,8 +115,8 @@ class Application:
             chat = ChatCompletions(settings, means, process_mark=self._mark, cache_secret=secret)
             api.state.services = Services(settings=settings, means=means, gate=gate, policies=chat.policies)
             self._gate = gate
-            self._chat = ChatEndpoint(settings, gate, chat)
-            self._passthrough = Passthrough(settings, gate, means.upstream)
+            self._chat = ChatEndpoint(settings, gate, chat, means.background)
+            self._passthrough = Passthrough(settings, gate, means.upstream, means.background)
             if self._loaded is not None:
                 await stack.enter_async_context(
                     Reload(self._loaded, _takes(chat.policies, means.knowledge)).running()
@@ -212,7 +211,7 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever name the client calls us by
     )
-    for module in (health, sessions, actions, exchanges, tokens):
+    for module in (operations, sessions, exchanges):
         api.include_router(module.router)
     api.add_exception_handler(PalimpsestError, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_parameter)

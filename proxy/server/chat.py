@@ -1,33 +1,201 @@
-"""`POST /v1/chat/completions`: hands the request to the exchange, and stops it when the client leaves."""
+"""`POST /v1/chat/completions` on raw ASGI: reads the request, hands it to the pipeline, watches the client.
+
+Start here to follow a request. `Connection` is the client's side of it; the passthrough uses it too.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Final
+
+import orjson
+
 from proxy.config import Settings
-from proxy.errors import Forbidden, InvalidRequest, PalimpsestError
-from proxy.pipeline import Call, ChatCompletions
-from proxy.server.connection import ClientLeft, Connection
-from proxy.server.gate import Authenticator
+from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
+from proxy.pipeline import Background, Call, ChatCompletions
+from proxy.server.authentication import Authenticator
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+UNWATCHED_SECONDS: Final = 0.1
+"""How long work goes on before the proxy watches whether the client is still there."""
+
+
+class Connection:
+    """The client's side of one request: what it sends, what it is sent, and whether it is still there."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take over one ASGI call of type `http`."""
+        self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self.first: dict[bytes, bytes] = dict(reversed(self.headers))
+        """The first value of each header, by its lower-case name."""
+        self.method: str = scope["method"]
+        self.query: bytes = scope["query_string"]
+        self.gone = False
+        self._receive = receive
+        self._send = send
+        self._started = False
+        self._body_read = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first header of this lower-case name."""
+        return self.first.get(name)
+
+    async def body(self, limit: int) -> bytes:
+        """Return the request's body.
+
+        Raises:
+            TooLarge: it is longer than `limit` bytes.
+            ClientLeft: the client left before all of it was here.
+        """
+        _check_length(self.header(b"content-length"), limit)
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            body: bytes = message.get("body", b"")  # nearly always it comes in one piece
+            if len(body) > limit:
+                raise _too_large(limit)
+            self._body_read.set()
+            return body
+        return await bounded(self._pieces_from(message), None, limit)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
+        async for piece in self._pieces_from(await self._receive()):
+            yield piece
+
+    async def _pieces_from(self, message: MutableMapping[str, Any]) -> AsyncIterator[bytes]:
+        """Yield the request's body from this message on."""
+        while True:
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientLeft("The client left before its request was complete.")
+            if body := message.get("body", b""):
+                yield body
+            if not message.get("more_body", False):
+                break
+            message = await self._receive()
+        self._body_read.set()
+
+    async def left(self) -> None:
+        """Return once the client has left; to be awaited beside the work for it."""
+        await self._body_read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+
+    async def serve(self, work: Awaitable[None], background: Background, *, stops: bool = True) -> None:
+        """Do the work for the client; if the client leaves and `stops` is set, cancel it.
+
+        Before a response has begun, no server reports that the client has left: a task in `background` waits
+        for it, but only beside work that takes longer than `UNWATCHED_SECONDS`.
+        """
+        loop = asyncio.get_running_loop()
+        mine = asyncio.current_task(loop)
+        if mine is None:
+            raise RuntimeError("a connection is served by a task")
+        unwatched = loop.call_later(UNWATCHED_SECONDS, self._watch, mine, background, stops)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not (self.gone and stops):
+                raise
+            mine.uncancel()
+        finally:
+            unwatched.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+
+    def _watch(self, work: asyncio.Task[Any], background: Background, stops: bool) -> None:
+        self._watching = background.start(self._stop_when_left(work, stops=stops))
+
+    async def _stop_when_left(self, work: asyncio.Task[Any], *, stops: bool) -> None:
+        await self.left()
+        if stops:
+            work.cancel()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers."""
+        self._started = True
+        if not self.gone:
+            await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        if not self.gone:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece of the body."""
+        if not self.gone:
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
+        """Say what went wrong: as a response, or as the last event of a stream that has begun."""
+        body = orjson.dumps(error.body())
+        if self._started:
+            await self.end(b"data: " + body + b"\n\n")
+            return
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(error.status, [(b"content-type", b"application/json"), length, *headers])
+        await self.end(body)
+
+
+async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: int) -> bytes:
+    """Return a body put together; `announced` is its `Content-Length`.
+
+    Raises:
+        TooLarge: it is longer than `limit` bytes; the rest is not read.
+    """
+    _check_length(announced, limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in pieces:
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _check_length(announced: bytes | None, limit: int) -> None:
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes."
+    )
 
 
 class ChatEndpoint:
-    """The hot route, without a framework's request handling. One for the life of the process."""
+    """The hot endpoint. One for the life of the process."""
 
-    def __init__(self, settings: Settings, gate: Authenticator, chat: ChatCompletions) -> None:
-        """Let `gate` decide who asks and `chat` answer."""
+    def __init__(
+        self, settings: Settings, authenticator: Authenticator, chat: ChatCompletions, background: Background
+    ) -> None:
+        """Admit callers by `authenticator`, answer by `chat`."""
+        self._background = background
         self._limit = settings.server.max_body_bytes
         self._cancels = settings.sessions.on_disconnect == "cancel"
-        self._gate = gate
+        self._authenticator = authenticator
         self._chat = chat
 
     async def serve(self, connection: Connection) -> None:
-        """Answer one request, whatever comes of it."""
+        """Answer one request."""
         try:
             call = await self._call(connection)
-            await connection.serve(self._chat.answer(call, connection), stops=self._cancels)
-        except PalimpsestError as why:
-            await connection.fail(why)
+            await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft:
             pass
+        except PalimpsestError as why:
+            await connection.fail(why)
 
     async def _call(self, connection: Connection) -> Call:
         """Read the request.
@@ -36,7 +204,7 @@ class ChatEndpoint:
             PalimpsestError: the caller is unknown, or the body cannot be taken.
             ClientLeft: it left before its request was here.
         """
-        caller = self._gate.admit(connection.headers)
+        caller = self._authenticator.admit(connection.first)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")
         encoding = connection.header(b"content-encoding") or b"identity"

@@ -1,4 +1,4 @@
-"""The receipts: what was asked, what was sent instead and why, and how it ended."""
+"""The exchanges API: receipts of what was asked, what was sent and why, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from msgspec import Struct
 
 from proxy.conversation import ROOT
 from proxy.errors import NotFound
-from proxy.pipeline import compute, expanded, gap_lines, plan_lines
-from proxy.server.deps import After, CallerDependency, FoundSession, Limit, OpenServices, json_response
-from proxy.server.sessions import timestamp
+from proxy.pipeline import compute, expanded, gap_lines, plan_lines, timestamp
+from proxy.server.dependencies import (
+    After,
+    CallerDependency,
+    FoundSession,
+    Limit,
+    OpenServices,
+    check_query,
+    json_response,
+)
 from proxy.store import ExchangeRow, Lineage, Store
 from proxy.trimming import Change
 
@@ -40,7 +47,7 @@ _UNSETTLED: Final[dict[str, Any]] = {
 _LINE_BYTES: Final = 256
 """About what a line of a plan is long."""
 
-router = APIRouter(tags=["exchanges"])
+router = APIRouter(tags=["exchanges"], dependencies=[Depends(check_query)])
 
 
 @router.get("/sessions/{session}/exchanges")

@@ -12,9 +12,10 @@ from urllib.parse import unquote_to_bytes
 
 from proxy.config import Settings
 from proxy.dialects import headers
-from proxy.errors import Forbidden, PalimpsestError
-from proxy.server.connection import ClientLeft, Connection
-from proxy.server.gate import Authenticator
+from proxy.errors import ClientLeft, Forbidden, PalimpsestError
+from proxy.pipeline import Background
+from proxy.server.authentication import Authenticator
+from proxy.server.chat import Connection
 from proxy.upstream import Answer, Upstream
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
@@ -26,9 +27,12 @@ _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 class Passthrough:
     """Relays requests that are none of ours. One for the life of the process."""
 
-    def __init__(self, settings: Settings, gate: Authenticator, upstream: Upstream) -> None:
-        """Relay to the base of `upstream` what `gate` lets in."""
-        self._gate = gate
+    def __init__(
+        self, settings: Settings, authenticator: Authenticator, upstream: Upstream, background: Background
+    ) -> None:
+        """Relay to the base of `upstream` what `authenticator` admits."""
+        self._authenticator = authenticator
+        self._background = background
         self._upstream = upstream
         self._own_headers = frozenset(name.lower().encode() for name in settings.sessions.headers)
         self._allowed = frozenset(settings.upstream.passthrough)
@@ -36,7 +40,7 @@ class Passthrough:
     async def serve(self, connection: Connection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
         try:
-            caller = self._gate.admit(connection.headers)
+            caller = self._authenticator.admit(connection.first)
             if caller.admin:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
             if not self._upstream.base.forwards_credentials:
@@ -44,7 +48,7 @@ class Passthrough:
         except PalimpsestError as why:
             await connection.fail(why)
             return
-        await connection.serve(self._answer(connection, path))
+        await connection.serve(self._answer(connection, path), self._background)
 
     def _check(self, method: str, path: bytes) -> None:
         """Refuse what a shared key must not reach."""
@@ -66,10 +70,10 @@ class Passthrough:
     async def _answer(self, connection: Connection, path: bytes) -> None:
         try:
             await self._relay(connection, path)
-        except PalimpsestError as why:
-            await connection.fail(why)
         except ClientLeft:
             pass
+        except PalimpsestError as why:
+            await connection.fail(why)
 
     async def _relay(self, connection: Connection, path: bytes) -> None:
         base = self._upstream.base

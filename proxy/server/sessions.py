@@ -1,36 +1,64 @@
-"""The stored sessions: to list, read, explain, export, import and delete."""
+"""The sessions API: list, read, explain, compact, fork, export, import and delete stored sessions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from proxy.dialects import Message
 from proxy.errors import InvalidRequest, NotFound
-from proxy.pipeline import compute, last_answered, preview, session_view, valid_id
+from proxy.pipeline import (
+    DEFAULT_TENANT,
+    compact,
+    compression_rate,
+    compute,
+    last_answered,
+    preview,
+    read_lines,
+    session_document,
+    session_id_of,
+    session_view,
+    summary_document,
+    timestamp,
+    valid_id,
+    write_lines,
+)
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
-from proxy.server import jsonl
-from proxy.server.connection import bounded
-from proxy.server.deps import (
+from proxy.server.chat import bounded
+from proxy.server.dependencies import (
     After,
     CallerDependency,
     FoundSession,
     Limit,
     OpenServices,
     Tenant,
+    check_query,
     json_response,
     tenant_of,
 )
-from proxy.server.display import display_of
-from proxy.server.gate import DEFAULT_TENANT
-from proxy.store import NodeRow, SessionRow, SummaryRow, SummaryStatus
-from proxy.trimming import Summary
+from proxy.store import NodeRow, SummaryRow, SummaryStatus
+from proxy.summaries import Caller
+from proxy.trimming import BUILT_IN, Summary, broadcast_of
 
-router = APIRouter(tags=["sessions"])
+router = APIRouter(tags=["sessions"], dependencies=[Depends(check_query)])
+
+_TRIES: Final = 3
+"""Answers of the summarizer that are waited for: one may be refused, and a long history takes several."""
+_MOST_BYTES: Final = 65_536
+_SHOWN: Final = frozenset({"user", "assistant"})
+_TYPED: Final = re.compile(
+    r"\s*+<(?P<opening>[^<>:：\n]{1,100}[:：][^\S\n]{0,20}+(?P<agent>[^<>\s][^<>\n]{0,99}))>"
+)
+_UNTYPED: Final = re.compile(r"\s*+<(?P<opening>(?P<agent>[^<>:：\n]{1,100}))>")
+_CLOSING: Final = re.compile(r"</([^<>\n]{1,210})>\s*\Z")
+_PATTERNS: Final = tuple(BUILT_IN)
 
 
 @router.get("/sessions")
@@ -45,7 +73,7 @@ async def list_sessions(
     owner = tenant_of(caller, tenant)
     rows, cursor = await services.store.sessions(owner, limit=limit, after=after)
     finishing = services.settings.finish.tools
-    return json_response({"data": [summary_of(row, finishing) for row in rows], "next": cursor})
+    return json_response({"data": [session_document(row, finishing) for row in rows], "next": cursor})
 
 
 @router.get("/sessions/{session}")
@@ -57,7 +85,7 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     made = await services.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
     tried = await services.store.summary_rows(found.key) if found.summaries else []
     return json_response(
-        summary_of(found, services.settings.finish.tools)
+        session_document(found, services.settings.finish.tools)
         | {
             "instructions": [orjson.Fragment(m.raw) for m in instructions.messages] if instructions else [],
             "branches": [
@@ -69,7 +97,7 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
                 }
                 for branch in branches
             ],
-            "summaries": [summary_told(row) for row in _different(tried)]
+            "summaries": [summary_document(row) for row in _different(tried)]
             + [statistics_told(summary, at) for summary, at in made if summary.kind == "statistics"],
             "summarizer": summarizer_told(tried),
         }
@@ -141,7 +169,7 @@ async def show_ref(
     span = span_of(lines) if lines is not None else slice(None)
     pattern = pattern_of(grep) if grep is not None else None
     text = message.text
-    shown = await compute(len(message.raw), lambda: chosen(text, span, pattern))
+    found_lines = await compute(len(message.raw), lambda: chosen(text, span, pattern))
     return json_response(
         {
             "ref": ref_of(name),
@@ -149,8 +177,8 @@ async def show_ref(
             "tool_call_id": message.answers,
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "lines": text.count("\n") + 1,
-            "text": "\n".join(line for _, line in shown),
-            "numbers": [number for number, _ in shown] if grep is not None else None,
+            "text": "\n".join(line for _, line in found_lines),
+            "numbers": [number for number, _ in found_lines] if grep is not None else None,
             "message": orjson.Fragment(message.raw),
         }
     )
@@ -159,9 +187,7 @@ async def show_ref(
 @router.get("/sessions/{session}/export")
 async def export_session(found: FoundSession, services: OpenServices) -> Response:
     """Return the whole session as JSON Lines, which import reads."""
-    return StreamingResponse(
-        jsonl.written(services.store.export(found.key)), media_type="application/x-ndjson"
-    )
+    return StreamingResponse(write_lines(services.store.export(found.key)), media_type="application/x-ndjson")
 
 
 @router.post("/sessions/import")
@@ -180,10 +206,10 @@ async def import_session(
         raise InvalidRequest("Name the tenant that the session is for with ?tenant=.", param="tenant")
     announced = request.headers.get("content-length", "").encode("latin-1")
     lines = await bounded(request.stream(), announced, services.settings.server.max_body_bytes)
-    records = await compute(len(lines), lambda: jsonl.read(lines))
-    name = valid_id(session or jsonl.session_named(records), "as")
+    records = await compute(len(lines), lambda: read_lines(lines))
+    name = valid_id(session or session_id_of(records), "as")
     row = await services.store.load(owner or DEFAULT_TENANT, name, records)
-    return json_response(summary_of(row), 201)
+    return json_response(session_document(row), 201)
 
 
 @router.delete("/sessions/{session}")
@@ -193,44 +219,62 @@ async def delete_session(found: FoundSession, services: OpenServices) -> Respons
     return json_response({"id": found.id, "deleted": True})
 
 
-def summary_of(row: SessionRow, finishing: Collection[str] = ()) -> dict[str, Any]:
-    """Return a session for a list; `finishing` are the tools that finish a task."""
-    return {
-        "id": row.id,
-        "tenant": row.tenant,
-        "created_at": timestamp(row.created_at),
-        "updated_at": timestamp(row.updated_at),
-        "messages": row.messages,
-        "rounds": row.rounds,
-        "tokens": row.tokens,
-        "requests": row.requests,
-        "tokens_sent": row.tokens_sent,
-        "tokens_saved": row.tokens_saved,
-        "cost": row.cost,
-        "cost_saved": None,
-        "head": row.head or None,
-        "finished": any(name in finishing for name in row.calls),
-    }
+class Fork(BaseModel):
+    """The body that asks for a fork."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    as_id: Annotated[str, Field(alias="as", min_length=1)]
+    """The new session's id."""
+    at: Annotated[str, Field(min_length=1)] | None = None
+    """The node up to which the history is shared; without one, where the session stands."""
 
 
-def summary_told(row: SummaryRow) -> dict[str, Any]:
-    """Return a summary by a model for a reader."""
-    return {
-        "summary": row.text,
-        "summarized_until": row.until,
-        "summary_tokens": row.tokens,
-        "created_at": timestamp(row.created_at),
-        "message_count": row.covered_messages,
-        "original_tokens": row.covered_tokens,
-        "compression_rate": _rate(row.tokens, row.covered_tokens),
-        "kind": "model",
-        "model": row.model,
-        "generation": row.generation,
-        "id": row.id,
-        "predecessor": row.predecessor,
-        "usage": row.usage,
-        "cost": row.cost,
-    }
+@router.post("/sessions/{session}/compact")
+async def compact_session(
+    request: Request,
+    found: FoundSession,
+    services: OpenServices,
+    caller: CallerDependency,
+    policy: Annotated[str | None, Query(description="Name of the policy whose settings are taken.")] = None,
+) -> Response:
+    """Sum up now what may be summed up; the next request uses it."""
+    now = await session_view(found, policy, services.policies, services.means)
+    if now.policy is None:
+        raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
+    # The administrator's key is none of a provider's.
+    sent = [(name, value) for name, value in request.scope["headers"] if not caller.admin]
+    row = await compact(
+        found,
+        now,
+        now.policy,
+        Caller(tenant=found.tenant, headers=tuple(sent)),
+        services.means,
+        patience=_TRIES * services.settings.summarizer.timeout,
+    )
+    if row is None:
+        return json_response({"summary": None, "reason": "there is nothing to sum up yet"})
+    return json_response(summary_document(row), 201)
+
+
+@router.post("/sessions/{session}/fork")
+async def fork_session(request: Request, found: FoundSession, services: OpenServices) -> Response:
+    """Make a session that shares the history of this one up to a node."""
+    announced = request.headers.get("content-length", "").encode("latin-1")
+    body = await bounded(request.stream(), announced, _MOST_BYTES)
+    try:
+        fork = Fork.model_validate_json(body)
+    except ValidationError as why:
+        first = why.errors(include_url=False)[0]
+        param = ".".join(map(str, first["loc"])) or None
+        raise InvalidRequest(
+            f'{param or "The body"}: {first["msg"]}. Send {{"as": "NEW-ID", "at": "NODE"}}; without "at" it '
+            "is where the session stands.",
+            param=param,
+        ) from why
+    name = valid_id(fork.as_id, "as")
+    row = await services.store.fork(found.tenant, found.key, fork.at or found.head, name)
+    return json_response(session_document(row, services.settings.finish.tools), 201)
 
 
 def statistics_told(summary: Summary, made_at: int) -> dict[str, Any]:
@@ -242,7 +286,7 @@ def statistics_told(summary: Summary, made_at: int) -> dict[str, Any]:
         "created_at": timestamp(made_at),
         "message_count": summary.covered_messages,
         "original_tokens": summary.covered_tokens,
-        "compression_rate": _rate(summary.tokens, summary.covered_tokens),
+        "compression_rate": compression_rate(summary.tokens, summary.covered_tokens),
         "kind": summary.kind,
         "model": summary.model,
         "generation": summary.generation,
@@ -279,11 +323,6 @@ def _different(tried: Iterable[SummaryRow]) -> list[SummaryRow]:
     return list(rows.values())
 
 
-def _rate(left: int, original: int) -> float | None:
-    """Return the part of the tokens that is left."""
-    return round(left / original, 3) if original else None
-
-
 def node_of(row: NodeRow) -> dict[str, Any]:
     """Return a message with what is known of it."""
     return {
@@ -300,12 +339,6 @@ def node_of(row: NodeRow) -> dict[str, Any]:
     }
 
 
-def timestamp(milliseconds: int) -> str:
-    """Return a stored time as ISO 8601 in UTC."""
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _paged(rows: list[NodeRow], limit: int | None, after: str | None) -> tuple[list[NodeRow], str | None]:
     """Return up to `limit` messages that follow the node `after`, and the node of the last if more follow.
 
@@ -320,3 +353,57 @@ def _paged(rows: list[NodeRow], limit: int | None, after: str | None) -> tuple[l
     if limit is None or len(rows) <= limit:
         return rows, None
     return rows[:limit], rows[limit - 1].node
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """A message as a person is shown it."""
+
+    sender: str
+    """Name of the agent or of the user that said it; its role where nobody is named."""
+    text: str
+
+
+def shown(message: Message, agent: str | None = None) -> Shown | None:
+    """Return a message as it is shown; None where it is not for people.
+
+    `agent` is who it was said by, where the message does not tell.
+    """
+    data = message.data
+    if message.role not in _SHOWN or data.get("is_internal") is True:
+        return None
+    text, wrapped = _unwrapped(message.text)
+    if not text.strip():
+        return None
+    named = (wrapped, data.get("agent"), data.get("name"), agent if message.role == "assistant" else None)
+    sender = next((name for name in named if isinstance(name, str) and name), message.role)
+    return Shown(sender=sender, text=text)
+
+
+def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
+    """Return the messages of a branch for a person: `{node, role, sender, text}`, oldest first."""
+    lines: list[dict[str, Any]] = []
+    for row in rows:
+        line = shown(row.message, row.agent)
+        if line is not None:
+            lines.append(
+                {"node": row.node, "role": row.message.role, "sender": line.sender, "text": line.text}
+            )
+    return lines
+
+
+def _unwrapped(text: str) -> tuple[str, str | None]:
+    """Return a text without the mark in which another agent's words are wrapped, and that agent's name.
+
+    `<Type: Name> …` is such a mark, with or without its closing one. `<Name> …` is one only before what tells
+    of a tool that was called: else it may be markup.
+    """
+    found = _TYPED.match(text)
+    if found is None and broadcast_of(text, _PATTERNS, None) is not None:
+        found = _UNTYPED.match(text)
+    if found is None:
+        return text, None
+    rest = text[found.end() :]
+    closing = _CLOSING.search(rest)
+    if closing is not None and closing[1].strip() == found["opening"].strip():
+        rest = rest[: closing.start()]
+    return rest.strip(), found["agent"].strip()

@@ -1,4 +1,4 @@
-"""What the process says of itself: so far, its log lines (`log`)."""
+"""What the process reports about itself: its log lines (`log`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: text for people, JSON for machines. No message text is ever logged."""
+"""Log lines as text or JSON. The text of messages is never logged."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _WORD: Final = re.compile(r'[^\s"=]+')
 
 
 class FieldFormatter(logging.Formatter):
-    """Writes a record with its `extra={"fields": {...}}`, as `key=value` pairs or as one JSON object."""
+    """Formats a record and its `extra={"fields": {...}}` as `key=value` pairs or as one JSON object."""
 
     def __init__(self, style: Literal["text", "json"]) -> None:
         """Write in `style`."""
         super().__init__()
         self._as_json = style == "json"
         self._second = (-1, "")
-        """The last second that was written, since 1970 and in words."""
+        """The last second that was formatted: as a number and as text."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         second = int(record.created)
-        if second != self._second[0]:  # what takes longest about a line changes once in a second
+        if second != self._second[0]:  # formatting the time is the slowest part of a line
             self._second = (second, self.formatTime(record, "%Y-%m-%dT%H:%M:%S"))
         moment = f"{self._second[1]}.{int(record.msecs):03d}"
         trace = self.formatException(record.exc_info) if record.exc_info else None
@@ -36,15 +36,23 @@ class FieldFormatter(logging.Formatter):
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
             line |= {"message": record.getMessage()} | fields | ({"trace": trace} if trace else {})
             return _JSON.encode(line)
-        pairs = "".join([f" {key}={_shown(value)}" for key, value in fields.items()])
-        line_text = f"{moment} {record.levelname.lower():<7} {record.getMessage()}{pairs}"
+        parts = [moment, f"{record.levelname.lower():<7}", record.getMessage()]
+        for key, value in fields.items():
+            if value is None or value == "":
+                text = "-"
+            elif (text := str(value)).isalnum() or _WORD.fullmatch(text):
+                pass
+            else:
+                text = _JSON.encode(text)  # quoted
+            parts.append(f"{key}={text}")
+        line_text = " ".join(parts)
         return f"{line_text}\n{trace}" if trace else line_text
 
 
 class LineHandler(logging.Handler):
-    """Writes lines, those of one turn of an event loop by one call: each call costs more than its line.
+    """Writes all lines of one turn of the event loop with one system call.
 
-    Warnings, and lines from where no event loop runs, are written at once, and with them what waits.
+    Warnings, and lines from outside an event loop, are written at once, together with the lines that wait.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -53,13 +61,13 @@ class LineHandler(logging.Handler):
         self._stream = stream
         self._lines: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that will see to what waits."""
+        """The event loop that will write the lines that wait."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a line."""
+        """Queue a line, or write it at once."""
         try:
             self._lines.append(self.format(record))
-        except Exception:  # noqa: BLE001 - as every handler does: what is logged must not fail for that
+        except Exception:  # noqa: BLE001 - as every handler does: logging must not fail the caller
             self.handleError(record)
             return
         if record.levelno < logging.WARNING:
@@ -75,18 +83,18 @@ class LineHandler(logging.Handler):
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the lines that wait."""
         with self.lock or nullcontext():
             if self._lines:
                 lines, self._lines = "\n".join(self._lines), []
                 try:
                     self._stream.write(lines + "\n")
                     self._stream.flush()
-                except (OSError, ValueError):  # nobody reads them any more
+                except (OSError, ValueError):  # the stream is closed
                     pass
 
     def close(self) -> None:
-        """Write what waits, and be used no more."""
+        """Write the lines that wait, and close."""
         self.flush()
         super().close()
 
@@ -97,9 +105,9 @@ class LineHandler(logging.Handler):
 
 
 def log_exchange(logger: logging.Logger, fields: dict[str, Any]) -> None:
-    """Log the line of one exchange: `logger.info("exchange", extra={"fields": fields})`, in fewer steps.
+    """Log one exchange. Like `logger.info("exchange", extra={"fields": fields})`, in fewer steps.
 
-    It is the one line that each request costs. Every other one is logged as usual.
+    Every request logs this line; other lines are logged as usual.
     """
     if logger.isEnabledFor(logging.INFO):
         record = logging.LogRecord(logger.name, logging.INFO, "", 0, "exchange", (), None)
@@ -109,7 +117,7 @@ def log_exchange(logger: logging.Logger, fields: dict[str, Any]) -> None:
 
 def set_up_logging(style: Literal["text", "json"], level: str) -> None:
     """Send the log of this process to standard error."""
-    # What no line says need not be found out: where it is logged takes longer than writing it.
+    # Skip the caller look-up; no format uses it.
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as the logging HOWTO has it
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler(sys.stderr)
@@ -121,14 +129,6 @@ def set_up_logging(style: Literal["text", "json"], level: str) -> None:
 
 
 def set_level(level: str) -> None:
-    """Log what is at least as important as `level`."""
+    """Log records of `level` and above."""
     logging.getLogger("palimpsest").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(level.upper())
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a text line: one word, or quoted."""
-    if type(value) is int or type(value) is float:  # most of them
-        return str(value)
-    text = "-" if value is None or value == "" else str(value)
-    return text if text.isalnum() or _WORD.fullmatch(text) else _JSON.encode(text)

@@ -1,11 +1,9 @@
-"""The provider behind the proxy: how it is reached, and nothing of what is said to it.
+"""The provider behind the proxy: routes, credentials, sending, time limits, errors.
 
-    channel     one connection, and one HTTP/1.1 request after the other on it
-    direct      completions: a whole body straight to its server, over connections that are kept
-    transport   any other HTTP request, exact to the byte (httpx's interface on aiohttp)
-    client      the configured upstream: routes, credentials, time limits
+    client        where a request goes, sending it, the answer read chunk by chunk
+    connections   aiohttp's session, set up to send requests unchanged
 
-Errors of the HTTP client become this project's own here.
+aiohttp's errors become this project's in `client`.
 """
 
 from __future__ import annotations

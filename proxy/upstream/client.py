@@ -1,33 +1,32 @@
-"""The upstream: where a request goes, with which credential, for how long, and what can go wrong.
-
-It knows addresses, keys and time limits. It does not know what is said.
-"""
+"""The upstream: where a request goes, with which credential, its answer, and what can go wrong."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 import aiohttp
-import httpx
 from msgspec import Struct
+from multidict import CIMultiDict
+from yarl import URL
 
 from proxy.config import Route, UpstreamSettings
-from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.channel import Broken
-from proxy.upstream.direct import DirectTransport, Unreachable, origin_of
-from proxy.upstream.transport import ExactTransport, proxy_of
+from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream.connections import Body, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
-_NOT_ASCII: Final = re.compile(b"[\x80-\xff]")
-_INFLATE: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-"""Content encodings that can be read, with zlib's `wbits` for each."""
+_NOT_ASCII: Final = re.compile("[\x80-\xff]")
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+_WINDOW_BITS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+"""Content encodings that can be undone, with zlib's `wbits` for each."""
+_FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
+"""What aiohttp raises where no answer came. `UnicodeError`: the host name is invalid."""
 
 
 class Destination(Struct, frozen=True, kw_only=True):
@@ -41,66 +40,45 @@ class Destination(Struct, frozen=True, kw_only=True):
     """Whether the client's own `Authorization` goes along."""
     forwards_query: bool = False
     """Whether the query string of the client's request goes along: it may hold a key too."""
-
-
-class _Closing(Protocol):
-    def release(self) -> None: ...
-
-
-class _Response(Protocol):
-    """What either transport returns."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Headers: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-    async def piece(self) -> bytes: ...
-
-    async def aclose(self) -> None: ...
-
-
-_FAILURES: Final = (Broken, Unreachable, httpx.TransportError, aiohttp.ClientError, OSError)
-"""What either transport raises where the upstream is at fault, or the way there."""
+    setting: str = "upstream.base_url"
+    """The setting that names the address, for error messages."""
 
 
 class Answer:
     """What the upstream answered: status, headers, and a body that is read once.
 
-    Whoever holds it closes it; until then it occupies a connection.
+    The caller closes it; until then it may occupy a connection.
     """
 
-    def __init__(self, response: _Response, slots: _Closing) -> None:
-        """Wrap `response`; `slots` is released when it is closed."""
+    def __init__(
+        self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError]
+    ) -> None:
+        """Wrap `response`; `error_of` turns errors of aiohttp into ours."""
         self.status = response.status
-        self.headers: Headers = response.headers
+        self.headers: Headers = list(response.raw_headers)
         self._response = response
-        self._slots: _Closing | None = slots
+        self._content = response.content
+        self._error_of = error_of
         self._body: bytes | None = None
         self._inflate: Callable[[bytes], bytes] | None = None
-        # From the last to the first, so that the first stays.
-        self._values = {name.lower(): value for name, value in reversed(self.headers)}
-        encoding = self._values.get(b"content-encoding", b"").strip().lower()
+        encoding = (self.header(b"content-encoding") or b"").lower()
         self.encoding: Final = b"" if encoding == b"identity" else encoding
         """The content encoding in lower case; empty where the body is sent as it is."""
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first header of this lower-case name."""
-        return self._values.get(name)
+        """Return the first header of this name."""
+        value = self._response.headers.get(name.decode())
+        return None if value is None else value.encode("utf-8", "surrogateescape")
 
     @property
     def readable(self) -> bool:
         """Whether `chunk(plain=True)` can undo the content encoding."""
-        return not self.encoding or self.encoding in _INFLATE
+        return not self.encoding or self.encoding in _WINDOW_BITS
 
     @property
     def ended(self) -> bool:
-        """Whether all of the body is known to have been returned: whoever reads on waits for nothing."""
-        return self._response.ended
+        """Whether all of the body is known to have been returned."""
+        return self._content.at_eof()
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         """Return what has come of the body since the last call, at least one byte; nothing at its end.
@@ -108,22 +86,24 @@ class Answer:
         `plain` undoes the content encoding, where it is `readable`.
 
         Raises:
-            UpstreamTimeout: nothing came for as long as `read_timeout`.
-            UpstreamUnreachable: the connection broke.
+            UpstreamTimeout: nothing came for `read_timeout`.
+            UpstreamUnreachable: the connection broke; all that came before was returned.
         """
         try:
-            while piece := await self._response.piece():
-                if not (plain and self.encoding):
-                    return piece
-                if self._inflate is None:
-                    self._inflate = zlib.decompressobj(_INFLATE[self.encoding]).decompress
-                if inflated := self._inflate(piece):
-                    return inflated
+            piece = await self._content.readany()
+        except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
+            piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
+            if not piece:
+                raise self._error_of(why) from why
+        if not (plain and self.encoding and piece):
+            return piece
+        if self._inflate is None:
+            self._inflate = zlib.decompressobj(_WINDOW_BITS[self.encoding]).decompress
+        try:
+            inflated = self._inflate(piece)
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
-        except _FAILURES as why:
-            raise _error_of(why) from why
-        return b""
+        return inflated or await self.chunk(plain=True)
 
     async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
         """Yield the body's bytes as they come; see `chunk`."""
@@ -131,25 +111,21 @@ class Answer:
             yield chunk
 
     async def read(self) -> bytes:
-        """Return the whole body, decoded where it is `readable`; raises as `chunks` does."""
+        """Return the whole body, decoded where it is `readable`; raises as `chunk` does."""
         if self._body is None:
-            parts: list[bytes] = []
-            while part := await self.chunk(plain=self.readable):
-                parts.append(part)
-            self._body = b"".join(parts)
+            plain = self.readable
+            body = await self.chunk(plain=plain)
+            if not self._content.at_eof():
+                parts = [body]
+                while part := await self.chunk(plain=plain):
+                    parts.append(part)
+                body = b"".join(parts)
+            self._body = body
         return self._body
 
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""
-        if self._slots is None:
-            return
-        slots, self._slots = self._slots, None
-        try:
-            await self._response.aclose()
-        except _FAILURES:
-            pass  # it is being thrown away: how it ended is of no interest
-        finally:
-            slots.release()
+        self._response.close()
 
 
 class Upstream:
@@ -172,14 +148,15 @@ class Upstream:
         )
         """Where everything goes that no route takes."""
         self._routes = tuple([(route.models, _destination_of(route)) for route in settings.routes])
-        self._direct = DirectTransport()
-        self._transport = ExactTransport()
-        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._session = open_session(
+            connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
+            limit=settings.max_connections,
+        )
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._direct.aclose()
-        await self._transport.aclose()
+        await self._session.close()
 
     def destination(self, model: str) -> Destination:
         """Return where a request for `model` goes: the first route that matches, else the base.
@@ -196,7 +173,7 @@ class Upstream:
         destination: Destination,
         method: str,
         path: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: Sequence[tuple[bytes, bytes]],
         content: bytes | AsyncIterable[bytes],
     ) -> Answer:
         """Send a request and return the answer once its status and headers are here.
@@ -205,7 +182,7 @@ class Upstream:
             destination: where to.
             method: the HTTP method.
             path: what follows the base address, quoted, with its query: `/chat/completions`.
-            headers: as the client sent them, less what must not leave (`wire.headers.to_upstream`).
+            headers: as the client sent them, less what must not leave (`headers.to_upstream`).
             content: the body, whole or as it comes.
 
         Raises:
@@ -215,128 +192,99 @@ class Upstream:
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
-        if self._slots.locked():
-            await self._wait_for_slot()
-        else:
-            await self._slots.acquire()
-        settings, base_url = self._settings, destination.base_url
-        response: _Response | None = None
+        if not path.isascii():  # bytes that no URL may hold
+            path = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", path)
+
+        error_of = partial(_error_of, destination, self._settings)
         try:
-            if method == "POST" and isinstance(content, bytes):
-                origin = origin_of(base_url)
-                if origin is not None and proxy_of(origin.scheme, origin.host, origin.port) is None:
-                    response = await self._direct.ask(
-                        origin,
-                        _quoted((origin.path + path).partition("#")[0]),
-                        headers,
-                        content,
-                        connect_timeout=settings.connect_timeout,
-                        read_timeout=settings.read_timeout,
-                    )
-            if response is None:
-                response = await self._send(base_url, method, path, headers, content)
+            response = await self._session.request(
+                method,
+                URL(destination.base_url + path, encoded=True),
+                headers=_as_text(headers),
+                data=self._body_of(content),
+                allow_redirects=False,
+                proxy=origin_of(destination.base_url).proxy,
+            )
         except _FAILURES as why:
-            self._slots.release()
-            raise _error_of(why) from why
-        except BaseException:  # cancelled, above all: the slot must not be lost with the caller
-            self._slots.release()
-            raise
-        return Answer(response, self._slots)
+            raise error_of(why) from why
+        return Answer(response, error_of)
 
-    async def _send(
-        self,
-        base_url: str,
-        method: str,
-        path: str,
-        headers: Iterable[tuple[bytes, bytes]],
-        content: bytes | AsyncIterable[bytes],
-    ) -> _Response:
-        """Send a request that cannot go straight to its server."""
-        settings = self._settings
-        request = httpx.Request(
-            method,
-            _parsed(base_url),
-            headers=list(headers),
-            # With `content` it would add headers that the transport writes itself, at some cost.
-            stream=_NO_STREAM,
-            extensions={
-                "content": content,
-                "target": _quoted(base_url + path),
-                "timeout": {"connect": settings.connect_timeout, "read": settings.read_timeout},
-            },
+    def _body_of(self, content: bytes | AsyncIterable[bytes]) -> Body | AsyncIterable[bytes] | None:
+        if not isinstance(content, bytes):
+            return content
+        return Body(content, self._settings.read_timeout) if content else None
+
+
+def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
+    """Return the headers as text that aiohttp encodes to the same bytes, if they are UTF-8."""
+    try:
+        return CIMultiDict([(name.decode(), value.decode()) for name, value in headers])
+    except UnicodeDecodeError:
+        return CIMultiDict([(name.decode("latin-1"), _text_of(value)) for name, value in headers])
+
+
+def _text_of(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _error_of(destination: Destination, settings: UpstreamSettings, why: Exception) -> UpstreamError:
+    """Return our error for one of aiohttp's. It names host and port, but no key, path or query."""
+    setting = destination.setting
+    try:
+        origin = origin_of(destination.base_url)
+    except ValueError:
+        return UpstreamUnreachable(f"The upstream's address is not a URL. Check {setting}.")
+    name = origin.name
+    if isinstance(why, aiohttp.ConnectionTimeoutError):
+        return UpstreamTimeout(
+            f"Could not connect to {name} within {settings.connect_timeout:g} s. "
+            f"Check {setting}, or raise upstream.connect_timeout."
         )
-        return _Httpx(await self._transport.handle_async_request(request))
-
-    async def _wait_for_slot(self) -> None:
-        """Wait for one of `max_connections` connections."""
-        try:
-            await asyncio.wait_for(self._slots.acquire(), self._settings.connect_timeout)
-        except TimeoutError as why:
-            raise UpstreamBusy(
-                f"All {self._settings.max_connections} connections to the upstream are in use. "
-                "Try again, or raise upstream.max_connections."
-            ) from why
-
-
-class _Httpx:
-    """A response of httpx's kind."""
-
-    __slots__ = ("_pieces", "_stream", "ended", "headers", "status")
-
-    def __init__(self, response: httpx.Response) -> None:
-        if not isinstance(response.stream, httpx.AsyncByteStream):  # what a transport returns by its contract
-            raise TypeError(f"not an asynchronous stream: {type(response.stream).__name__}")
-        self.status = response.status_code
-        self.headers: Headers = list(response.headers.raw)
-        self._stream = response.stream
-        self._pieces = aiter(response.stream)
-        self.ended = False  # it is not known before it is waited for
-
-    async def piece(self) -> bytes:
-        async for piece in self._pieces:
-            if piece:
-                return piece
-        return b""
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    if isinstance(why, TimeoutError) and not isinstance(why, aiohttp.ClientOSError):
+        return UpstreamTimeout(
+            f"{name} was silent for {settings.read_timeout:g} s. Try again, or raise upstream.read_timeout."
+        )
+    if isinstance(why, (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError)):
+        cause = f"HTTP {why.status}" if isinstance(why, aiohttp.ClientHttpProxyError) else _cause_of(why)
+        return UpstreamUnreachable(
+            f"Could not connect to {name} through the proxy {origin.proxy_name} ({cause}). "
+            "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY."
+        )
+    if isinstance(why, (aiohttp.ClientConnectorError, UnicodeError)):
+        return UpstreamUnreachable(f"Could not connect to {name} ({_cause_of(why)}). Check {setting}.")
+    if isinstance(why, aiohttp.ClientResponseError):
+        return UpstreamUnreachable(f"{name} did not answer with valid HTTP. Check {setting}.")
+    return UpstreamUnreachable(f"The connection to {name} broke before the answer was complete. Try again.")
 
 
-_NO_STREAM: Final = httpx.ByteStream(b"")
-
-
-@lru_cache(maxsize=64)
-def _parsed(base_url: str) -> httpx.URL:
-    return httpx.URL(base_url)  # dearer than all the rest of making a request
-
-
-def _quoted(target: str) -> bytes:
-    """Return the target as it was sent; bytes that no URL may hold are quoted."""
-    if target.isascii():
-        return target.encode()
-    return _NOT_ASCII.sub(lambda match: b"%%%02X" % match[0][0], target.encode("latin-1"))
+def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:
+    """Return in plain words why no connection could be made."""
+    if isinstance(why, UnicodeError):
+        return "the host name is invalid"
+    if isinstance(why, aiohttp.ClientConnectorDNSError):
+        return "the host name is not known"
+    if isinstance(why, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not valid for this name"
+    if isinstance(why, aiohttp.ClientSSLError):
+        return "the TLS handshake failed"
+    number = why.os_error.errno
+    if number is None and (found := _ERRNO.search(str(why.os_error))) is not None:  # several addresses failed
+        number = int(found[1])
+    return os.strerror(number).lower() if number is not None else "no address answers"
 
 
 def _destination_of(route: Route) -> Destination:
     key = route.api_key.get_secret_value() if route.api_key is not None else None
-    return Destination(base_url=route.base_url, authorization=_bearer(key), forwards_credentials=False)
+    return Destination(
+        base_url=route.base_url,
+        authorization=_bearer(key),
+        forwards_credentials=False,
+        setting="the base_url of its entry in upstream.routes",
+    )
 
 
 def _bearer(key: str | None) -> bytes | None:
     return None if key is None else f"Bearer {key}".encode()
-
-
-def _error_of(why: Exception) -> UpstreamError:
-    """Return our error for one of the HTTP client's. Addresses stay out of it."""
-    if isinstance(why, (httpx.TimeoutException, TimeoutError)):
-        return UpstreamTimeout(
-            "The upstream did not answer in time. Try again, or raise upstream.read_timeout and "
-            "upstream.connect_timeout."
-        )
-    if isinstance(why, (Unreachable, aiohttp.ClientConnectorError)):
-        return UpstreamUnreachable(
-            "The upstream cannot be reached. Check that it runs, and upstream.base_url."
-        )
-    return UpstreamUnreachable(
-        "The connection to the upstream broke before its answer was complete. Try again."
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.backtest.histories import History, of_messages, read_file, stored
 from proxy.errors import InvalidRequest
-from proxy.server import jsonl
+from proxy.pipeline import write_lines
 from proxy.store import Store
 from tests.backtest.histories import call, reply, result, user
 from tests.support.talk import Talk, body
@@ -186,7 +186,7 @@ def test_the_store_and_its_export_tell_the_same(tmp_path: Path) -> None:
         try:
             await _filled(store)
             (row,) = await store.find("kept")
-            file.write_bytes(b"".join([line async for line in jsonl.written(store.export(row.key))]))
+            file.write_bytes(b"".join([line async for line in write_lines(store.export(row.key))]))
             return await stored(store, row)
         finally:
             await store.close()

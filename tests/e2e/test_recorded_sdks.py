@@ -15,7 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from proxy.server.gate import DEFAULT_TENANT
+from proxy.pipeline import DEFAULT_TENANT
 from proxy.store import session_key
 from tests.e2e.conftest import Serve
 from tests.sdks import conversation, record

@@ -1,4 +1,4 @@
-"""The stored sessions, over HTTP: paged, read, explained, looked up, taken away and brought back."""
+"""The sessions API on a running proxy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import httpx
 import orjson
 import pytest
 
-from proxy.server.sessions import timestamp
+from proxy.dialects.chat.message import ChatMessage
+from proxy.pipeline import timestamp
+from proxy.server.sessions import Shown, shown
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
@@ -386,3 +388,77 @@ def test_the_summaries_of_a_session_are_told(serve: Serve, upstream: Upstream, s
         assert one["compression_rate"] == round(one["summary_tokens"] / one["original_tokens"], 3)
         assert one["model"] is None
         assert any(one["created_at"] == row["settled_at"] for row in receipts)
+
+
+CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "sender", "text"),
+    [
+        ({"role": "user", "content": "hello"}, "user", "hello"),
+        ({"role": "user", "content": "hello", "name": "anne"}, "anne", "hello"),
+        ({"role": "user", "content": "hello", "agent": "planner"}, "planner", "hello"),
+        ({"role": "assistant", "content": "hi"}, "writer", "hi"),
+        ({"role": "assistant", "content": "hi", "agent": "coder"}, "coder", "hi"),
+        ({"role": "user", "content": "<Agent: Scout> [调用工具 grep]"}, "Scout", "[调用工具 grep]"),
+        ({"role": "user", "content": "<Scout> [调用工具 grep]"}, "Scout", "[调用工具 grep]"),
+        ({"role": "user", "content": "<Agent: Scout> found it</Agent: Scout>"}, "Scout", "found it"),
+        ({"role": "user", "content": "<智能体：侦察员>\n找到了</智能体：侦察员>\n"}, "侦察员", "找到了"),
+        ({"role": "user", "content": "<Agent: Scout> a</b>"}, "Scout", "a</b>"),
+        ({"role": "user", "content": "<div> what is this?"}, "user", "<div> what is this?"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url"}]},
+            "user",
+            "see",
+        ),
+        ({"role": "assistant", "content": "I look.", "tool_calls": CALLS}, "writer", "I look."),
+    ],
+)
+def test_people_are_shown_clean_text_and_who_said_it(message: dict[str, Any], sender: str, text: str) -> None:
+    assert shown(ChatMessage.of(message), "writer") == Shown(sender=sender, text=text)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "secret", "is_internal": True},
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "tool_call_id": "c", "content": "output"},
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "  "},
+        {"role": "user", "content": "<Agent: Scout> </Agent: Scout>"},
+    ],
+)
+def test_what_is_for_models_is_not_shown(message: dict[str, Any]) -> None:
+    assert shown(ChatMessage.of(message)) is None
+
+
+def test_a_million_spaces_take_no_time() -> None:
+    """It goes on in one pass: with going back and forth it would take minutes."""
+    for text in ("<a:" + " " * 10**6, " " * 10**6 + "<a", "<" + "a" * 10**6):
+        assert shown(ChatMessage.of({"role": "user", "content": text})) == Shown(sender="user", text=text)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "words"),
+    [
+        ("/sessions?limt=5", "limt", "It can be: after, limit, tenant."),
+        ("/sessions/s?branch=x", "branch", "It can be: tenant."),
+        ("/sessions/s/messages?brnch=x", "brnch", "It can be: after, branch, channel, limit, meta, tenant."),
+        ("/sessions/s/exchanges?since=1", "since", "It can be: after, limit, tenant."),
+        ("/exchanges/e?diff=true", "diff", "This call takes none."),
+        ("/tokens/cache?all=1", "all", "This call takes none."),
+        ("/healthz?verbose=1", "verbose", "This call takes none."),
+        ("/readyz?verbose=1", "verbose", "This call takes none."),
+    ],
+)
+def test_an_unknown_query_parameter_is_refused_with_those_that_are_known(
+    proxy: Proxy, call: str, name: str, words: str
+) -> None:
+    told = refused(proxy.client.get(call), 400, name)
+    assert told == f"Unknown query parameter '{name}'. {words}"
+
+
+def test_below_v1_query_parameters_are_the_upstreams_business(proxy: Proxy) -> None:
+    assert proxy.client.get("/v1/models?whatever=1").status_code == 200

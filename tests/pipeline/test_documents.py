@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.server.jsonl import read, session_named, written
+from proxy.pipeline import read_lines, session_id_of, write_lines
 
 pytestmark = pytest.mark.anyio
 
@@ -20,10 +20,10 @@ async def test_what_was_written_is_read_again() -> None:
         for record in records:
             yield record
 
-    lines = b"".join([line async for line in written(given())])
+    lines = b"".join([line async for line in write_lines(given())])
     assert lines.count(b"\n") == 2
-    assert read(lines + b"\n \n") == records
-    assert session_named(records) == "会话"
+    assert read_lines(lines + b"\n \n") == records
+    assert session_id_of(records) == "会话"
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ async def test_what_was_written_is_read_again() -> None:
 )
 async def test_what_is_wrong_is_said_with_its_line(lines: bytes, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        read(lines)
+        read_lines(lines)
 
 
 @pytest.mark.parametrize("first", [{}, {"id": ""}, {"id": 3}])
 async def test_records_must_say_whose_they_are(first: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="first line"):
-        session_named([first])
+        session_id_of([first])

@@ -1,4 +1,4 @@
-"""What the routes share: the open services, the caller, and the session that a path names."""
+"""What the routes share: open services, the caller, the session in the path, checked parameters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from urllib.parse import unquote
 
 import orjson
 from fastapi import Depends, Query, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from msgspec import Struct
 
 from proxy.config import Policies, Settings
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
-from proxy.server.gate import Authenticator, Caller
+from proxy.server.authentication import Authenticator, Caller
 from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
@@ -45,7 +47,24 @@ def services_of(request: Request) -> Services:
 
 def caller_of(request: Request) -> Caller:
     """Return who asks; raises what `Authenticator.admit` raises."""
-    return services_of(request).gate.admit(request.scope["headers"])
+    return services_of(request).gate.admit(dict(reversed(request.scope["headers"])))
+
+
+def check_query(request: Request) -> None:
+    """Raise `InvalidRequest` for a query parameter that the route does not know."""
+    route = request.scope.get("route")
+    if not request.query_params or not isinstance(route, APIRoute):
+        return
+    allowed = sorted(_query_names(route.dependant))
+    for name in request.query_params:
+        if name not in allowed:
+            known = f"It can be: {', '.join(allowed)}." if allowed else "This call takes none."
+            raise InvalidRequest(f"Unknown query parameter {name!r}. {known}", param=name)
+
+
+def _query_names(dependant: Dependant) -> set[str]:
+    names = {field.alias for field in dependant.query_params}
+    return names.union(*[_query_names(dependency) for dependency in dependant.dependencies])
 
 
 OpenServices = Annotated[Services, Depends(services_of)]

@@ -1,15 +1,34 @@
-"""What this process remembers of token counts, to look at and to forget."""
+"""Liveness, readiness, and the cache of token counts."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
 from proxy.errors import Forbidden
-from proxy.server.deps import CallerDependency, OpenServices, Services, json_response
-from proxy.server.gate import Caller
+from proxy.server.authentication import Caller
+from proxy.server.dependencies import (
+    CallerDependency,
+    OpenServices,
+    Services,
+    check_query,
+    json_response,
+)
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """Say that the process serves."""
+    return json_response({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(services: OpenServices) -> Response:
+    """Say whether the store can be used and its tables are those of this version; 503 where not."""
+    await services.store.ready()
+    return json_response({"status": "ready"})
 
 
 @router.get("/tokens/cache")

@@ -1,14 +1,14 @@
-"""Who asks. A request gets in as a tenant or as the administrator, or not at all.
+"""Authentication: who the caller is, a tenant or the administrator.
 
-Without authentication everybody on this machine is one tenant, and only names of this machine are
-accepted as `Host`: a web page must not read histories by rebinding a name of its own.
+Without authentication every caller is the same tenant, and `Host` must be a name of this machine: otherwise a
+web page could read histories by DNS rebinding.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -16,20 +16,16 @@ from msgspec import Struct
 
 from proxy.config import AuthSettings
 from proxy.errors import Forbidden, Unauthenticated
-
-Headers = Iterable[tuple[bytes, bytes]]
-
-DEFAULT_TENANT: Final = "default"
-"""The tenant of everybody where there is no authentication."""
+from proxy.pipeline import DEFAULT_TENANT
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """Who asks."""
+    """Who sent a request."""
 
     tenant: str
-    """The owner of the sessions that it sees; empty for the administrator, who sees all."""
+    """The owner of the sessions that the caller sees; empty for the administrator, who sees all."""
     admin: bool = False
 
 
@@ -37,7 +33,7 @@ _EVERYBODY: Final = Caller(tenant=DEFAULT_TENANT)
 
 
 class Authenticator:
-    """Tells who asks. One for the life of the process."""
+    """Identifies callers. One for the life of the process."""
 
     def __init__(self, settings: AuthSettings, secret: bytes) -> None:
         """Read the keys; `secret` turns a client's own key into the name of its tenant."""
@@ -47,18 +43,17 @@ class Authenticator:
         admin = settings.admin_key
         self._admin = None if admin is None else _digest(admin.get_secret_value())
 
-    def admit(self, headers: Headers) -> Caller:
-        """Return who asks.
+    def admit(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Return the caller; `headers` holds the first value of each header by its lower-case name.
 
         Raises:
-            Unauthenticated: no credential, or one that nobody holds.
-            Forbidden: called under a name that is not this machine's, without authentication.
+            Unauthenticated: the credential is missing or unknown.
+            Forbidden: without authentication, `Host` is not a name of this machine.
         """
-        values = {name.lower(): value for name, value in headers}
-        self.check_host(values.get(b"host"))
+        self.check_host(headers.get(b"host"))
         if self._mode == "none" and self._admin is None:
             return _EVERYBODY
-        token = _token(values.get(b"authorization", b""))
+        token = _token(headers.get(b"authorization", b""))
         if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
             return Caller(tenant="", admin=True)
         if self._mode == "none":
@@ -75,7 +70,7 @@ class Authenticator:
         return Caller(tenant=tenant)
 
     def check_host(self, host: bytes | None) -> None:
-        """Refuse names that are not this machine's where there is no authentication."""
+        """Raise `Forbidden` if there is no authentication and `Host` is not a name of this machine."""
         if self._mode == "none" and not _is_local(host or b""):
             raise Forbidden(
                 "Without authentication this proxy answers only as localhost, 127.0.0.1 or [::1]. "
@@ -86,7 +81,7 @@ class Authenticator:
 
 @lru_cache(maxsize=64)
 def _is_local(host: bytes) -> bool:
-    """Tell whether a `Host`, with a port or without, is a name of this machine's."""
+    """Return whether a `Host`, with a port or without, is a name of this machine."""
     text = host.decode("latin-1")
     name, _, port = text.rpartition(":")
     return (name if name and port.isdigit() else text).lower() in _LOCAL_NAMES
@@ -99,5 +94,5 @@ def _token(authorization: bytes) -> str:
 
 
 def _digest(key: str) -> bytes:
-    """Return a digest of a key, so that looking it up takes as long for every wrong one."""
+    """Return a digest of a key: looking it up takes equally long for every wrong key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.server.deps import json_response, session_of, tenant_of
-from proxy.server.gate import Caller
+from proxy.server.authentication import Caller
+from proxy.server.dependencies import json_response, session_of, tenant_of
 from proxy.store import Store
 from tests.support.talk import Talk
 

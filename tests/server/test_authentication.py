@@ -9,7 +9,8 @@ from pydantic import SecretStr
 
 from proxy.config import AuthSettings
 from proxy.errors import Forbidden, Unauthenticated
-from proxy.server.gate import DEFAULT_TENANT, Authenticator, Caller
+from proxy.pipeline import DEFAULT_TENANT
+from proxy.server.authentication import Authenticator, Caller
 
 SECRET = b"s" * 32
 
@@ -30,11 +31,9 @@ def _keys(**more: Any) -> Authenticator:
     )
 
 
-def _headers(
-    authorization: str | None = None, host: str | None = "localhost:8080"
-) -> list[tuple[bytes, bytes]]:
+def _headers(authorization: str | None = None, host: str | None = "localhost:8080") -> dict[bytes, bytes]:
     pairs = [("host", host), ("authorization", authorization)]
-    return [(name.encode(), value.encode("latin-1")) for name, value in pairs if value is not None]
+    return {name.encode(): value.encode("latin-1") for name, value in pairs if value is not None}
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:8080", "[::1]"])

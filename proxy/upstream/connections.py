@@ -1,0 +1,247 @@
+"""aiohttp's session with its habits switched off, and its connection pool with stricter reuse.
+
+The session keeps no cookies (a provider's cookie would cross tenants), adds no header but `Host` and the
+body's length, does not re-quote URLs, reads no netrc, follows no redirect and decompresses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+from collections.abc import Iterable
+from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING, Final
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakKeyDictionary
+
+import aiohttp
+from aiohttp.payload import Payload
+from msgspec import Struct
+from multidict import CIMultiDict
+from yarl import URL
+
+from proxy.errors import UpstreamBusy
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
+    from aiohttp.typedefs import LooseHeaders
+
+IDLE_SECONDS: Final = 4.0
+"""How long an idle connection is kept. Many servers close it after five seconds, and a request that is sent
+at that moment is lost: the client cannot tell whether the server has read it."""
+SPARE_SECONDS: Final = 1.0
+"""A connection is given up this much sooner than the server announces (`Keep-Alive: timeout=5`)."""
+_KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
+_HEADER_BYTES: Final = 65_536
+"""Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
+_BUFFER_BYTES: Final = 131_072
+"""Reading from the upstream pauses while twice as much of a body waits to be taken."""
+_PIECE_BYTES: Final = 1_048_576
+"""Largest part of a request body that is written in one step."""
+_SOCKET_BYTES: Final = 65_536
+"""A request body of this size is handed to the socket without waiting."""
+_AUTOMATIC_HEADERS: Final = CIMultiDict({"Content-Type": None})
+"""Those that aiohttp would add to a body."""
+_IDEMPOTENCY_KEYS: Final = ("Idempotency-Key", "X-Idempotency-Key")
+"""A client that sends one of these allows its request to arrive twice. Go's HTTP client has the same rule."""
+_LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """The server of a base address."""
+
+    name: str
+    """Host and port, for error messages."""
+    proxy: str | None = None
+    """Address of the proxy that the environment names for this server; None: connect directly."""
+    proxy_name: str = ""
+    """Host and port of the proxy, without its password."""
+
+
+@lru_cache(maxsize=64)
+def origin_of(base_url: str) -> Origin:
+    """Return the server of `base_url`, and the proxy on the way to it (`HTTPS_PROXY`, `NO_PROXY`).
+
+    aiohttp reads these variables only together with netrc. As in other clients a proxy without a scheme
+    speaks HTTP, and `NO_PROXY` may name a port.
+
+    Raises:
+        ValueError: this is not a URL.
+    """
+    url = URL(base_url)
+    name = _name_of(url)
+    proxy = getproxies().get(url.scheme)
+    if proxy is None or proxy_bypass(url.host or "") or proxy_bypass(f"{url.host}:{url.port}"):
+        return Origin(name=name)
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    return Origin(name=name, proxy=proxy, proxy_name=_name_of(URL(proxy)))
+
+
+def _name_of(url: URL) -> str:
+    return f"{url.host_subcomponent}:{url.port}"
+
+
+def open_session(*, connect_timeout: float, read_timeout: float, limit: int) -> aiohttp.ClientSession:
+    """Return the session of this process; call it inside the event loop.
+
+    `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
+    bytes. `limit` is the largest number of connections in use.
+    """
+    return aiohttp.ClientSession(
+        connector=Connector(limit),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout),
+        trust_env=False,
+        auto_decompress=False,
+        read_bufsize=_BUFFER_BYTES,
+        max_line_size=_HEADER_BYTES,
+        max_field_size=_HEADER_BYTES,
+        request_class=_Request,
+        middlewares=(_send,),
+    )
+
+
+class Body(Payload):
+    """A request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
+
+    _value: bytes
+    _autoclose = True
+
+    def __init__(self, body: bytes, patience: float) -> None:
+        """Send `body`; the server may take no byte of it for `patience` seconds."""
+        super().__init__(body)
+        self._size = len(body)
+        self._patience = patience
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the body as text."""
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the body; raises `TimeoutError`."""
+        if len(self._value) <= _SOCKET_BYTES:
+            await writer.write(self._value)
+            return
+        for start in range(0, len(self._value), _PIECE_BYTES):
+            async with asyncio.timeout(self._patience):
+                await writer.write(self._value[start : start + _PIECE_BYTES])
+                await writer.drain()
+
+
+class _Request(aiohttp.ClientRequest):
+    """A request that has only the headers it was given, and knows which connection it is sent on."""
+
+    protocol: ResponseHandler | None = None
+    reused = False
+    """Whether that connection served an earlier request."""
+    needs_new_connection = False
+
+    def update_headers(self, headers: LooseHeaders | None) -> None:
+        """Take the headers after `Host`. aiohttp's own way copies them one by one."""
+        self.headers = CIMultiDict({"Host": self.url.host_port_subcomponent or ""})
+        self.headers.extend(headers or ())
+
+    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002 - theirs
+        """Add none."""
+        self._skip_auto_headers = _AUTOMATIC_HEADERS
+
+
+class Connector(aiohttp.TCPConnector):
+    """aiohttp's pool, but it reuses a connection only while the connection is surely open."""
+
+    def __init__(self, limit: int) -> None:
+        """Allow `limit` connections in use at one time; idle ones are not counted."""
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - a parameter that is not used here
+            limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS
+        )
+        self._deadlines: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
+        """By connection that was used: the time after which it is not used again."""
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
+    ) -> Connection:
+        """Return a connection for `req`.
+
+        Raises:
+            UpstreamBusy: all connections stayed in use.
+            aiohttp.ClientError, TimeoutError: no connection could be made, or not in time.
+        """
+        try:
+            while True:
+                connection = await super().connect(req, traces, timeout)
+                if self._is_usable(connection, req):
+                    return connection
+                connection.close()
+        except TimeoutError as why:
+            if self._available_connections(req.connection_key) > 0:
+                raise
+            raise UpstreamBusy(
+                f"All {self.limit} connections to the upstream are in use. "
+                "Try again, or raise upstream.max_connections."
+            ) from why
+
+    def _is_usable(self, connection: Connection, request: aiohttp.ClientRequest) -> bool:
+        """Return whether `request` can be sent on this connection."""
+        protocol = connection.protocol
+        if protocol is None or not isinstance(request, _Request):
+            return True
+        deadline = self._deadlines.get(protocol)
+        if deadline is None:
+            self._deadlines[protocol] = inf
+        elif (
+            request.needs_new_connection
+            or deadline <= self._loop.time()
+            or protocol.should_close  # the server sent something that nobody had asked for
+            or _has_input(protocol.transport)
+        ):
+            return False
+        request.protocol, request.reused = protocol, deadline is not None
+        return True
+
+    def limit_reuse(self, protocol: ResponseHandler, seconds: float) -> None:
+        """Do not use this connection again after so many seconds."""
+        self._deadlines[protocol] = self._loop.time() + seconds
+
+
+def _has_input(transport: asyncio.Transport | None) -> bool:
+    """Return whether an idle connection has unread input, as a rule its end."""
+    if transport is None:
+        return True
+    if not hasattr(select, "poll"):  # on Windows
+        return False
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def _send(
+    request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Send a request, and once more if it may arrive twice and was lost on a reused connection.
+
+    Any other lost POST is an error: the server may have read it, and a completion that is asked for twice is
+    paid for twice. SDKs repeat it of their own accord. aiohttp repeats a lost GET itself.
+    """
+    try:
+        response = await send_once(request)
+    except _LOST as why:
+        answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
+        repeatable = any(name in request.headers for name in _IDEMPOTENCY_KEYS)
+        if not isinstance(request, _Request) or not request.reused or answered or not repeatable:
+            raise
+        request.needs_new_connection = True
+        response = await send_once(request)
+    announced = response.headers.get("Keep-Alive")
+    if announced is not None and isinstance(request, _Request) and request.protocol is not None:
+        timeout = _KEEP_ALIVE_TIMEOUT.search(announced)
+        if timeout is not None and isinstance(connector := request.session.connector, Connector):
+            connector.limit_reuse(request.protocol, int(timeout[1]) - SPARE_SECONDS)
+    return response
