@@ -1,7 +1,7 @@
 """The model that writes summaries: which one it is, how it is asked, and what can go wrong with that.
 
 One request of Chat Completions and one answer, whole and within a time limit. What was said is neither logged
-nor part of an error. After several failures in a row a model is left alone for a while (`Breaker`).
+nor part of an error. After repeated failures the breaker opens and the model is not asked for a while.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class NoAnswer(Exception):
         super().__init__(reason)
         self.reason = reason
         self.wait = wait
-        """Seconds for which it asked to be left alone."""
+        """Seconds for which it asked not to be asked again (`Retry-After`)."""
         self.too_long = too_long
         """Whether the request was too long for it."""
         self.window = window
@@ -175,7 +175,7 @@ class Breaker:
         self._states.pop(name, None)
 
     def failed(self, name: Hashable, wait: float | None = None) -> None:
-        """Count a failure. `wait`: seconds for which it asked to be left alone; they hold at once."""
+        """Count a failure. `wait`: seconds of its `Retry-After`; they hold at once."""
         state = self._states.setdefault(name, _BreakerState())
         self._states.move_to_end(name)
         while len(self._states) > _NAMES:
@@ -236,7 +236,7 @@ class Summarizer:
         )
 
     def pause(self, target: Target) -> float:
-        """Return for how many seconds it is left alone after failures; 0 where it may be asked."""
+        """Return for how many seconds the breaker is open; 0 where the model may be asked."""
         return self._breaker.pause(target.name)
 
     async def ask(self, target: Target, prompt: Prompt) -> Answer:
@@ -244,11 +244,11 @@ class Summarizer:
 
         Raises:
             NoAnswer: it cannot be reached, refused, did not answer in time, or in no form that can be read;
-                or it is being left alone.
+                or the breaker is open.
         """
         name = target.name
         if not self._breaker.admits(name):
-            raise NoAnswer("the summarizer is left alone for a while after failures")
+            raise NoAnswer("the summarizer failed repeatedly and is paused")
         try:
             answer = await self._ask_in_time(target, prompt)
         except NoAnswer as why:
@@ -359,7 +359,7 @@ def _code_in(body: bytes) -> str:
 
 
 def _wait_of(response: Response) -> float | None:
-    """Return for how many seconds it asks to be left alone: RFC 9110, section 10.2.3, or in milliseconds."""
+    """Return the seconds of `Retry-After` (RFC 9110, section 10.2.3), or of its form in milliseconds."""
     for name, unit in ((b"retry-after-ms", 1000.0), (b"retry-after", 1.0)):
         said = (response.header(name) or b"").strip().decode("latin-1")
         if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", said):

@@ -119,7 +119,7 @@ def refusal(text: str, source: Source, *, tokens: int, replaced: int, language: 
     if not unknown:
         return ""
     more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-    return f"it names what its source lacks: {', '.join(map(_cut, unknown[:_SHOWN]))}{more}"
+    return f"it mentions what was never said: {', '.join(map(_cut, unknown[:_SHOWN]))}{more}"
 
 
 # ------------------------------------------------------------------------------------ language

@@ -317,7 +317,7 @@ async def test_while_the_summarizer_is_left_alone_nothing_is_begun(
     worker.begin(await bench.work(8))
     work = await bench.work(8)
     made = await worker.make(work)
-    assert (made.row, made.reason) == (None, "the summarizer is left alone for a while after failures")
+    assert (made.row, made.reason) == (None, "the summarizer failed repeatedly and is paused")
     assert worker.none_begins(work.model, work.caller) == made.reason
     monkeypatch.setattr(bench.told, "pause", lambda _: 0.0)
     assert worker.none_begins(work.model, work.caller) == ""
@@ -339,9 +339,7 @@ async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed
         await asyncio.sleep(0)
         monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
         bench.told.let.set()
-    assert second.result() == Attempt(
-        row=None, reason="the summarizer is left alone for a while after failures"
-    )
+    assert second.result() == Attempt(row=None, reason="the summarizer failed repeatedly and is paused")
     assert len(bench.told.prompts) == 1
 
 

@@ -310,7 +310,7 @@ async def test_one_that_is_busy_for_long_is_left_alone_as_long_as_it_says(header
     async with asking(provider) as summarizer:
         assert "429" in (await refused(summarizer)).reason
         assert 200 < summarizer.pause(summarizer.target("gpt", CALLER)) <= 300
-        assert "left alone" in (await refused(summarizer)).reason
+        assert "paused" in (await refused(summarizer)).reason
     assert len(provider.requests) == 1
 
 
@@ -327,7 +327,7 @@ async def test_one_that_fails_again_and_again_is_left_alone() -> None:
     provider = Provider(response(500, {}))
     async with asking(provider) as summarizer:
         reasons = [(await refused(summarizer)).reason for _ in range(FAILURES + 2)]
-        assert "left alone" in reasons[-1]
+        assert "paused" in reasons[-1]
         assert len(provider.requests) == FAILURES
         # The client's own key is a part of it: another client's may be better.
         with pytest.raises(NoAnswer, match="500"):

@@ -263,5 +263,5 @@ def test_scaled_numbers_are_what_they_stand_for() -> None:
 
 def test_the_reason_names_a_few_of_them() -> None:
     reason = judged(f"It was QX-71, QX-72, QX-73, QX-74 and X{'9' * 80}-1.")
-    assert reason == "it names what its source lacks: QX-71, QX-72, QX-73 and 2 more"
+    assert reason == "it mentions what was never said: QX-71, QX-72, QX-73 and 2 more"
     assert judged(f"It was X{'9' * 80}-1.").endswith(f"X{'9' * 59}…")
