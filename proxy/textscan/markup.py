@@ -11,7 +11,7 @@ import re
 from html import unescape
 from typing import Final
 
-from proxy.textscan.mark import omitted
+from proxy.textscan.plaintext import omitted
 
 _TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)([^<>]*)>")
 _ATTRIBUTE: Final = re.compile(r"(?<![^\s\"'])([A-Za-z-]+)=(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")

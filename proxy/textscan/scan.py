@@ -1,36 +1,154 @@
-"""Values: the pieces of a text that a later step may need verbatim, each with what names it.
+"""What in a text a later step may need verbatim: ids, paths, addresses, dates, numbers, names, terms.
 
-A value is what has the shape of one (`shape`), a quoted string, or a leaf of a JSON document. Ordinary words
-are none.
+    values_of           every value, with its kind and what names it
+    identifiers         only those that name something
+    kind_of             what one piece of a text looks like
+    atoms_of_arguments  the values of a call's arguments, in pieces small enough to be found in other texts
+    occurs, find        where such a piece stands in a text, at word boundaries
+    labels_of, words_near, naming_words
+                        the words that name what stands at a place
 
-Each function takes time that grows with the length of the text and no faster, whatever the text is:
-nothing here looks further back or forth than a fixed number of characters. It knows no policy, no message and
-no tool.
+A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
+Each function takes time that grows with the length of the text and no faster, whatever the text is: nothing
+looks further back or forth than a fixed number of characters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from proxy.textscan.leaves import OPENING, document_in, walk
-from proxy.textscan.shape import (
-    CJK,
-    CJK_CHARACTER,
-    INNER_CAPITAL,
-    JOINTS,
-    LONGEST,
-    SHORTEST,
-    TELLING,
-    TRIVIA,
-    Kind,
-    kind_of,
-    shape_of,
-    terms_of,
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.textscan.document import OPENING, document_in, is_dust, walk
+
+Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
+"""How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
+`date` a date or a time of day, `path` also a file name, `quoted` a string between quotation marks,
+`cjk` a term in CJK characters, `text` the words of a JSON leaf that have no other shape."""
+
+IDENTIFYING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
+"""Kinds of values that name something."""
+
+SHORTEST: Final = 2
+"""Characters of the shortest value."""
+LONGEST: Final = 200
+"""Characters of the longest one: what is longer is prose or a document, and its own values count."""
+CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""CJK characters, inside of a class."""
+
+CJK_CHARACTER: Final = re.compile(f"[{CJK}]")
+_CJK_TERM: Final = re.compile(f"[{CJK}]+")
+_CJK_EMPTY: Final = re.compile(
+    "[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]"
 )
+"""Characters that join terms and belong to none: a run is divided at them, for want of a dictionary."""
+_CJK_LONGEST: Final = 12
+"""A longer run is a sentence without punctuation, not a term."""
+
+TRIVIA: Final = frozenset(
+    "true false null none nil undefined yes no on off ok n/a na nan auto default all any "  # noqa: SIM905 - readable
+    "True False None NULL TRUE FALSE N/A NaN OK e.g i.e etc a.m p.m vs utf-8 UTF-8".split()
+)
+"""What has the shape of an atom and means nothing alone."""
+
+TELLING: Final = re.compile(r"[^\W_]")
+"""What a piece must hold to say anything."""
+JOINTS: Final = re.compile(r"[=:&]+")
+"""What stands between a name and its value."""
+
+_DIGIT: Final = re.compile(r"\d")
+_LETTER: Final = re.compile(r"[^\W\d_]")
+_SPACE: Final = re.compile(r"\s")
+INNER_CAPITAL: Final = re.compile(r"[a-z][A-Z]")
+NUMBER: Final = re.compile(r"[-+$€£¥]?\d[\d,]*+(?:\.\d+)?(?:%|[a-zA-Z]{1,3})?")
+_DATE: Final = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[T ]\d{1,2}:\d{2}\S{0,20})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}"
+    r"|\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:[ap]m)?|\d{4}-\d{2}"
+)
+_ADDRESS_MARKS: Final = frozenset(":=@/")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,15}://.+")
+_EMAIL: Final = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
+_FILE_NAME: Final = re.compile(
+    r"[\w@+-][\w.@+-]+\.(?:[A-Za-z][A-Za-z0-9]{0,3}|ipynb|sqlite|swift)|[\w@+-]\.[A-Za-z]"
+)
+_DOTTED: Final = re.compile(r"\w{2,}(?:\.\w{2,})+")
+_WORDS_AND_SLASH: Final = re.compile(r"[A-Za-z]+/[A-Za-z]+")
+_GROUPED: Final = 6
+"""Characters of the shortest number in groups (555-0199) that identifies something."""
+
+
+def kind_of(piece: str) -> Kind | None:
+    """Return what a piece of text without surrounding space has the shape of; None for ordinary words."""
+    if not SHORTEST <= len(piece) <= LONGEST:
+        return None
+    if _SPACE.search(piece):
+        return "date" if _DATE.fullmatch(piece) else None
+    if not piece.isascii() and CJK_CHARACTER.search(piece):
+        term = len(piece) <= _CJK_LONGEST and _CJK_TERM.fullmatch(piece) and not _CJK_EMPTY.search(piece)
+        return "cjk" if term else None
+    return shape_of(piece)
+
+
+def shape_of(piece: str) -> Kind | None:
+    """Return the shape of a run of characters without space and CJK; None for ordinary words."""
+    if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
+        return None
+    if piece.isalnum() and piece.isascii():
+        # What most are; with a digit first it may still be a number with its unit.
+        if piece.isalpha():
+            return "id" if INNER_CAPITAL.search(piece) else None
+        if piece.isdigit():
+            return "number"
+        return "id" if piece[0].isalpha() else _shape_of_mixed(piece)
+    return _shape_of_mixed(piece)
+
+
+def _shape_of_mixed(piece: str) -> Kind | None:
+    """Return the shape of a run that is not long, and not only of ASCII letters or of ASCII digits."""
+    if piece.isalpha():
+        return "id" if INNER_CAPITAL.search(piece) else None
+    digits = _DIGIT.search(piece) is not None
+    if digits and NUMBER.fullmatch(piece):
+        return "number"
+    if digits and _DATE.fullmatch(piece):
+        return "date"
+    if not _ADDRESS_MARKS.isdisjoint(piece):
+        return _address(piece)
+    if "." in piece:
+        if _FILE_NAME.fullmatch(piece):
+            return "path"
+        if _DOTTED.fullmatch(piece):
+            return "id"
+    if not digits:
+        return "id" if "_" in piece.strip("_") or INNER_CAPITAL.search(piece) else None
+    # With letters, with a mark before it (#1042), or long enough for a number in groups (555-0199).
+    named = piece[0] in "#@" or _LETTER.search(piece) is not None
+    return "id" if named or ("-" in piece and len(piece) >= _GROUPED) else None
+
+
+def _address(piece: str) -> Kind | None:
+    """Return the shape of a run with one of the marks that addresses have; None where it is none."""
+    if _URL.fullmatch(piece):
+        return "url"
+    if _EMAIL.fullmatch(piece):
+        return "email"
+    if "/" in piece and not JOINTS.search(piece):
+        return None if _WORDS_AND_SLASH.fullmatch(piece) or not TELLING.search(piece) else "path"
+    bare = piece.strip("@")
+    return "id" if bare.isidentifier() and piece[0] == "@" else None
+
+
+def terms_of(run: str) -> Iterator[str]:
+    """Yield the terms of a run of CJK characters: what lies between joining ones."""
+    for term in _CJK_EMPTY.split(run):
+        if SHORTEST <= len(term) <= _CJK_LONGEST:
+            yield term
+
 
 _VALUES: Final = 5000
 _DENSEST: Final = 16
@@ -38,8 +156,6 @@ _DENSEST: Final = 16
 _HEAD: Final = 150_000
 _TAIL: Final = 50_000
 """Characters of the beginning and of the end of a longer text that are read."""
-_DUST: Final = 100_000
-"""Characters of JSON that is read even where it is little but brackets and commas."""
 _BREAKS: Final = r"""\s"'`<>()\[\]{},;|*“”‘’，。、；：？！（）《》【】「」…·\\"""
 """Characters, inside of a class, that no piece holds, unless it is quoted."""
 _SPACES: Final = _BREAKS.replace("\"'`", "")
@@ -96,22 +212,16 @@ Labels: TypeAlias = Literal["all", "numbers", "none"]
 """Which values are told with the key or word before them: to look for it takes time."""
 
 
-class Value(NamedTuple):
+class Value(Struct, frozen=True, gc=False, kw_only=True):
     """A piece of a text that a later step may need verbatim."""
 
     text: str
     """The piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)."""
     kind: Kind
-    label: str
+    label: str = ""
     """What names it: the key that it stands under, or the key or word before it on its line; may be empty."""
     is_leaf: bool = False
     """Whether it is the first value of a leaf of a JSON document, most often the leaf itself."""
-
-
-# What typeshed has of `tuple.__new__` is of tuples of anything.
-_made: Final[Callable[..., Any]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-_value: Final[Callable[[tuple[str, Kind, str, bool]], Value]] = partial(_made, Value)
-"""Make a value of its fields, as `Value(*fields)` does, in half of the time."""
 
 
 def values_of(text: str, labels: Labels = "all") -> list[Value]:
@@ -136,6 +246,11 @@ def values_of(text: str, labels: Labels = "all") -> list[Value]:
     return reading.taken()
 
 
+def identifiers(text: str) -> list[str]:
+    """Return the values of a text that name something: ids, paths, addresses. One may come several times."""
+    return [value.text for value in values_of(text, "none") if value.kind in IDENTIFYING]
+
+
 def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
     """Return what `values_of` does of a text that is no JSON document; nobody looks whether it is."""
     reading = _Reading(text, labels)
@@ -145,7 +260,7 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
 
 def values_of_document(text: str, labels: Labels = "all") -> list[Value]:
     """Return what `values_of` does of a JSON document; nothing for any other text."""
-    document = None if _is_dust(text) else document_in(text)
+    document = None if is_dust(text) else document_in(text)
     if document is None:
         return []
     reading = _Reading(text, labels)
@@ -170,7 +285,7 @@ class _Reading:
 
     def add(self, text: str, label: str, nested: int) -> None:
         """Add the values of a text that may be JSON, `nested` times inside of JSON."""
-        document = document_in(text) if nested and not _is_dust(text) else None
+        document = document_in(text) if nested and not is_dust(text) else None
         if document is None:
             self.add_text(text, label)
         else:
@@ -184,21 +299,21 @@ class _Reading:
                 return
             named = key or label
             if is_number:
-                values.append(_value((leaf, "number", named, True)))
+                values.append(Value(text=leaf, kind="number", label=named, is_leaf=True))
                 continue
             stripped = leaf.strip()
-            if stripped[:1] in OPENING:
+            if stripped.startswith(OPENING):
                 self._add_nested(stripped, named, nested)
                 continue
             kind, holds = _leaf_seen(stripped) if len(stripped) < _SEEN else _in_leaf(stripped)
             if kind is not None:
-                values.append(_value((stripped, kind, named, True)))
+                values.append(Value(text=stripped, kind=kind, label=named, is_leaf=True))
             if holds:
                 self.add_text(leaf, named, is_leaf=kind is None)
 
     def _add_nested(self, text: str, label: str, nested: int) -> None:
         """Add the values of a leaf that may be a document itself."""
-        document = document_in(text) if nested > 1 and not _is_dust(text) else None
+        document = document_in(text) if nested > 1 and not is_dust(text) else None
         if document is None:
             self.add_text(text, label, is_leaf=True)
         else:
@@ -234,7 +349,7 @@ class _Reading:
             if is_leaf:
                 first = found[0]
                 named = first.label or _label(text, start) or label
-                values.append(_value((first.text, first.kind, named, True)))
+                values.append(Value(text=first.text, kind=first.kind, label=named, is_leaf=True))
                 found, is_leaf = found[1:], False
             if is_named:
                 starts.append(start)
@@ -253,7 +368,7 @@ class _Reading:
 
 def _with_label(value: Value, label: str) -> Value:
     """Return the value, under this label where it has none of its own."""
-    return value if value.label else _value((value.text, value.kind, label, False))
+    return value if value.label else Value(text=value.text, kind=value.kind, label=label)
 
 
 def _may_hold_half(text: str) -> bool:
@@ -267,12 +382,7 @@ def _without_halves(values: Iterable[Value]) -> Iterator[Value]:
     """Yield the values without a lone surrogate; a label with one names nothing."""
     for value in values:
         if not _HALF.search(value.text):
-            yield value._replace(label="") if _HALF.search(value.label) else value
-
-
-def _is_dust(text: str) -> bool:
-    """Tell whether a long text is little but brackets and commas."""
-    return len(text) > _DUST and sum(map(text.count, ",:[{")) * 3 > len(text)
+            yield replace(value, label="") if _HALF.search(value.label) else value
 
 
 def _pieces(text: str) -> Iterable[re.Match[str]]:
@@ -330,8 +440,8 @@ def _in_quoted(inner: str) -> tuple[Value, ...]:
         return ()
     kind = shape_of(inner) if is_plain else kind_of(inner)
     if kind is not None:
-        return (_value((inner, kind, "", False)),)
-    quoted = _value((inner, "quoted", "", False))
+        return (Value(text=inner, kind=kind),)
+    quoted = Value(text=inner, kind="quoted")
     if _PLAIN.fullmatch(inner):
         return (quoted,)
     return (quoted, *(each for run in _RUNS.findall(inner) for each in _in_run(run)))
@@ -342,13 +452,13 @@ def _in_run(run: str) -> tuple[Value, ...]:
     if run.isalpha() and run.isascii():
         if run.islower():
             return ()
-        return (_value((run, "id", "", False)),) if INNER_CAPITAL.search(run) and len(run) <= LONGEST else ()
+        return (Value(text=run, kind="id"),) if INNER_CAPITAL.search(run) and len(run) <= LONGEST else ()
     if CJK_CHARACTER.match(run):
-        return tuple([_value((term, "cjk", "", False)) for term in terms_of(run)])
+        return tuple([Value(text=term, kind="cjk") for term in terms_of(run)])
     piece = run.strip(_EDGES if "/" not in run else _EDGES_OF_PATHS)
     kind = shape_of(piece)
     if kind is not None:
-        return (_value((piece, kind, "", False)),)
+        return (Value(text=piece, kind=kind),)
     if len(piece) > _RUN_LONGEST or not JOINTS.search(piece):
         return ()
     found: list[Value] = []
@@ -357,7 +467,7 @@ def _in_run(run: str) -> tuple[Value, ...]:
         bare = part.strip(_EDGES_OF_PATHS)
         kind = shape_of(bare)
         if kind is not None:
-            found.append(_value((bare, kind, before, False)))
+            found.append(Value(text=bare, kind=kind, label=before))
         before = bare
     return tuple(found)
 
@@ -415,3 +525,142 @@ def end_of(text: str, most: int) -> str:
     found = (each.search(near) for each in _BORDERS)
     border = line if line >= 0 else next((each.start() for each in found if each), 0)
     return text[start + border + 1 :]
+
+
+MOST: Final = 400
+"""Atoms of one call at most: of a whole file that is written, the first ones stand for the others."""
+NEAR: Final = 120
+"""Characters around an occurrence in which words still name it."""
+SMALLEST_NUMBER: Final = 10
+"""Numbers below are everywhere: finding one again says nothing."""
+
+_EMPTY_WORDS: Final = frozenset(
+    "the and for with from that this are was were has have had not but you your our "  # noqa: SIM905 - readable
+    "their its his her all any can will would should could may might been being into onto than then there "
+    "these those which while when what where who whom how why also just only very more most some such each "
+    "other about after before over under between through please true false null none here out off per via "
+    "use used using of to in is it on by as at an or be we if no do so my up he me us am go".split()
+)
+"""Words that name nothing: they label no value."""
+
+_STEPPED: Final = frozenset({"path", "url"})
+_STEP: Final = re.compile(r"[^/?&=#:]+")
+"""A step of a path or a URL."""
+CHUNKS: Final = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
+"""The chunks that atoms are made of, with what is no letter, digit or underscore between: wherever an atom
+stands at word boundaries, its chunks are chunks of the text (but for the letter of an escape before it)."""
+_WORD: Final = re.compile(rf"[{CJK}]{{2,}}|[^\W\d_{CJK}][^\W\d{CJK}]+")
+_KEY: Final = re.compile(r"""([^\W\d][\w-]{1,60}+)\\?["'`]?\s{0,2}[:=](?!//)""")
+_WORD_ESCAPES: Final = frozenset("nrt")
+"""Letters that, after a backslash, stand for the end of a line or a tab in text that was written as JSON."""
+
+
+def atoms_of_arguments(arguments: str) -> tuple[str, ...]:
+    """Return the atoms of a call's arguments, JSON or free text, each once, in order of appearance.
+
+    They are leaves of one line (2 to 200 characters), what has the shape of a path, an address, an
+    identifier, a date or a number of at least 10 inside of longer ones, quoted strings, CJK terms. The
+    steps of a path or a URL that have a shape are atoms too: a listing shows the name of a file alone.
+    """
+    found: dict[str, None] = {}
+    for piece in filter(_is_atom, _with_steps(values_of(arguments, "none"))):
+        found[piece] = None
+        if len(found) == MOST:
+            break
+    return tuple(found)
+
+
+def _with_steps(values: Iterable[Value]) -> Iterator[str]:
+    """Yield each value, and after a path or a URL those of its steps that have a shape."""
+    for value in values:
+        yield value.text
+        if value.kind in _STEPPED:
+            yield from filter(shape_of, _STEP.findall(value.text))
+
+
+def find(atom: str, text: str) -> Iterator[int]:
+    """Yield where `atom` begins in `text`, at word boundaries; an empty atom is nowhere."""
+    start = text.find(atom) if atom else -1
+    while start >= 0:
+        if stands_alone(text, start, start + len(atom)):
+            yield start
+        start = text.find(atom, start + 1)
+
+
+def occurs(atom: str, text: str) -> bool:
+    """Tell whether `text` holds `atom` at word boundaries."""
+    return next(find(atom, text), None) is not None
+
+
+def stands_alone(text: str, start: int, stop: int) -> bool:
+    r"""Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
+
+    Its neighbours are no letters, digits or underscores; between CJK characters, and between one and
+    anything else, there is always a boundary. A digit does not end at a decimal point with a digit behind
+    it. A letter that belongs to an escape (`\n`, in text that is JSON inside of JSON) is no neighbour.
+    """
+    if start:
+        before, first = text[start - 1], text[start]
+        second = text[start - 2] if start > 1 else ""
+        if before == "." and first.isdigit() and second.isdigit():
+            return False
+        if (
+            (before.isalnum() or before == "_")
+            and not (before in _WORD_ESCAPES and second == "\\")
+            and not CJK_CHARACTER.match(before)
+            and not CJK_CHARACTER.match(first)
+        ):
+            return False
+    if stop < len(text):
+        last, after = text[stop - 1], text[stop]
+        if after == "." and last.isdigit() and text[stop + 1 : stop + 2].isdigit():
+            return False
+        if (
+            (after.isalnum() or after == "_")
+            and not CJK_CHARACTER.match(after)
+            and not CJK_CHARACTER.match(last)
+        ):
+            return False
+    return True
+
+
+def labels_of(text: str, start: int, stop: int) -> frozenset[str]:
+    """Return the words that name what stands at text[start:stop], in small letters.
+
+    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are
+    none, the words of its line within that distance. Of CJK text they are its terms.
+    """
+    before, after = text[max(0, start - NEAR) : start], text[stop : stop + NEAR]
+    keys = naming_words(" ".join([*_KEY.findall(before), *_KEY.findall(after)]))
+    if keys:
+        return keys
+    return naming_words(before.rpartition("\n")[2]) | naming_words(after.partition("\n")[0])
+
+
+def words_near(text: str, start: int, stop: int) -> frozenset[str]:
+    """Return all words within 120 characters of text[start:stop] that may name something, small letters."""
+    return naming_words(text[max(0, start - NEAR) : start]) | naming_words(text[stop : stop + NEAR])
+
+
+def naming_words(text: str) -> frozenset[str]:
+    """Return the words of a short text that may name something, in small letters, CJK terms among them."""
+    words: set[str] = set()
+    for word in _WORD.findall(text):
+        if CJK_CHARACTER.match(word):
+            words.update(terms_of(word))
+        else:
+            words.add(word.lower())
+    return frozenset(words - _EMPTY_WORDS)
+
+
+def _is_atom(piece: str) -> bool:
+    """Tell whether a value, or a step of one, is an atom: long enough, short enough, and not everywhere."""
+    if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
+        return False
+    return not NUMBER.fullmatch(piece) or _size(piece) >= SMALLEST_NUMBER
+
+
+def _size(number: str) -> float:
+    """Return the size of what has the shape of a number, its sign and unit aside."""
+    digits = "".join(character for character in number if character.isdigit() or character == ".")
+    return float(digits or 0)
