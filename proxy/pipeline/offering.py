@@ -7,7 +7,7 @@ from typing import Final
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.summing import unused
 from proxy.pipeline.turn import ExchangeContext
-from proxy.recall import Branch, OwnTools, Recall, sent_whole
+from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
 from proxy.store import session_key
 from proxy.trimming import compaction
 
@@ -25,11 +25,11 @@ def own_tools(turn: ExchangeContext, recall: Recall) -> OwnTools:
     return OwnTools(turn.own, recall, _branch(turn), _Compression(turn))
 
 
-def _branch(turn: ExchangeContext) -> Branch:
+def _branch(turn: ExchangeContext) -> RecallBranch:
     past, plan = turn.past, turn.ticket.plan
     fresh = tuple([body.message for body in past.fresh])
     end = past.entries[-1].position + 1 if past.entries else past.start
-    return Branch(
+    return RecallBranch(
         key=session_key(turn.call.tenant, past.id or ""),
         tip=past.arrival.base,
         depth=end - len(fresh),

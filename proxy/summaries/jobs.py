@@ -29,9 +29,9 @@ from proxy.models import ModelFacts, cost
 from proxy.store import Store, SummaryRow, SummaryStatus, sanitize
 from proxy.summaries.prompt import Part, parts, prompt_of
 from proxy.summaries.render import Content, Limits, render
-from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer, Target
-from proxy.summaries.validate import Source, bare, language_of, refusal
-from proxy.summaries.verbatim import Facts, State, facts_of, user_text
+from proxy.summaries.summarizer import Caller, ModelAnswer, NoAnswer, Summarizer, SummarizerTarget
+from proxy.summaries.validate import CoveredText, bare, language_of, refusal
+from proxy.summaries.verbatim import CoveredFacts, SummaryState, facts_of, user_text
 from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
@@ -218,7 +218,7 @@ async def read_branch(store: Store, work: Work, count: CountAll) -> BranchState:
 
 def goes_on_from(row: SummaryRow, work: Work) -> bool:
     """Tell whether the next summary is made from this one; else it is made from all messages again."""
-    return row.generation < work.edit.max_generations and State.read(row.state) is not None
+    return row.generation < work.edit.max_generations and SummaryState.read(row.state) is not None
 
 
 async def _portions(store: Store, work: Work, count: CountAll) -> AsyncIterator[_Portion]:
@@ -289,11 +289,11 @@ class Written(Struct, frozen=True, kw_only=True):
 class _Ground(Struct, frozen=True, kw_only=True):
     """What code knows before a model is asked."""
 
-    facts: Facts
+    facts: CoveredFacts
     """Of all that the summary covers."""
     own: Sequence[str]
     """All that the user said in it."""
-    source: Source
+    source: CoveredText
     language: Language
     previous: str
     """What the model wrote the last time."""
@@ -316,7 +316,7 @@ class Writer:
         self._thread = anyio.CapacityLimiter(1)
         """One at a time: they would only take turns, and requests are served beside them."""
 
-    async def write(self, stretch: Stretch, work: Work, target: Target) -> Written:
+    async def write(self, stretch: Stretch, work: Work, target: SummarizerTarget) -> Written:
         """Write the summary of a stretch, or say why there is none. Raises nothing of its own."""
         spending = Spending()
         ended = partial(Written, model=target.model, spending=spending)
@@ -335,19 +335,19 @@ class Writer:
             spending=spending,
             text=text,
             tokens=tokens,
-            state=State(facts=ground.facts, told=told).write(),
+            state=SummaryState(facts=ground.facts, told=told).write(),
         )
 
     def _ground(self, stretch: Stretch, work: Work) -> _Ground:
         """Take from the messages what code takes. Slow."""
         predecessor = stretch.predecessor
-        state = None if predecessor is None else State.read(predecessor.state)
+        state = None if predecessor is None else SummaryState.read(predecessor.state)
         facts, previous, tokens = facts_of(stretch.messages), "", stretch.tokens
         if state is not None and predecessor is not None:
             facts, previous = state.facts.and_then(facts), state.told
             tokens += predecessor.tokens - predecessor.covered_tokens
         before = [*stretch.earlier, *filter(None, [previous])]
-        source = Source(stretch.messages, before, None if state is None else state.facts)
+        source = CoveredText(stretch.messages, before, None if state is None else state.facts)
         language = work.edit.language
         return _Ground(
             facts=facts,
@@ -359,7 +359,7 @@ class Writer:
         )
 
     async def _narrative(
-        self, stretch: Stretch, ground: _Ground, work: Work, target: Target, spending: Spending
+        self, stretch: Stretch, ground: _Ground, work: Work, target: SummarizerTarget, spending: Spending
     ) -> tuple[str, str]:
         """Return what the model makes of the stretch, and the model; in shorter parts where it says so."""
         limit = self._limit(target)
@@ -377,7 +377,12 @@ class Writer:
         raise NoAnswer("the summarizer found the request too long, however short it was")
 
     async def _ask_parts(
-        self, transcript: Sequence[Part], ground: _Ground, work: Work, target: Target, spending: Spending
+        self,
+        transcript: Sequence[Part],
+        ground: _Ground,
+        work: Work,
+        target: SummarizerTarget,
+        spending: Spending,
     ) -> tuple[str, str]:
         """Give the model one part after the other, each with what it made of those before."""
         told, model = ground.previous, target.model
@@ -404,7 +409,7 @@ class Writer:
                 raise _RefusedAnswer(refused)
         return told, model
 
-    def _refusal(self, answer: Answer, text: str, ground: _Ground, work: Work) -> str:
+    def _refusal(self, answer: ModelAnswer, text: str, ground: _Ground, work: Work) -> str:
         """Return why an answer cannot be used; empty where it can."""
         if answer.calls:
             return "it called a tool instead of writing"
@@ -443,12 +448,12 @@ class Writer:
             raise _RefusedAnswer(f"it would have {tokens} tokens, and what it replaces {ground.tokens}")
         return text, tokens
 
-    def _limit(self, target: Target) -> int:
+    def _limit(self, target: SummarizerTarget) -> int:
         """Return how many tokens of a transcript are sent at once."""
         window = self._model(target).context_window
         return UNKNOWN_WINDOW if window is None else min(int(window * _SHARE), _LONGEST_PART)
 
-    def _model(self, target: Target) -> ModelFacts:
+    def _model(self, target: SummarizerTarget) -> ModelFacts:
         return self._facts(target.model, target.destination.base_url)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.summaries.prompt import fenced, token_of
-from proxy.summaries.verbatim import Count, Facts, item, own_words, shortened, shown_names
+from proxy.summaries.verbatim import Count, CoveredFacts, item, own_words, shortened, shown_names
 from proxy.trimming import Language
 
 _TOLD_SHARE: Final = 1 / 3
@@ -38,7 +38,7 @@ class Content(Struct, frozen=True, kw_only=True):
     """A sentence after the preface; may be empty."""
     own: Sequence[str]
     """The user's messages that it covers, oldest first."""
-    facts: Facts
+    facts: CoveredFacts
     told: str
     """What the model wrote."""
     language: Language

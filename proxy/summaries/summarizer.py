@@ -77,7 +77,7 @@ class Caller(Struct, frozen=True, kw_only=True):
         return f"Caller(tenant={self.tenant!r})"
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class SummarizerTarget(Struct, frozen=True, kw_only=True):
     """Whom to ask."""
 
     model: str
@@ -89,10 +89,10 @@ class Target(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show no key."""
-        return f"Target(model={self.model!r})"
+        return f"SummarizerTarget(model={self.model!r})"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ModelAnswer(Struct, frozen=True, kw_only=True):
     """What the model answered."""
 
     text: str
@@ -207,7 +207,7 @@ class Summarizer:
         self._upstream = upstream
         self._breaker = Breaker() if breaker is None else breaker
 
-    def target(self, model: str, caller: Caller) -> Target:
+    def target(self, model: str, caller: Caller) -> SummarizerTarget:
         """Return whom to ask for a summary of a session whose requests ask for `model`.
 
         The client's own key goes only where its own requests go with it.
@@ -226,7 +226,7 @@ class Summarizer:
         # Some providers want one with each request (Azure's `api-version`). It may hold a key, too.
         known = usual.forwards_query and self._upstream.destination(asking).forwards_query
         query = f"?{caller.query.decode('latin-1')}" if known and caller.query else ""
-        return Target(
+        return SummarizerTarget(
             model=model,
             destination=usual,
             path=f"/chat/completions{query}",
@@ -235,11 +235,11 @@ class Summarizer:
             name=(usual.base_url, model, caller.tenant if forwards else None),
         )
 
-    def pause(self, target: Target) -> float:
+    def pause(self, target: SummarizerTarget) -> float:
         """Return for how many seconds the breaker is open; 0 where the model may be asked."""
         return self._breaker.pause(target.name)
 
-    async def ask(self, target: Target, prompt: Prompt) -> Answer:
+    async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         """Ask, and return the answer once all of it is here.
 
         Raises:
@@ -263,7 +263,7 @@ class Summarizer:
         self._breaker.succeeded(name)
         return answer
 
-    async def _ask_in_time(self, target: Target, prompt: Prompt) -> Answer:
+    async def _ask_in_time(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         """Ask within the time limit, and once more where it is busy for a moment."""
         seconds = self.settings.timeout
         ends = time.monotonic() + seconds
@@ -280,7 +280,7 @@ class Summarizer:
         except TimeoutError as why:
             raise NoAnswer(f"the summarizer did not answer within {seconds:g} s") from why
 
-    async def _ask_once(self, target: Target, prompt: Prompt) -> Answer:
+    async def _ask_once(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         body = b'{"model":%b,"messages":[%b]}' % (
             write(target.model),
             b",".join([CHAT.spoken("system", prompt.system).raw, CHAT.spoken("user", prompt.user).raw]),
@@ -311,7 +311,7 @@ async def _read(response: Response) -> bytes:
     return b"".join(parts)
 
 
-def _answer_of(status: int, body: bytes, response: Response, model: str) -> Answer:
+def _answer_of(status: int, body: bytes, response: Response, model: str) -> ModelAnswer:
     """Read an answer.
 
     Raises:
@@ -333,7 +333,7 @@ def _answer_of(status: int, body: bytes, response: Response, model: str) -> Answ
     if not completion.choices:
         raise NoAnswer("the summarizer's answer is no completion")
     choice = completion.choices[0]
-    return Answer(
+    return ModelAnswer(
         text=_THOUGHT.sub("", text_of(choice.message.get("content"))).strip(),
         finish=choice.finish_reason,
         calls=bool(choice.message.get("tool_calls") or choice.message.get("function_call")),

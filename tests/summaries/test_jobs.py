@@ -23,8 +23,8 @@ from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
 from proxy.summaries.jobs import NOT_YET, Attempt, Terms
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import Answer, NoAnswer, Target
-from proxy.summaries.verbatim import State
+from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
+from proxy.summaries.verbatim import SummaryState
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -53,14 +53,14 @@ class Told(Summarizer):
         self.let = asyncio.Event()
         self.let.set()
 
-    async def ask(self, target: Target, prompt: Prompt) -> Answer:
+    async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         self.prompts.append(f"{prompt.system}\n{prompt.user}")
         self.came.release()
         await self.let.wait()
         answer = self.answers.pop(0) if self.answers else GOOD
         if isinstance(answer, Exception):
             raise answer
-        return Answer(text=answer, finish="stop", calls=False, usage=USAGE, model=target.model)
+        return ModelAnswer(text=answer, finish="stop", calls=False, usage=USAGE, model=target.model)
 
 
 class Bench:
@@ -207,7 +207,7 @@ async def test_the_next_one_goes_on_from_it_and_after_some_all_is_read_again(ben
     assert third is not None
     assert (third.generation, third.predecessor) == (1, None)
     assert "part 0" in bench.told.prompts[2]
-    state = State.read(third.state)
+    state = SummaryState.read(third.state)
     assert state is not None
     assert state.facts.messages == 12
 

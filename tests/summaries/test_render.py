@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.summaries.render import Content, Limits, render
-from proxy.summaries.verbatim import Facts, Name
+from proxy.summaries.verbatim import CoveredFacts, Name
 from tests.trimming.histories import TRIED
 
 CONTENT = Content(
     heading="Archive",
     hint="",
     own=["Sell house-17.", "Never sell it\nbelow 500 USD."],
-    facts=Facts(
+    facts=CoveredFacts(
         messages=42,
         names=(
             Name(text="house-99"),
@@ -82,8 +82,8 @@ def test_the_text_in_chinese() -> None:
 def test_a_part_that_is_empty_has_no_heading() -> None:
     assert "What happened" not in rendered(told="")
     assert "What the user said" not in rendered(own=[])
-    assert "Identifiers" not in rendered(facts=Facts())
-    assert rendered(told="", own=[], facts=Facts()) == ""
+    assert "Identifiers" not in rendered(facts=CoveredFacts())
+    assert rendered(told="", own=[], facts=CoveredFacts()) == ""
 
 
 def test_the_narrative_cannot_close_its_fence() -> None:
@@ -97,7 +97,7 @@ def test_the_narrative_cannot_close_its_fence() -> None:
 def test_the_users_words_and_the_narrative_come_before_identifiers() -> None:
     names = tuple(Name(text=f"name-{number}", times=2) for number in range(500))
     own = [f"Rule {number} holds." for number in range(50)]
-    text = rendered(900, own=own, facts=Facts(messages=42, names=names), told="It went on. " * 20)
+    text = rendered(900, own=own, facts=CoveredFacts(messages=42, names=names), told="It went on. " * 20)
     assert all(rule in text for rule in own)
     assert "It went on. " * 20 in f"{text} "
     assert 1 < text.count("name-") < 300

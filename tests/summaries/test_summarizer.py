@@ -15,7 +15,7 @@ import pytest
 from proxy.config import Route, SummarizerSettings, UpstreamSettings
 from proxy.summaries import Caller, Summarizer
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import FAILURES, LONGEST_PAUSE, PAUSE, Answer, Breaker, NoAnswer
+from proxy.summaries.summarizer import FAILURES, LONGEST_PAUSE, PAUSE, Breaker, ModelAnswer, NoAnswer
 from proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
@@ -111,7 +111,7 @@ async def asking(provider: Provider, **settings: Any) -> AsyncIterator[Summarize
         server.close()
 
 
-async def ask(summarizer: Summarizer, model: str = "gpt", caller: Caller = CALLER) -> Answer:
+async def ask(summarizer: Summarizer, model: str = "gpt", caller: Caller = CALLER) -> ModelAnswer:
     return await summarizer.ask(summarizer.target(model, caller), ASKED)
 
 
@@ -134,7 +134,7 @@ async def test_by_default_the_sessions_model_is_asked_where_its_requests_go_with
     provider = Provider(completion("a summary"))
     async with asking(provider) as summarizer:
         answer = await ask(summarizer)
-    assert answer == Answer(
+    assert answer == ModelAnswer(
         text="a summary",
         finish="stop",
         calls=False,
