@@ -19,6 +19,8 @@ from proxy.trimming import BUILT_IN, broadcast_digest, broadcast_of
 
 SHORT: Final = 40
 """Tokens of the longest message that is kept whole before any other; longer ones are first cut to this."""
+_LEAST_COST: Final = 2
+"""Tokens that a message takes at least, with its line end."""
 _HEAD: Final = 2 / 3
 """Part of a shortened message that is its beginning."""
 _GAP: Final = " […] "
@@ -97,6 +99,8 @@ def own_words(texts: Sequence[str], budget: int, most_short: int, count: Count) 
     newest = list(dict.fromkeys([text for text in reversed(texts) if text]))
     if not newest:
         return []
+    most = max(budget, most_short) // _LEAST_COST  # more cannot fit: they need not be counted
+    newest = newest if len(newest) <= most + 1 else [*newest[: max(0, most)], newest[-1]]
     shown = _ShownWords(newest, count)
     long = [len(text) > SHORT * _CHARACTERS or count(text) > SHORT for text in newest]
     places, first = range(len(newest)), len(newest) - 1

@@ -88,6 +88,18 @@ def test_of_too_many_the_first_and_the_newest_stay() -> None:
     assert own_words(texts, 60, 120, words) == [texts[0], *texts[-19:]]
 
 
+def test_of_thousands_of_messages_only_those_that_could_fit_are_counted() -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return words(text)
+
+    texts = [f"rule {number} holds now" for number in range(50_000)]
+    assert own_words(texts, 60, 60, count) == [texts[0], *texts[-9:]]
+    assert len(set(counted)) < 100
+
+
 def test_only_short_messages_may_exceed_the_budget() -> None:
     texts = ["go", *[f"rule {number} holds now" for number in range(20)], long("A")]
     shown = own_words(texts, 30, 300, words)
