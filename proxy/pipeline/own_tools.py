@@ -35,7 +35,7 @@ from proxy.pipeline.relay import Answered, Settle, StreamRelay, error_text, read
 from proxy.pipeline.rounds import Rounds
 from proxy.pipeline.settle import Exchange
 from proxy.pipeline.summary_requests import unused
-from proxy.recall import Branch, OwnTools, Recall, sent_whole
+from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
 from proxy.store import Status, session_key
 from proxy.trimming import compaction
 from proxy.upstream import Answer
@@ -54,11 +54,11 @@ def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
     return OwnTools(exchange.prepared.own_tools, recall, _branch(exchange), _Compression(exchange))
 
 
-def _branch(exchange: Exchange) -> Branch:
+def _branch(exchange: Exchange) -> RecallBranch:
     prepared, history = exchange.prepared, exchange.prepared.history
     fresh = tuple([body.message for body in history.fresh])
     end = history.entries[-1].position + 1 if history.entries else history.start
-    return Branch(
+    return RecallBranch(
         key=session_key(prepared.call.tenant, history.id or ""),
         tip=history.arrival.base,
         depth=end - len(fresh),

@@ -11,7 +11,7 @@ session's: the asker's own.
 
 from __future__ import annotations
 
-from proxy.recall.answering import Branch, OwnTools, Recall, sent_whole
+from proxy.recall.answering import OwnTools, Recall, RecallBranch, sent_whole
 from proxy.recall.render import REF_DIGITS, REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
 from proxy.recall.tools import COMPRESS, RECALL, offered
 
@@ -21,9 +21,9 @@ __all__ = [
     "REF_DIGITS",
     "REF_DIGITS",
     "REF_PREFIX",
-    "Branch",
     "OwnTools",
     "Recall",
+    "RecallBranch",
     "chosen",
     "name_in",
     "offered",

@@ -49,7 +49,7 @@ Compress = Callable[[], Awaitable[str]]
 """Sees to it that a summary is made; returns what the model is told of that."""
 
 
-class Branch(Struct, frozen=True, kw_only=True):
+class RecallBranch(Struct, frozen=True, kw_only=True):
     """The stored messages up to a node, and those that come with the request and are no nodes yet."""
 
     key: str
@@ -94,7 +94,7 @@ class Recall:
         self._most_bytes = most_bytes
         self._searching = anyio.Semaphore(_SEARCHES)
 
-    async def answer(self, branch: Branch, arguments: str) -> str:
+    async def answer(self, branch: RecallBranch, arguments: str) -> str:
         """Return the answer to a call of `recall_context` with these arguments."""
         try:
             asked = read_asked(arguments)
@@ -105,7 +105,7 @@ class Recall:
         except (StoreUnavailable, TimeoutError):
             return UNAVAILABLE
 
-    async def _original(self, branch: Branch, asked: Asked) -> str:
+    async def _original(self, branch: RecallBranch, asked: Asked) -> str:
         name = name_in(copied(asked.ref))
         if name is None:
             raise InvalidRequest(
@@ -123,7 +123,7 @@ class Recall:
         body, message = found
         return await anyio.to_thread.run_sync(partial(original, ref_of(body), message, span, pattern))
 
-    async def _found(self, branch: Branch, asked: Asked) -> str:
+    async def _found(self, branch: RecallBranch, asked: Asked) -> str:
         async with self._searching:
             messages, refs = await self._messages(branch)
             first = branch.messages - len(messages)
@@ -136,7 +136,7 @@ class Recall:
 
             return await anyio.to_thread.run_sync(work)
 
-    async def _messages(self, branch: Branch) -> tuple[list[Message], list[str]]:
+    async def _messages(self, branch: RecallBranch) -> tuple[list[Message], list[str]]:
         """Return the messages of the branch, or as many of the newest as are searched, each with its ref."""
         newest = [(body_of(message), message) for message in reversed(branch.fresh)]
         size = sum([len(message.raw) for _, message in newest])
@@ -156,7 +156,7 @@ class OwnTools:
     """The tools that one request was offered, and who answers their calls."""
 
     def __init__(
-        self, names: Collection[str], recall: Recall, branch: Branch, compress: Compress | None = None
+        self, names: Collection[str], recall: Recall, branch: RecallBranch, compress: Compress | None = None
     ) -> None:
         """Answer calls of these names about `branch`; `compress` starts a summary, where one can be made."""
         self.names = frozenset(names)

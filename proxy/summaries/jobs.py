@@ -29,9 +29,9 @@ from proxy.models import ModelFacts, cost
 from proxy.store import Store, SummaryRow, SummaryStatus, sanitize
 from proxy.summaries.prompt import Part, parts, prompt_of
 from proxy.summaries.render import Content, Limits, render
-from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer, Target
-from proxy.summaries.validate import Source, bare, language_of, refusal
-from proxy.summaries.verbatim import Facts, State, facts_of, user_text
+from proxy.summaries.summarizer import Caller, ModelAnswer, NoAnswer, Summarizer, SummarizerTarget
+from proxy.summaries.validate import CoveredText, bare, language_of, refusal
+from proxy.summaries.verbatim import CoveredFacts, SummaryState, facts_of, user_text
 from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
@@ -39,14 +39,14 @@ _LOG: Final = logging.getLogger("palimpsest.summaries")
 _AT_ONCE: Final = 16
 """Summaries that one process makes at the same time: each holds messages and a connection to the upstream."""
 _QUOTED: Final = re.compile(r"(?::| \().*", re.DOTALL)
-"""What a reason for refusing quotes of what was written: receipts have it, logs do not."""
+"""The part of a reason that quotes the narrative: receipts have it, logs do not."""
 GRACE: Final = 2.0
 """Seconds for which the end of the process waits for summaries that are being made."""
 
 NOT_YET: Final = "the summary is still being made"
 _ELSEWHERE: Final = "another process is making the summary"
 _GONE: Final = "the branch is not there any more"
-_ALONE: Final = "the summarizer is left alone for a while after failures"
+_ALONE: Final = "the summarizer failed repeatedly and is paused"
 _CLOSING: Final = "the proxy is being closed"
 _FAULT: Final = "making a summary failed by a fault of the proxy's own"
 
@@ -218,7 +218,7 @@ async def read_branch(store: Store, work: Work, count: CountAll) -> BranchState:
 
 def goes_on_from(row: SummaryRow, work: Work) -> bool:
     """Tell whether the next summary is made from this one; else it is made from all messages again."""
-    return row.generation < work.edit.max_generations and State.read(row.state) is not None
+    return row.generation < work.edit.max_generations and SummaryState.read(row.state) is not None
 
 
 async def _portions(store: Store, work: Work, count: CountAll) -> AsyncIterator[_Portion]:
@@ -289,11 +289,11 @@ class Written(Struct, frozen=True, kw_only=True):
 class _Ground(Struct, frozen=True, kw_only=True):
     """What code knows before a model is asked."""
 
-    facts: Facts
+    facts: CoveredFacts
     """Of all that the summary covers."""
     own: Sequence[str]
     """All that the user said in it."""
-    source: Source
+    source: CoveredText
     language: Language
     previous: str
     """What the model wrote the last time."""
@@ -316,14 +316,14 @@ class Writer:
         self._thread = anyio.CapacityLimiter(1)
         """One at a time: they would only take turns, and requests are served beside them."""
 
-    async def write(self, stretch: Stretch, work: Work, target: Target) -> Written:
+    async def write(self, stretch: Stretch, work: Work, target: SummarizerTarget) -> Written:
         """Write the summary of a stretch, or say why there is none. Raises nothing of its own."""
         spending = Spending()
         ended = partial(Written, model=target.model, spending=spending)
         try:
-            ground = await self._aside(lambda: self._ground(stretch, work))
-            told, model = await self._told(stretch, ground, work, target, spending)
-            text, tokens = await self._aside(lambda: self._text(told, ground, stretch, work))
+            ground = await self._in_thread(lambda: self._ground(stretch, work))
+            told, model = await self._narrative(stretch, ground, work, target, spending)
+            text, tokens = await self._in_thread(lambda: self._render(told, ground, stretch, work))
         except NoAnswer as why:
             return ended(status=SummaryStatus.FAILED, reason=why.reason)
         except _RefusedAnswer as why:
@@ -335,19 +335,19 @@ class Writer:
             spending=spending,
             text=text,
             tokens=tokens,
-            state=State(facts=ground.facts, told=told).write(),
+            state=SummaryState(facts=ground.facts, told=told).write(),
         )
 
     def _ground(self, stretch: Stretch, work: Work) -> _Ground:
         """Take from the messages what code takes. Slow."""
         predecessor = stretch.predecessor
-        state = None if predecessor is None else State.read(predecessor.state)
+        state = None if predecessor is None else SummaryState.read(predecessor.state)
         facts, previous, tokens = facts_of(stretch.messages), "", stretch.tokens
         if state is not None and predecessor is not None:
             facts, previous = state.facts.and_then(facts), state.told
             tokens += predecessor.tokens - predecessor.covered_tokens
         before = [*stretch.earlier, *filter(None, [previous])]
-        source = Source(stretch.messages, before, None if state is None else state.facts)
+        source = CoveredText(stretch.messages, before, None if state is None else state.facts)
         language = work.edit.language
         return _Ground(
             facts=facts,
@@ -358,16 +358,16 @@ class Writer:
             tokens=tokens,
         )
 
-    async def _told(
-        self, stretch: Stretch, ground: _Ground, work: Work, target: Target, spending: Spending
+    async def _narrative(
+        self, stretch: Stretch, ground: _Ground, work: Work, target: SummarizerTarget, spending: Spending
     ) -> tuple[str, str]:
         """Return what the model makes of the stretch, and the model; in shorter parts where it says so."""
         limit = self._limit(target)
         count = partial(self._counter.text, model=target.model)
         for _ in range(_SHORTER):
-            transcript = await self._aside(partial(parts, stretch.messages, limit, count))
+            transcript = await self._in_thread(partial(parts, stretch.messages, limit, count))
             try:
-                return await self._folded(transcript, ground, work, target, spending)
+                return await self._ask_parts(transcript, ground, work, target, spending)
             except NoAnswer as why:
                 if not why.too_long:
                     raise
@@ -376,8 +376,13 @@ class Writer:
                     raise
         raise NoAnswer("the summarizer found the request too long, however short it was")
 
-    async def _folded(
-        self, transcript: Sequence[Part], ground: _Ground, work: Work, target: Target, spending: Spending
+    async def _ask_parts(
+        self,
+        transcript: Sequence[Part],
+        ground: _Ground,
+        work: Work,
+        target: SummarizerTarget,
+        spending: Spending,
     ) -> tuple[str, str]:
         """Give the model one part after the other, each with what it made of those before."""
         told, model = ground.previous, target.model
@@ -393,10 +398,10 @@ class Writer:
                     max_tokens=min(work.edit.max_tokens, work.wanted.room),
                     refused=refused,
                 )
-                answer = await self._summarizer.ask(target, await self._aside(prompt))
-                spending.add(answer.usage, cost(answer.usage, self._known(target).dollars))
+                answer = await self._summarizer.ask(target, await self._in_thread(prompt))
+                spending.add(answer.usage, cost(answer.usage, self._model(target).dollars))
                 text = bare(sanitize(answer.text))
-                refused = await self._aside(partial(self._refusal, answer, text, ground, work))
+                refused = await self._in_thread(partial(self._refusal, answer, text, ground, work))
                 if not refused:
                     told, model = text, answer.model
                     break
@@ -404,7 +409,7 @@ class Writer:
                 raise _RefusedAnswer(refused)
         return told, model
 
-    def _refusal(self, answer: Answer, text: str, ground: _Ground, work: Work) -> str:
+    def _refusal(self, answer: ModelAnswer, text: str, ground: _Ground, work: Work) -> str:
         """Return why an answer cannot be used; empty where it can."""
         if answer.calls:
             return "it called a tool instead of writing"
@@ -415,7 +420,7 @@ class Writer:
         tokens = self._counter.text(text, work.model)
         return refusal(text, ground.source, tokens=tokens, replaced=ground.tokens, language=ground.language)
 
-    def _text(self, told: str, ground: _Ground, stretch: Stretch, work: Work) -> tuple[str, int]:
+    def _render(self, told: str, ground: _Ground, stretch: Stretch, work: Work) -> tuple[str, int]:
         """Return the text as it is sent, and its tokens."""
         edit, room = work.edit, work.wanted.room
         own = short = edit.verbatim_user_tokens
@@ -443,15 +448,15 @@ class Writer:
             raise _RefusedAnswer(f"it would have {tokens} tokens, and what it replaces {ground.tokens}")
         return text, tokens
 
-    def _limit(self, target: Target) -> int:
+    def _limit(self, target: SummarizerTarget) -> int:
         """Return how many tokens of a transcript are sent at once."""
-        window = self._known(target).context_window
+        window = self._model(target).context_window
         return UNKNOWN_WINDOW if window is None else min(int(window * _SHARE), _LONGEST_PART)
 
-    def _known(self, target: Target) -> ModelFacts:
+    def _model(self, target: SummarizerTarget) -> ModelFacts:
         return self._facts(target.model, target.destination.base_url)
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
         """Do pure work that takes long in a thread: the event loop serves requests."""
         return await anyio.to_thread.run_sync(work, limiter=self._thread)
 
@@ -495,18 +500,9 @@ class Terms(Struct, frozen=True, kw_only=True):
 async def held(
     store: Store, key: str, name: str, holder: str, terms: Terms, *, patience: float = 0.0
 ) -> AsyncGenerator[bool]:
-    """Hold the lease `name` of a session while the block runs, where it can be had; tell whether it can.
+    """Hold the lease `name` of a session while the block runs; yield whether it could be had.
 
-    Args:
-        store: where leases are.
-        key: the session.
-        name: what is leased.
-        holder: who holds it, a name that nobody else has.
-        terms: for how long.
-        patience: seconds for which a lease of somebody else's is waited for.
-
-    Raises:
-        StoreUnavailable: it cannot be known.
+    A lease of another `holder` is waited for `patience` seconds. Raises `StoreUnavailable`.
     """
 
     async def take() -> bool:
@@ -559,18 +555,7 @@ class Summaries:
         grace: float = GRACE,
         at_once: int = _AT_ONCE,
     ) -> None:
-        """Put together what it takes.
-
-        Args:
-            store: where logs and summaries are.
-            summarizer: the model that writes.
-            counter: counts tokens.
-            facts: tells what is known of a model at an address.
-            start: runs a task.
-            terms: how leases are taken.
-            grace: seconds for which `aclose` waits.
-            at_once: how many are made at the same time at most.
-        """
+        """Make at most `at_once` at the same time; `grace`: seconds for which `aclose` waits."""
         self._store = store
         self._summarizer = summarizer
         self._count = counter
@@ -584,13 +569,13 @@ class Summaries:
         self._closing = False
 
     def begin(self, work: Work) -> None:
-        """Make a summary in the background, unless one is being made, or it is known to be of no use."""
+        """Make a summary in the background, unless one is being made or a refusal still holds."""
         if _name(work) in self._running or self._reason_not_to(work):
             return
-        self._run(work, 0.0)
+        self._start_task(work, 0.0)
 
     def none_begins(self, model: str, caller: Caller) -> str:
-        """Return in words why no summary is begun now for sessions of a `model`; empty where one may be."""
+        """Return why no summary is started now for sessions of a `model`; empty where one may be."""
         if self._closing:
             return _CLOSING
         return _ALONE if self._is_left_alone(model, caller) else ""
@@ -612,11 +597,11 @@ class Summaries:
                 reason = self._reason_not_to(work)
                 if reason:
                     return Attempt(row=work.attempt if reason == _refusal(work) else None, reason=reason)
-                return await asyncio.shield(self._run(work, ends - time.monotonic()))
+                return await asyncio.shield(self._start_task(work, ends - time.monotonic()))
         return Attempt(row=None, reason=NOT_YET)
 
     async def aclose(self) -> None:
-        """Begin nothing more; give up what is not done within the grace."""
+        """Start nothing more; cancel what is not done within the grace."""
         self._closing = True
         running = set(self._running.values())
         if running:
@@ -627,10 +612,10 @@ class Summaries:
                 await asyncio.wait(late)
 
     def _reason_not_to(self, work: Work) -> str:
-        """Return why it is of no use to begin; empty where it may be of some."""
+        """Return why a summary is not started; empty where it may be."""
         return self.none_begins(work.model, work.caller) or _refusal(work)
 
-    def _run(self, work: Work, patience: float) -> asyncio.Task[Attempt]:
+    def _start_task(self, work: Work, patience: float) -> asyncio.Task[Attempt]:
         name = _name(work)
         task = self._running[name] = self._start(self._attempt(work, patience))
         # Not at the end of the coroutine: one that is cancelled at once never begins.
@@ -642,19 +627,23 @@ class Summaries:
         async with self._places:
             if self._is_left_alone(work.model, work.caller):  # those before it may have failed meanwhile
                 return Attempt(row=None, reason=_ALONE)
-            return await _said(work, self._leased(work, patience))
+            return await _without_raising(work, self._make_leased(work, patience))
 
     def _is_left_alone(self, model: str, caller: Caller) -> bool:
         return self._summarizer.pause(self._summarizer.target(model, caller)) > 0
 
-    async def _leased(self, work: Work, patience: float) -> Attempt:
+    async def _make_leased(self, work: Work, patience: float) -> Attempt:
         holder = f"sum_{secrets.token_hex(8)}"
         recipe = work.edit.recipe
         async with held(self._store, work.key, recipe, holder, self._terms, patience=patience) as obtained:
             # What goes wrong in there must not end as one of the errors of a group of tasks.
-            return await _said(work, self._made(work)) if obtained else Attempt(row=None, reason=_ELSEWHERE)
+            return (
+                await _without_raising(work, self._make_now(work))
+                if obtained
+                else Attempt(row=None, reason=_ELSEWHERE)
+            )
 
-    async def _made(self, work: Work) -> Attempt:
+    async def _make_now(self, work: Work) -> Attempt:
         """Make it: nobody else does now."""
         count = partial(self._count.messages, model=work.model)
         known = await read_branch(self._store, work, count)
@@ -667,11 +656,13 @@ class Summaries:
             return Attempt(row=None, reason=_GONE)
         if known.newest is not None and _is_nearly_reached(known.newest, stretch, work):
             return Attempt(row=known.newest)
-        started, born = time.monotonic(), await self._born(work)
+        started, born = time.monotonic(), await self._created_at(work)
         written = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
         row = _row(stretch, work, written, int(self._terms.clock() * 1000))
         _LOG.info("summary", extra={"fields": _line(row, work, written, time.monotonic() - started)})
-        if await self._born(work) != born:  # what was deleted must not come back in another one of its name
+        if (
+            await self._created_at(work) != born
+        ):  # what was deleted must not come back in another one of its name
             return Attempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:
             # Somebody was faster (the lease had ended meanwhile), or the session is gone.
@@ -679,14 +670,14 @@ class Summaries:
             return Attempt(row=faster if faster is not None and faster.until >= row.until else row)
         return Attempt(row=row, reason=row.reason)
 
-    async def _born(self, work: Work) -> int | None:
+    async def _created_at(self, work: Work) -> int | None:
         """Return when the session was made; None where there is none."""
         session = await self._store.session(work.caller.tenant, work.session)
         return None if session is None else session.created_at
 
 
-async def _said(work: Work, making: Awaitable[Attempt]) -> Attempt:
-    """Return what comes of it; whatever goes wrong is said and not raised."""
+async def _without_raising(work: Work, making: Awaitable[Attempt]) -> Attempt:
+    """Return the attempt; an error becomes its reason."""
     try:
         return await making
     except PalimpsestError as why:
@@ -711,10 +702,7 @@ def _refusal(work: Work) -> str:
 
 
 def _is_nearly_reached(newest: SummaryRow, stretch: Stretch, work: Work) -> bool:
-    """Tell whether the summary that is there by now leaves too little for another one.
-
-    Whoever wanted one may have planned before that was ready.
-    """
+    """Tell whether a summary that became ready since this one was planned leaves too little for it."""
     if work.asked:
         return False
     added = stretch.tokens - newest.covered_tokens

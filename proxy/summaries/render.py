@@ -12,7 +12,6 @@ text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
@@ -20,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.summaries.prompt import fenced, token_of
-from proxy.summaries.verbatim import Count, Facts, item, own_words, shown_names
+from proxy.summaries.verbatim import Count, CoveredFacts, item, own_words, shortened, shown_names
 from proxy.trimming import Language
 
 _TOLD_SHARE: Final = 1 / 3
@@ -28,9 +27,6 @@ _TOLD_SHARE: Final = 1 / 3
 _SMALLER: Final = 0.9
 _COUNTED: Final = 4096
 """Texts of which the count is remembered while a summary is put together."""
-_HEADING: Final = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+")
-_CUT: Final = "…"
-"""Stands where something of the narrative was left out."""
 
 
 class Content(Struct, frozen=True, kw_only=True):
@@ -42,7 +38,7 @@ class Content(Struct, frozen=True, kw_only=True):
     """A sentence after the preface; may be empty."""
     own: Sequence[str]
     """The user's messages that it covers, oldest first."""
-    facts: Facts
+    facts: CoveredFacts
     told: str
     """What the model wrote."""
     language: Language
@@ -126,7 +122,7 @@ def _rendered(content: Content, limits: Limits, room: int, count: Count) -> str:
     if own:
         lines += [words.own, *map(item, own)]
         left -= count("\n".join([words.own, *map(item, own)])) + 1
-    told = fitted(content.told, min(limits.told, left - frame), count)
+    told = shortened(content.told, min(limits.told, left - frame), count)
     if told:
         left -= count(told) + frame
     names = shown_names(content.facts, left - count(words.names) - 1, "\n".join([*own, told]), count)
@@ -135,30 +131,3 @@ def _rendered(content: Content, limits: Limits, room: int, count: Count) -> str:
     if told:
         lines += [words.told, fenced("record", token, told)]
     return "\n".join(lines) if own or names or told else ""
-
-
-def fitted(text: str, most: int, count: Count) -> str:
-    """Return a text, or `most` tokens of a longer one: of each of its sections the beginning, with marks."""
-    if not text or most <= 0 or count(text) <= most:
-        return text if most > 0 else ""
-    sections: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        if _HEADING.match(line) and sections[-1]:
-            sections.append([])
-        sections[-1].append(line)
-    costs = [[count(line) + 1 for line in section] for section in sections]
-    spare = most - 2 * len(sections)
-    while sum(map(sum, costs)) > spare:
-        largest = max(range(len(costs)), key=lambda at: sum(costs[at][1:]))
-        if len(costs[largest]) < 2:
-            break
-        costs[largest].pop()
-    lines: list[str] = []
-    for section, cost in zip(sections, costs, strict=True):
-        lines += section if len(cost) == len(section) else [*section[: len(cost)], _CUT]
-    shorter = "\n".join(lines)
-    while shorter and (tokens := count(shorter)) > most:
-        kept = shorter.rstrip(_CUT)
-        kept = kept[: min(len(kept) - 1, len(kept) * most // tokens)]
-        shorter = kept + _CUT if kept else ""
-    return shorter

@@ -1,7 +1,7 @@
 """The model that writes summaries: which one it is, how it is asked, and what can go wrong with that.
 
 One request of Chat Completions and one answer, whole and within a time limit. What was said is neither logged
-nor part of an error. After several failures in a row a model is left alone for a while (`Breaker`).
+nor part of an error. After repeated failures the breaker opens and the model is not asked for a while.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Caller(Struct, frozen=True, kw_only=True):
         return f"Caller(tenant={self.tenant!r})"
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class SummarizerTarget(Struct, frozen=True, kw_only=True):
     """Whom to ask."""
 
     model: str
@@ -87,10 +87,10 @@ class Target(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show no key."""
-        return f"Target(model={self.model!r})"
+        return f"SummarizerTarget(model={self.model!r})"
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ModelAnswer(Struct, frozen=True, kw_only=True):
     """What the model answered."""
 
     text: str
@@ -113,7 +113,7 @@ class NoAnswer(Exception):
         super().__init__(reason)
         self.reason = reason
         self.wait = wait
-        """Seconds for which it asked to be left alone."""
+        """Seconds for which it asked not to be asked again (`Retry-After`)."""
         self.too_long = too_long
         """Whether the request was too long for it."""
         self.window = window
@@ -173,7 +173,7 @@ class Breaker:
         self._states.pop(name, None)
 
     def failed(self, name: Hashable, wait: float | None = None) -> None:
-        """Count a failure. `wait`: seconds for which it asked to be left alone; they hold at once."""
+        """Count a failure. `wait`: seconds of its `Retry-After`; they hold at once."""
         state = self._states.setdefault(name, _BreakerState())
         self._states.move_to_end(name)
         while len(self._states) > _NAMES:
@@ -205,7 +205,7 @@ class Summarizer:
         self._upstream = upstream
         self._breaker = Breaker() if breaker is None else breaker
 
-    def target(self, model: str, caller: Caller) -> Target:
+    def target(self, model: str, caller: Caller) -> SummarizerTarget:
         """Return whom to ask for a summary of a session whose requests ask for `model`.
 
         The client's own key goes only where its own requests go with it.
@@ -224,7 +224,7 @@ class Summarizer:
         # Some providers want one with each request (Azure's `api-version`). It may hold a key, too.
         known = usual.forwards_query and self._upstream.destination(asking).forwards_query
         query = f"?{caller.query.decode('latin-1')}" if known and caller.query else ""
-        return Target(
+        return SummarizerTarget(
             model=model,
             destination=usual,
             path=f"/chat/completions{query}",
@@ -233,20 +233,20 @@ class Summarizer:
             name=(usual.base_url, model, caller.tenant if forwards else None),
         )
 
-    def pause(self, target: Target) -> float:
-        """Return for how many seconds it is left alone after failures; 0 where it may be asked."""
+    def pause(self, target: SummarizerTarget) -> float:
+        """Return for how many seconds the breaker is open; 0 where the model may be asked."""
         return self._breaker.pause(target.name)
 
-    async def ask(self, target: Target, prompt: Prompt) -> Answer:
+    async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         """Ask, and return the answer once all of it is here.
 
         Raises:
             NoAnswer: it cannot be reached, refused, did not answer in time, or in no form that can be read;
-                or it is being left alone.
+                or the breaker is open.
         """
         name = target.name
         if not self._breaker.admits(name):
-            raise NoAnswer("the summarizer is left alone for a while after failures")
+            raise NoAnswer("the summarizer failed repeatedly and is paused")
         try:
             answer = await self._ask_in_time(target, prompt)
         except NoAnswer as why:
@@ -261,7 +261,7 @@ class Summarizer:
         self._breaker.succeeded(name)
         return answer
 
-    async def _ask_in_time(self, target: Target, prompt: Prompt) -> Answer:
+    async def _ask_in_time(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         """Ask within the time limit, and once more where it is busy for a moment."""
         seconds = self.settings.timeout
         ends = time.monotonic() + seconds
@@ -278,7 +278,7 @@ class Summarizer:
         except TimeoutError as why:
             raise NoAnswer(f"the summarizer did not answer within {seconds:g} s") from why
 
-    async def _ask_once(self, target: Target, prompt: Prompt) -> Answer:
+    async def _ask_once(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         body = b'{"model":%b,"messages":[%b]}' % (
             write(target.model),
             b",".join([CHAT.spoken("system", prompt.system).raw, CHAT.spoken("user", prompt.user).raw]),
@@ -309,7 +309,7 @@ async def _read(response: Response) -> bytes:
     return b"".join(parts)
 
 
-def _answer_of(status: int, body: bytes, response: Response, model: str) -> Answer:
+def _answer_of(status: int, body: bytes, response: Response, model: str) -> ModelAnswer:
     """Read an answer.
 
     Raises:
@@ -331,7 +331,7 @@ def _answer_of(status: int, body: bytes, response: Response, model: str) -> Answ
     if not completion.choices:
         raise NoAnswer("the summarizer's answer is no completion")
     choice = completion.choices[0]
-    return Answer(
+    return ModelAnswer(
         text=_THOUGHT.sub("", text_of(choice.message.get("content"))).strip(),
         finish=choice.finish_reason,
         calls=bool(choice.message.get("tool_calls") or choice.message.get("function_call")),
@@ -357,7 +357,7 @@ def _code_in(body: bytes) -> str:
 
 
 def _wait_of(response: Response) -> float | None:
-    """Return for how many seconds it asks to be left alone: RFC 9110, section 10.2.3, or in milliseconds."""
+    """Return the seconds of `Retry-After` (RFC 9110, section 10.2.3), or of its form in milliseconds."""
     for name, unit in ((b"retry-after-ms", 1000.0), (b"retry-after", 1.0)):
         said = (response.header(name) or b"").strip().decode("latin-1")
         if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", said):

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Final
 
 from proxy.dialects import Message
-from proxy.summaries.verbatim import Facts
+from proxy.summaries.verbatim import CoveredFacts
 from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, leaves_of, values_of
 from proxy.trimming import Language
 
@@ -97,7 +97,7 @@ def bare(answer: str) -> str:
     return _TAG.sub("", text).strip()
 
 
-def refusal(text: str, source: Source, *, tokens: int, replaced: int, language: Language) -> str:
+def refusal(text: str, source: CoveredText, *, tokens: int, replaced: int, language: Language) -> str:
     """Return why a text may not be used as a summary, in a few words; empty where it may.
 
     Args:
@@ -119,7 +119,7 @@ def refusal(text: str, source: Source, *, tokens: int, replaced: int, language: 
     if not unknown:
         return ""
     more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-    return f"it names what its source lacks: {', '.join(map(_cut, unknown[:_SHOWN]))}{more}"
+    return f"it mentions what was never said: {', '.join(map(_cut, unknown[:_SHOWN]))}{more}"
 
 
 # ------------------------------------------------------------------------------------ language
@@ -160,11 +160,11 @@ def _foreign_script(text: str, spoken: Mapping[str, int], language: Language) ->
 # ------------------------------------------------------------------------------------ grounding
 
 
-class Source:
+class CoveredText:
     """What a summary may speak of: all that was said and given in the messages that it covers."""
 
     def __init__(
-        self, messages: Sequence[Message], before: Iterable[str] = (), facts: Facts | None = None
+        self, messages: Sequence[Message], before: Iterable[str] = (), facts: CoveredFacts | None = None
     ) -> None:
         """Read the source. That takes time.
 
@@ -213,7 +213,7 @@ class Source:
         return frozenset([*found, str(self._messages)])
 
 
-def ungrounded(text: str, source: Source) -> Iterator[str]:
+def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
     """Yield the identifiers of a text that its source lacks, then such numbers of 10 or more, or decimals."""
     rest = _ITEM.sub("", text)
     for value in values_of(rest, "none"):

@@ -1,7 +1,7 @@
 """What code takes from a conversation by itself: the user's own messages, and identifiers that recur.
 
 The user's messages are taken from the stored log every time, so no summary can lose or reword them.
-Identifiers are counted once and carried from summary to summary (`Facts`).
+Identifiers are counted once and carried from summary to summary (`CoveredFacts`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from proxy.trimming import BUILT_IN, broadcast_digest, broadcast_of
 
 SHORT: Final = 40
 """Tokens of the longest message that is kept whole before any other; longer ones are first cut to this."""
+_LEAST_COST: Final = 2
+"""Tokens that a message takes at least, with its line end."""
 _HEAD: Final = 2 / 3
 """Part of a shortened message that is its beginning."""
 _GAP: Final = " […] "
@@ -39,6 +41,8 @@ _KEPT: Final = 600
 """Identifiers that are carried on."""
 _SHOWN: Final = 200
 """Identifiers that a summary shows at most: each is paid for with every request."""
+_SHOWN_WORDS: Final = 60
+"""Of these, names that are made of words (`parse_args`)."""
 _OFTEN: Final = 4
 """Messages from which on it does not matter in how many more an identifier stands."""
 _NAMING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
@@ -95,6 +99,8 @@ def own_words(texts: Sequence[str], budget: int, most_short: int, count: Count) 
     newest = list(dict.fromkeys([text for text in reversed(texts) if text]))
     if not newest:
         return []
+    most = max(budget, most_short) // _LEAST_COST  # more cannot fit: they need not be counted
+    newest = newest if len(newest) <= most + 1 else [*newest[: max(0, most)], newest[-1]]
     shown = _ShownWords(newest, count)
     long = [len(text) > SHORT * _CHARACTERS or count(text) > SHORT for text in newest]
     places, first = range(len(newest)), len(newest) - 1
@@ -183,27 +189,29 @@ class Name(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the user said it."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
-    """What is known of the messages that a summary covers. Facts of two parts in a row add up."""
+class CoveredFacts(Struct, frozen=True, kw_only=True):
+    """What is known of the messages that a summary covers. CoveredFacts of two parts in a row add up."""
 
     messages: int = 0
     names: tuple[Name, ...] = ()
     """In the order of their newest mention."""
 
-    def and_then(self, newer: Facts) -> Facts:
+    def and_then(self, newer: CoveredFacts) -> CoveredFacts:
         """Return the facts of both parts, `newer` being the later one."""
-        return Facts(messages=self.messages + newer.messages, names=_merged((*self.names, *newer.names)))
+        return CoveredFacts(
+            messages=self.messages + newer.messages, names=_merged((*self.names, *newer.names))
+        )
 
 
-class State(Struct, frozen=True, kw_only=True):
+class SummaryState(Struct, frozen=True, kw_only=True):
     """What one summary hands to the next. It is stored as JSON; unknown members are ignored."""
 
-    facts: Facts
+    facts: CoveredFacts
     told: str
     """What the model wrote."""
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> State | None:
+    def read(cls, stored: Mapping[str, Any]) -> SummaryState | None:
         """Return the state of a stored summary; None where it cannot be read."""
         try:
             return msgspec.convert(stored, cls)
@@ -216,7 +224,7 @@ class State(Struct, frozen=True, kw_only=True):
         return written
 
 
-def facts_of(messages: Iterable[Message]) -> Facts:
+def facts_of(messages: Iterable[Message]) -> CoveredFacts:
     """Return the facts of messages."""
     names: list[Name] = []
     number = 0
@@ -228,7 +236,7 @@ def facts_of(messages: Iterable[Message]) -> Facts:
         for call in message.calls:
             found.update((each, False) for each in identifiers_in(call.arguments))
         names += [Name(text=text, said=by_user) for text, by_user in found.items()]
-    return Facts(messages=number, names=_merged(names))
+    return CoveredFacts(messages=number, names=_merged(names))
 
 
 def identifiers_in(text: str) -> Iterator[str]:
@@ -239,19 +247,23 @@ def identifiers_in(text: str) -> Iterator[str]:
             yield value.text
 
 
-def shown_names(facts: Facts, room: int, known: str, count: Count) -> list[str]:
+def shown_names(facts: CoveredFacts, room: int, known: str, count: Count) -> list[str]:
     """Return the identifiers that matter most, as many as there is room for; none that stands in `known`.
 
     Those that recur or that the user said; first those of the user, then those with a digit or a path.
     """
     shown: list[str] = []
+    words = 0
     for name in _ranked(facts.names):
         cost = count(name.text) + 1
         if len(shown) == _SHOWN or cost > room:
             break
-        if (name.times > 1 or name.said) and not occurs(name.text, known):
-            shown.append(name.text)
-            room -= cost
+        is_word = _CERTAIN.search(name.text) is None
+        if not (name.times > 1 or name.said) or words + is_word > _SHOWN_WORDS or occurs(name.text, known):
+            continue
+        shown.append(name.text)
+        words += is_word
+        room -= cost
     return shown
 
 

@@ -14,7 +14,7 @@ from proxy.conversation import ROOT, body_of
 from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
-from proxy.recall import COMPRESS, RECALL, Branch, OwnTools, Recall, ref_of, sent_whole
+from proxy.recall import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, ref_of, sent_whole
 from proxy.recall.answering import FAILED, NO_COMPRESSION, UNAVAILABLE
 from proxy.store import Body, Opening, Reply, Settlement, Status, Store, session_key
 from proxy.trimming import Entry
@@ -89,22 +89,22 @@ async def keep(store: Store, messages: Sequence[dict[str, Any]], session: str = 
 
 
 @pytest.fixture
-async def branch(store: Store) -> Branch:
-    return Branch(key=KEY, tip=await keep(store, FIRST), depth=4, fresh=(ASK,), whole=frozenset({3, 4}))
+async def branch(store: Store) -> RecallBranch:
+    return RecallBranch(key=KEY, tip=await keep(store, FIRST), depth=4, fresh=(ASK,), whole=frozenset({3, 4}))
 
 
 def ref(message: dict[str, Any] | Message) -> str:
     return ref_of(body_of(message if isinstance(message, Message) else ChatMessage.of(message)))
 
 
-async def ask(store: Store, branch: Branch, **arguments: Any) -> str:
+async def ask(store: Store, branch: RecallBranch, **arguments: Any) -> str:
     return await Recall(store).answer(branch, orjson.dumps(arguments).decode())
 
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_ref_gives_the_original(store: Store, branch: Branch) -> None:
+async def test_a_ref_gives_the_original(store: Store, branch: RecallBranch) -> None:
     told = await ask(store, branch, ref=f"ref={ref(FIRST[2])}")
     assert f"{ref(FIRST[2])}: the result of a tool, lines 1-" in told
     assert "\nentry 1: fine\nentry 2: fine\n" in told
@@ -135,27 +135,27 @@ async def test_a_ref_gives_the_original(store: Store, branch: Branch) -> None:
     ],
 )
 async def test_what_cannot_be_is_said(
-    store: Store, branch: Branch, arguments: dict[str, Any], words: str
+    store: Store, branch: RecallBranch, arguments: dict[str, Any], words: str
 ) -> None:
     told = await ask(store, branch, **arguments)
     assert words in told
     assert len(told) < 600
 
 
-async def test_nothing_is_read_of_another_session(store: Store, branch: Branch) -> None:
+async def test_nothing_is_read_of_another_session(store: Store, branch: RecallBranch) -> None:
     other = {"role": "user", "content": "the secret of the other one is a valve"}
     await keep(store, [other], session="other")
     assert "There is nothing" in await ask(store, branch, ref=ref(other))
     assert "secret" not in await ask(store, branch, query="secret valve")
 
 
-async def test_what_was_deleted_is_not_there(store: Store, branch: Branch) -> None:
+async def test_what_was_deleted_is_not_there(store: Store, branch: RecallBranch) -> None:
     await store.delete(KEY)
     assert "There is nothing" in await ask(store, branch, ref=ref(FIRST[2]))
     assert "Nothing in this conversation" in await ask(store, branch, query="ORD-7781")
 
 
-async def test_a_search_finds_what_is_not_before_the_model(store: Store, branch: Branch) -> None:
+async def test_a_search_finds_what_is_not_before_the_model(store: Store, branch: RecallBranch) -> None:
     told = await ask(store, branch, query="valve broke")
     assert f"1. {ref(FIRST[2])}: the result of the tool read_log, message 3\n  2000| entry 2000: the" in told
     assert "1 message with such words stands in full before you." in told
@@ -165,14 +165,14 @@ async def test_a_search_finds_what_is_not_before_the_model(store: Store, branch:
     assert "lines and grep go with a ref" in told
 
 
-async def test_only_this_branch_is_searched(store: Store, branch: Branch) -> None:
+async def test_only_this_branch_is_searched(store: Store, branch: RecallBranch) -> None:
     head = await keep(store, [{"role": "user", "content": "a rainbow"}], base=branch.tip)
-    assert "a rainbow" in await ask(store, Branch(key=KEY, tip=head, depth=6), query="rainbow")
+    assert "a rainbow" in await ask(store, RecallBranch(key=KEY, tip=head, depth=6), query="rainbow")
     assert "Nothing" in await ask(store, branch, query="rainbow")
 
 
 async def test_so_much_is_searched_and_no_more(
-    store: Store, branch: Branch, monkeypatch: pytest.MonkeyPatch
+    store: Store, branch: RecallBranch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = '{"query": "ORD-7781"}'
     told = await Recall(store, most_messages=3).answer(branch, question)
@@ -201,12 +201,12 @@ class _Failing(Store):
 
 @pytest.mark.parametrize("arguments", ['{"ref": "ref_ffffffffffffffff"}', '{"query": "a"}'])
 async def test_a_store_that_fails_or_waits_is_said_to(arguments: str) -> None:
-    branch = Branch(key=KEY, tip="n", depth=1)
+    branch = RecallBranch(key=KEY, tip="n", depth=1)
     assert await Recall(_Failing(StoreUnavailable("gone"))).answer(branch, arguments) == UNAVAILABLE
     assert await Recall(_Failing(None), seconds=0).answer(branch, arguments) == UNAVAILABLE
 
 
-async def test_calls_are_answered_by_their_names(store: Store, branch: Branch) -> None:
+async def test_calls_are_answered_by_their_names(store: Store, branch: RecallBranch) -> None:
     async def compress() -> str:
         return "It is being made."
 
@@ -221,7 +221,9 @@ async def test_calls_are_answered_by_their_names(store: Store, branch: Branch) -
 
 
 async def test_a_mistake_of_ours_is_said_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    tools = OwnTools((RECALL,), Recall(_Failing(ZeroDivisionError())), Branch(key=KEY, tip="n", depth=1))
+    tools = OwnTools(
+        (RECALL,), Recall(_Failing(ZeroDivisionError())), RecallBranch(key=KEY, tip="n", depth=1)
+    )
     assert (
         await tools.answer(Call(id="1", name=RECALL, arguments='{"ref": "ref_ffffffffffffffff"}')) == FAILED
     )
@@ -232,7 +234,7 @@ async def test_thousands_of_messages_are_searched(store: Store) -> None:
     said = [{"role": "user", "content": f"{number} " + "parcel " * 50} for number in range(3_000)]
     said[17] = {"role": "user", "content": "the door code is 9-tulip-4"}
     head = await keep(store, said)
-    told = await ask(store, Branch(key=KEY, tip=head, depth=3_001), query="door code 9-tulip-4")
+    told = await ask(store, RecallBranch(key=KEY, tip=head, depth=3_001), query="door code 9-tulip-4")
     assert "message 18\n  1| the door code is 9-tulip-4" in told
 
 
@@ -244,7 +246,7 @@ def user_message(text: str) -> Message:
 
 
 async def test_it_has_the_stored_messages_and_the_new_ones() -> None:
-    assert Branch(key="k", tip="n", depth=7, fresh=(user_message("a"),)).messages == 8
+    assert RecallBranch(key="k", tip="n", depth=7, fresh=(user_message("a"),)).messages == 8
 
 
 async def test_what_stands_in_the_view_as_it_is() -> None:

@@ -21,7 +21,7 @@ from proxy.pipeline import Background
 from proxy.store import Body, Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Summaries, Summarizer, Work
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import Answer, Target
+from proxy.summaries.summarizer import ModelAnswer, SummarizerTarget
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -60,8 +60,8 @@ class Forgetful(Summarizer):
 
     says = ""
 
-    async def ask(self, target: Target, prompt: Prompt) -> Answer:  # noqa: ARG002 - overridden
-        return Answer(text=self.says, finish="stop", calls=False, usage=None, model=target.model)
+    async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:  # noqa: ARG002 - overridden
+        return ModelAnswer(text=self.says, finish="stop", calls=False, usage=None, model=target.model)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_nothing_planted_is_lost_after_three_generations(
 @pytest.mark.parametrize(
     ("says", "reason"),
     [
-        ("The user moved order QX-99817-ZZ to the depot.", "its source lacks: QX-99817-ZZ"),
+        ("The user moved order QX-99817-ZZ to the depot.", "never said: QX-99817-ZZ"),
         ("It went on and on. " * 30_000, "and what it replaces"),
     ],
 )

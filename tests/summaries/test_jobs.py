@@ -23,8 +23,8 @@ from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
 from proxy.summaries.jobs import NOT_YET, Attempt, Terms
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import Answer, NoAnswer, Target
-from proxy.summaries.verbatim import State
+from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
+from proxy.summaries.verbatim import SummaryState
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -53,14 +53,14 @@ class Told(Summarizer):
         self.let = asyncio.Event()
         self.let.set()
 
-    async def ask(self, target: Target, prompt: Prompt) -> Answer:
+    async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         self.prompts.append(f"{prompt.system}\n{prompt.user}")
         self.came.release()
         await self.let.wait()
         answer = self.answers.pop(0) if self.answers else GOOD
         if isinstance(answer, Exception):
             raise answer
-        return Answer(text=answer, finish="stop", calls=False, usage=USAGE, model=target.model)
+        return ModelAnswer(text=answer, finish="stop", calls=False, usage=USAGE, model=target.model)
 
 
 class Bench:
@@ -207,7 +207,7 @@ async def test_the_next_one_goes_on_from_it_and_after_some_all_is_read_again(ben
     assert third is not None
     assert (third.generation, third.predecessor) == (1, None)
     assert "part 0" in bench.told.prompts[2]
-    state = State.read(third.state)
+    state = SummaryState.read(third.state)
     assert state is not None
     assert state.facts.messages == 12
 
@@ -317,7 +317,7 @@ async def test_while_the_summarizer_is_left_alone_nothing_is_begun(
     worker.begin(await bench.work(8))
     work = await bench.work(8)
     made = await worker.make(work)
-    assert (made.row, made.reason) == (None, "the summarizer is left alone for a while after failures")
+    assert (made.row, made.reason) == (None, "the summarizer failed repeatedly and is paused")
     assert worker.none_begins(work.model, work.caller) == made.reason
     monkeypatch.setattr(bench.told, "pause", lambda _: 0.0)
     assert worker.none_begins(work.model, work.caller) == ""
@@ -339,9 +339,7 @@ async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed
         await asyncio.sleep(0)
         monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
         bench.told.let.set()
-    assert second.result() == Attempt(
-        row=None, reason="the summarizer is left alone for a while after failures"
-    )
+    assert second.result() == Attempt(row=None, reason="the summarizer failed repeatedly and is paused")
     assert len(bench.told.prompts) == 1
 
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.summaries.render import Content, Limits, fitted, render
-from proxy.summaries.verbatim import Facts, Name
+from proxy.summaries.render import Content, Limits, render
+from proxy.summaries.verbatim import CoveredFacts, Name
 from tests.trimming.histories import TRIED
 
 CONTENT = Content(
     heading="Archive",
     hint="",
     own=["Sell house-17.", "Never sell it\nbelow 500 USD."],
-    facts=Facts(
+    facts=CoveredFacts(
         messages=42,
         names=(
             Name(text="house-99"),
@@ -82,8 +82,8 @@ def test_the_text_in_chinese() -> None:
 def test_a_part_that_is_empty_has_no_heading() -> None:
     assert "What happened" not in rendered(told="")
     assert "What the user said" not in rendered(own=[])
-    assert "Identifiers" not in rendered(facts=Facts())
-    assert rendered(told="", own=[], facts=Facts()) == ""
+    assert "Identifiers" not in rendered(facts=CoveredFacts())
+    assert rendered(told="", own=[], facts=CoveredFacts()) == ""
 
 
 def test_the_narrative_cannot_close_its_fence() -> None:
@@ -97,7 +97,7 @@ def test_the_narrative_cannot_close_its_fence() -> None:
 def test_the_users_words_and_the_narrative_come_before_identifiers() -> None:
     names = tuple(Name(text=f"name-{number}", times=2) for number in range(500))
     own = [f"Rule {number} holds." for number in range(50)]
-    text = rendered(900, own=own, facts=Facts(messages=42, names=names), told="It went on. " * 20)
+    text = rendered(900, own=own, facts=CoveredFacts(messages=42, names=names), told="It went on. " * 20)
     assert all(rule in text for rule in own)
     assert "It went on. " * 20 in f"{text} "
     assert 1 < text.count("name-") < 300
@@ -108,7 +108,7 @@ def test_a_long_narrative_is_cut_and_takes_no_more_than_it_may() -> None:
     text = render(replace(CONTENT, told="went on " * 900), replace(LIMITS, told=100), count)
     assert "- Sell house-17." in text
     assert text.count("went on") < 60
-    assert "…\n</record-" in text
+    assert " […] " in text
 
 
 @pytest.mark.parametrize("room", [0, 20, 60])
@@ -129,24 +129,3 @@ def test_the_same_arguments_give_the_same_text() -> None:
 def test_it_never_has_more_tokens_than_it_may(own: list[str], told: str, room: int) -> None:
     text = rendered(room, own=own, told=told)
     assert not text or count(text) <= room
-
-
-# ------------------------------------------------------------------------------------ what fits of a text
-
-
-def test_what_fits_of_a_text() -> None:
-    assert fitted("a b c", 10, count) == "a b c"
-    assert fitted("a b c", 0, count) == ""
-    assert fitted("", 10, count) == ""
-    assert fitted("## A\none\ntwo\n## B\n" + "three " * 40, 20, count) == "## A\none\ntwo\n## B\n…"
-    cut = fitted("word " * 100, 20, count)
-    assert fitted("字" * 3, 2, len) == "字…"
-    assert cut.endswith("…")
-    assert count(cut) <= 20
-    assert fitted("word " * 100, 1, count) == ""
-
-
-@TRIED
-@given(st.text(alphabet="ab #\n字", max_size=200), st.integers(min_value=-2, max_value=60))
-def test_what_fits_has_no_more_than_it_may(text: str, most: int) -> None:
-    assert fitted(text, most, count) == "" or count(fitted(text, most, count)) <= most

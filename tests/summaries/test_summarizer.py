@@ -15,7 +15,7 @@ import pytest
 from proxy.config import Route, SummarizerSettings, UpstreamSettings
 from proxy.summaries import Caller, Summarizer
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import FAILURES, LONGEST_PAUSE, PAUSE, Answer, Breaker, NoAnswer
+from proxy.summaries.summarizer import FAILURES, LONGEST_PAUSE, PAUSE, Breaker, ModelAnswer, NoAnswer
 from proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
@@ -111,7 +111,7 @@ async def asking(provider: Provider, **settings: Any) -> AsyncIterator[Summarize
         server.close()
 
 
-async def ask(summarizer: Summarizer, model: str = "gpt", caller: Caller = CALLER) -> Answer:
+async def ask(summarizer: Summarizer, model: str = "gpt", caller: Caller = CALLER) -> ModelAnswer:
     return await summarizer.ask(summarizer.target(model, caller), ASKED)
 
 
@@ -134,7 +134,7 @@ async def test_by_default_the_sessions_model_is_asked_where_its_requests_go_with
     provider = Provider(completion("a summary"))
     async with asking(provider) as summarizer:
         answer = await ask(summarizer)
-    assert answer == Answer(
+    assert answer == ModelAnswer(
         text="a summary",
         finish="stop",
         calls=False,
@@ -310,7 +310,7 @@ async def test_one_that_is_busy_for_long_is_left_alone_as_long_as_it_says(header
     async with asking(provider) as summarizer:
         assert "429" in (await refused(summarizer)).reason
         assert 200 < summarizer.pause(summarizer.target("gpt", CALLER)) <= 300
-        assert "left alone" in (await refused(summarizer)).reason
+        assert "paused" in (await refused(summarizer)).reason
     assert len(provider.requests) == 1
 
 
@@ -327,7 +327,7 @@ async def test_one_that_fails_again_and_again_is_left_alone() -> None:
     provider = Provider(response(500, {}))
     async with asking(provider) as summarizer:
         reasons = [(await refused(summarizer)).reason for _ in range(FAILURES + 2)]
-        assert "left alone" in reasons[-1]
+        assert "paused" in reasons[-1]
         assert len(provider.requests) == FAILURES
         # The client's own key is a part of it: another client's may be better.
         with pytest.raises(NoAnswer, match="500"):

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from proxy.dialects.chat.message import ChatMessage
-from proxy.summaries.validate import Source, bare, language_of, refusal, scripts_of, ungrounded
-from proxy.summaries.verbatim import Facts, Name
+from proxy.summaries.validate import CoveredText, bare, language_of, refusal, scripts_of, ungrounded
+from proxy.summaries.verbatim import CoveredFacts, Name
 from proxy.trimming import Language
 from tests.trimming.notation import messages
 
@@ -27,10 +27,10 @@ LOG = [
     ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [CALL]}),
     *messages(['tool a {"row": "say \\"x-1\\"", "ratio": 0.25}', "assistant | run()"]),
 ]
-SOURCE = Source(LOG)
+SOURCE = CoveredText(LOG)
 
 
-def judged(text: str, source: Source = SOURCE, language: Language = "en", replaced: int = 500) -> str:
+def judged(text: str, source: CoveredText = SOURCE, language: Language = "en", replaced: int = 500) -> str:
     return refusal(text, source, tokens=len(text.split()), replaced=replaced, language=language)
 
 
@@ -150,11 +150,11 @@ def test_a_summary_is_in_the_language_of_the_conversation(
     log: list[ChatMessage], text: str, language: Language, script: str
 ) -> None:
     expected = f"it is written in another language ({script})" if script else ""
-    assert judged(text, Source(log), language) == expected
+    assert judged(text, CoveredText(log), language) == expected
 
 
 def test_what_came_before_tells_the_language_too() -> None:
-    assert judged(IN_CHINESE, Source(messages(["tool a the parcels and the depot"]), [IN_CHINESE])) == ""
+    assert judged(IN_CHINESE, CoveredText(messages(["tool a the parcels and the depot"]), [IN_CHINESE])) == ""
 
 
 # ------------------------------------------------------------------------------------ grounding
@@ -203,8 +203,8 @@ def test_numbers_that_do_not(number: str) -> None:
 
 
 def test_what_came_before_counts_too() -> None:
-    facts = Facts(messages=38, names=(Name(text="name-3"),))
-    source = Source(LOG, ["It was about old-5 and 450."], facts)
+    facts = CoveredFacts(messages=38, names=(Name(text="name-3"),))
+    source = CoveredText(LOG, ["It was about old-5 and 450."], facts)
     assert source.has("name-3")
     assert source.has("old-5")
     assert source.has_number("450")
@@ -212,7 +212,7 @@ def test_what_came_before_counts_too() -> None:
     assert not SOURCE.has("old-5")
 
 
-FLIGHT = Source(
+FLIGHT = CoveredText(
     messages(
         [
             "user Noah_Muller_9847 wants HAT082 on 2024-05-17 at 11:00 for 1002 dollars",
@@ -256,12 +256,12 @@ def test_other_ways_of_writing_what_was_said_are_fine(text: str) -> None:
 
 
 def test_scaled_numbers_are_what_they_stand_for() -> None:
-    source = Source(messages(["user it was 12000 once and 3万 later"]))
+    source = CoveredText(messages(["user it was 12000 once and 3万 later"]))
     assert list(ungrounded("It was 12k once and 30,000 later.", source)) == []
     assert list(ungrounded("It was 13k once and 31,000 later.", source)) == ["13", "31,000"]
 
 
 def test_the_reason_names_a_few_of_them() -> None:
     reason = judged(f"It was QX-71, QX-72, QX-73, QX-74 and X{'9' * 80}-1.")
-    assert reason == "it names what its source lacks: QX-71, QX-72, QX-73 and 2 more"
+    assert reason == "it mentions what was never said: QX-71, QX-72, QX-73 and 2 more"
     assert judged(f"It was X{'9' * 80}-1.").endswith(f"X{'9' * 59}…")

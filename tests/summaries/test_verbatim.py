@@ -10,9 +10,9 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.verbatim import (
     SHORT,
-    Facts,
+    CoveredFacts,
     Name,
-    State,
+    SummaryState,
     facts_of,
     identifiers_in,
     item,
@@ -88,6 +88,18 @@ def test_of_too_many_the_first_and_the_newest_stay() -> None:
     assert own_words(texts, 60, 120, words) == [texts[0], *texts[-19:]]
 
 
+def test_of_thousands_of_messages_only_those_that_could_fit_are_counted() -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return words(text)
+
+    texts = [f"rule {number} holds now" for number in range(50_000)]
+    assert own_words(texts, 60, 60, count) == [texts[0], *texts[-9:]]
+    assert len(set(counted)) < 100
+
+
 def test_only_short_messages_may_exceed_the_budget() -> None:
     texts = ["go", *[f"rule {number} holds now" for number in range(20)], long("A")]
     shown = own_words(texts, 30, 300, words)
@@ -159,7 +171,7 @@ def test_names_are_counted_by_message_and_by_who_said_them() -> None:
         "D-77": (2, False),
     }
     later = facts_of(messages(["user What of D-77?"]))
-    assert facts.and_then(later) == Facts(
+    assert facts.and_then(later) == CoveredFacts(
         messages=5, names=(Name(text="ORD-1", times=3, said=True), Name(text="D-77", times=3, said=True))
     )
 
@@ -171,7 +183,7 @@ def test_of_very_many_names_those_that_matter_are_carried_on(monkeypatch: pytest
 
 
 def test_names_that_recur_or_that_the_user_said_are_shown() -> None:
-    facts = Facts(
+    facts = CoveredFacts(
         names=(
             Name(text="once-1"),
             Name(text="parse_args", times=9),
@@ -189,10 +201,10 @@ def test_names_that_recur_or_that_the_user_said_are_shown() -> None:
 
 
 def test_a_state_is_read_as_it_was_written() -> None:
-    state = State(
-        facts=Facts(messages=3, names=(Name(text="ORD-1", times=2, said=True),)), told="It went on."
+    state = SummaryState(
+        facts=CoveredFacts(messages=3, names=(Name(text="ORD-1", times=2, said=True),)), told="It went on."
     )
-    assert State.read(state.write()) == state
+    assert SummaryState.read(state.write()) == state
 
 
 def test_the_state_of_an_older_version_is_read_and_what_is_unknown_ignored() -> None:
@@ -205,10 +217,10 @@ def test_the_state_of_an_older_version_is_read_and_what_is_unknown_ignored() -> 
         },
         "told": "It went on.",
     }
-    facts = Facts(messages=7, names=(Name(text="ORD-1", times=2, said=True),))
-    assert State.read(stored) == State(facts=facts, told="It went on.")
+    facts = CoveredFacts(messages=7, names=(Name(text="ORD-1", times=2, said=True),))
+    assert SummaryState.read(stored) == SummaryState(facts=facts, told="It went on.")
 
 
 @pytest.mark.parametrize("stored", [{}, {"facts": 3, "told": "x"}, {"facts": {}, "told": None}])
 def test_a_state_that_cannot_be_read_is_none(stored: dict[str, object]) -> None:
-    assert State.read(stored) is None
+    assert SummaryState.read(stored) is None

@@ -16,8 +16,8 @@ from proxy.store import SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Summarizer, Work
 from proxy.summaries.jobs import Stretch, Writer, Written
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import Answer, NoAnswer, Target
-from proxy.summaries.verbatim import State, user_text
+from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
+from proxy.summaries.verbatim import SummaryState, user_text
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -55,21 +55,21 @@ WORK = Work(
 class Told(Summarizer):
     """Answers with what it was told to, in turn; an exception is raised."""
 
-    def __init__(self, upstream: Upstream, *answers: str | Answer | Exception) -> None:
+    def __init__(self, upstream: Upstream, *answers: str | ModelAnswer | Exception) -> None:
         super().__init__(SummarizerSettings(), upstream)
         self.answers = list(answers)
         self.asked: list[str] = []
 
-    async def ask(self, target: Target, prompt: Prompt) -> Answer:  # noqa: ARG002 - overridden
+    async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:  # noqa: ARG002 - overridden
         self.asked.append(f"{prompt.system}\n{prompt.user}")
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer if isinstance(answer, Answer) else said(answer)
+        return answer if isinstance(answer, ModelAnswer) else said(answer)
 
 
-def said(text: str, finish: str = "stop", *, calls: bool = False) -> Answer:
-    return Answer(text=text, finish=finish, calls=calls, usage=USAGE, model="m-2024")
+def said(text: str, finish: str = "stop", *, calls: bool = False) -> ModelAnswer:
+    return ModelAnswer(text=text, finish=finish, calls=calls, usage=USAGE, model="m-2024")
 
 
 @pytest.fixture
@@ -190,8 +190,8 @@ async def test_it_goes_on_from_the_summary_before_it(upstream: Upstream) -> None
     assert state_of(made).facts.messages == 16
 
 
-def state_of(made: Written) -> State:
-    state = State.read(made.state)
+def state_of(made: Written) -> SummaryState:
+    state = SummaryState.read(made.state)
     assert state is not None
     return state
 
@@ -311,10 +311,14 @@ async def test_what_no_database_holds_is_not_sent(upstream: Upstream) -> None:
 async def test_usage_is_added_up_whatever_is_in_it(upstream: Upstream) -> None:
     odd: dict[str, Any] = {"prompt_tokens": 1, "tier": "a", "audio": None, "details": {"x": 1}}
     newer: dict[str, Any] = {"prompt_tokens": 2.5, "tier": "b", "audio": {"x": 2}, "cached": True}
-    answers = [Answer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, None)]
+    answers = [
+        ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, None)
+    ]
     made = await written(Told(upstream, *answers))
     assert made.spending.usage == odd
-    answers = [Answer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, newer)]
+    answers = [
+        ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, newer)
+    ]
     made = await written(Told(upstream, *answers))
     assert made.spending.usage == {
         "prompt_tokens": 3.5,
