@@ -24,7 +24,7 @@ from proxy.conversation import (
     spans,
 )
 from proxy.dialects import Call, Message
-from proxy.recall import RECALL, Branch, OwnTools, Recall, ref_of
+from proxy.recall import RECALL, RecallBranch, OwnTools, Recall, ref_of
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
 from tests.support.toy_dialect import NO_RESULT, TOY, ToyMessage, bot, human, result
 
@@ -253,7 +253,7 @@ def test_a_broken_history_is_repaired_by_the_rules_of_its_dialect() -> None:
 @pytest.mark.anyio
 async def test_earlier_messages_are_found_and_read_again() -> None:
     store: Any = None  # the request brings all of it
-    branch = Branch(key="k", tip=ROOT, depth=0, fresh=tuple(TALK))
+    branch = RecallBranch(key="k", tip=ROOT, depth=0, fresh=tuple(TALK))
     own = OwnTools([RECALL], Recall(store), branch)
 
     async def recalled(**arguments: str) -> str:
