@@ -16,26 +16,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from proxy.backtest import (
-    CLAIRVOYANT,
+    ORACLE,
     PREFIX,
     Backtest,
-    History,
     PolicyStrategy,
     PriceClass,
-    Sheet,
+    ReportTable,
+    SessionHistory,
     Strategy,
     as_data,
     baseline,
     class_of,
     every_baseline,
+    main_prices,
     page,
     read_file,
-    session_sheets,
-    sheets,
+    report_tables,
+    session_tables,
     standard_classes,
     stored,
     synthetic_agents,
-    usual,
 )
 from proxy.cli.options import AsJson, Config, Tenant
 from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Settings, load, select_policy, with_built_in
@@ -112,8 +112,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         histories += synthetic_agents(counter, model)
     if not histories:
         raise InvalidRequest("There is nothing to replay: name --session ID, --file F or --synthetic.")
-    # Who does not ask what later calls use cannot know the future either.
-    beside = [each for each in every_baseline() if recall or each.name != CLAIRVOYANT] if baselines else []
+    # Without recall nobody knows the future.
+    beside = [each for each in every_baseline() if recall or each.name != ORACLE] if baselines else []
     test = Backtest(
         _strategies(settings, policy or [], histories, model, beside=beside),
         _classes(settings, catalogue, prices or [CLASSES], dollars),
@@ -124,26 +124,28 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         recall=recall,
     )
     with _progress(len(histories) * test.steps, shown=sys.stdout.isatty() and not as_json) as tick:
-        outcome = test.run(histories, tick)
-    head = [*_head(histories), *outcome.warnings]
+        result = test.run(histories, tick)
+    head = [*_head(histories), *result.warnings]
     if report is not None:
-        every = session_sheets(outcome, [each.name for each in outcome.classes])
-        _write(report, page("Backtest", head, [*sheets(outcome), *every]))
+        every = session_tables(result, [each.name for each in result.classes])
+        _write(report, page("Backtest", head, [*report_tables(result), *every]))
     if as_json:
-        typer.echo(orjson.dumps(as_data(outcome)).decode())
+        typer.echo(orjson.dumps(as_data(result)).decode())
         return
-    tables = [*sheets(outcome), *(session_sheets(outcome, [usual(outcome)]) if len(histories) > 1 else ())]
+    tables = [*report_tables(result)]
+    if len(histories) > 1:
+        tables += session_tables(result, [main_prices(result)])
     console = Console()
     _say(console, *head)
-    for sheet in tables:
-        _print(console, sheet)
+    for table in tables:
+        _print(console, table)
     warned = {
-        warning: number for each in outcome.compared for warning, number in each.figures.warnings.items()
+        warning: number for each in result.strategies for warning, number in each.figures.warnings.items()
     }
     _say(console, *(f"{number:,} requests: {warning}" for warning, number in warned.items()))
 
 
-def _head(histories: Sequence[History]) -> list[str]:
+def _head(histories: Sequence[SessionHistory]) -> list[str]:
     """Return what was replayed, in words."""
     requests = sum([len(history.requests) for history in histories])
     messages = sum([len(history.messages) for history in histories])
@@ -153,7 +155,7 @@ def _head(histories: Sequence[History]) -> list[str]:
 def _strategies(
     settings: Settings,
     names: Sequence[str],
-    histories: Sequence[History],
+    histories: Sequence[SessionHistory],
     model: str,
     *,
     beside: Sequence[Strategy],
@@ -209,7 +211,7 @@ def _base_url(settings: Settings, model: str) -> str:
     return next(found, settings.upstream.base_url)
 
 
-async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[History]:
+async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[SessionHistory]:
     """Return stored sessions; the store is not even migrated.
 
     Raises:
@@ -226,7 +228,7 @@ async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) 
     store = await Store.open(settings.store.url, migrate=False)
     try:
         await store.ready()
-        found: list[History] = []
+        found: list[SessionHistory] = []
         for name in names:
             rows = [row for row in await store.find(name) if tenant is None or row.tenant == tenant]
             if not rows:
@@ -260,19 +262,19 @@ def _progress(total: int, *, shown: bool) -> Generator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _print(console: Console, sheet: Sheet) -> None:
+def _print(console: Console, table: ReportTable) -> None:
     """Print a table in aligned columns; nothing is cut, wherever it is shown."""
-    widths = [max(map(len, cells)) for cells in zip(sheet.columns, *sheet.rows, strict=True)]
-    words = len(sheet.columns) == 2
-    _say(console, "", sheet.title)
-    for row in (sheet.columns, *sheet.rows):
+    widths = [max(map(len, cells)) for cells in zip(table.columns, *table.rows, strict=True)]
+    words = len(table.columns) == 2
+    _say(console, "", table.title)
+    for row in (table.columns, *table.rows):
         cells = (
             cell.ljust(width) if place == 0 or words else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         _say(console, "  " + "  ".join(cells).rstrip())
-    if sheet.note:
-        _say(console, f"  {sheet.note}")
+    if table.note:
+        _say(console, f"  {table.note}")
 
 
 def _say(console: Console, *lines: str) -> None:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from proxy.backtest.baselines import CLEARED, NONE, baseline, every_baseline
-from proxy.backtest.cache import Rule
-from proxy.backtest.counted import Counted
+from proxy.backtest.baselines import CLEARED, NONE, ORACLE_CLEARED, baseline, every_baseline, oracle
+from proxy.backtest.cost import CacheRule
 from proxy.backtest.histories import read_file
-from proxy.backtest.replay import Model, Request, replayed
+from proxy.backtest.recall import References
+from proxy.backtest.replay import Counted, ReplayedRequest, ReplayModel, replayed
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
 from proxy.errors import InvalidRequest
 from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
@@ -16,11 +20,11 @@ from tests.backtest.histories import COUNTER, agent, call, counted, reply, resul
 TRAJECTORIES = sorted((Path(__file__).parents[1] / "data" / "trajectories").glob("*.json"))
 
 
-def requests(ready: Counted, name: str) -> list[Request]:
-    return list(replayed(ready, baseline(name), [Rule()], Model()))
+def requests(ready: Counted, name: str) -> list[ReplayedRequest]:
+    return list(replayed(ready, baseline(name), [CacheRule()], ReplayModel()))
 
 
-def texts(request: Request) -> list[str]:
+def texts(request: ReplayedRequest) -> list[str]:
     return [message.text or "call" for message in request.sent.messages]
 
 
@@ -126,7 +130,7 @@ def test_the_clairvoyant_keeps_what_is_used_again() -> None:
         call("d", arguments='{"number": "48151623"}'),
         *(result("d", "right"), reply("done")),
     ]
-    found = requests(counted(said), "baseline:clairvoyant")
+    found = requests(counted(said), "baseline:oracle")
     asked = texts(found[3])
     assert asked[2].startswith("the number")
     assert asked[4] == "[cleared]"
@@ -137,7 +141,7 @@ def test_the_clairvoyant_keeps_what_is_used_again() -> None:
 def test_names_say_what_is_not_usual() -> None:
     assert [each.name for each in every_baseline()] == [
         *("baseline:none", "baseline:last", "baseline:slide", "baseline:mask", "baseline:clear"),
-        *("baseline:middle", "baseline:clairvoyant"),
+        *("baseline:middle", "baseline:oracle"),
     ]
     assert baseline("baseline:last=20").name == "baseline:last"
     assert baseline("baseline:last=7").name == "baseline:last=7"
@@ -153,7 +157,7 @@ def test_names_say_what_is_not_usual() -> None:
         "baseline:",
         "baseline:nine",
         "baseline:none=3",
-        "baseline:clairvoyant=1",
+        "baseline:oracle=1",
         "baseline:last=",
         "baseline:last=0",
     ],
@@ -175,5 +179,90 @@ def test_none_of_them_breaks_the_protocol(path: Path) -> None:
     ready = Counted(history, COUNTER)
     already = len(problems(ready.messages))  # real histories are broken at times
     for strategy in every_baseline():
-        for request in replayed(ready, strategy, [Rule()], Model()):
+        for request in replayed(ready, strategy, [CacheRule()], ReplayModel()):
             assert len(problems(request.sent.messages)) <= already
+
+
+# -------------------------------------------------------------------------------- the oracle
+
+
+def calling(number: int, **arguments: Any) -> Message:
+    function = {"name": "f", "arguments": json.dumps(arguments)}
+    calls = [{"id": f"call_{number}", "type": "function", "function": function}]
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls})
+
+
+def gave(number: int, text: str) -> Message:
+    return ChatMessage.of({"role": "tool", "tool_call_id": f"call_{number}", "content": text})
+
+
+HISTORY: list[Message] = [
+    ChatMessage.of({"role": "user", "content": "book something"}),
+    calling(0),
+    gave(0, "flight: HAT136, seat: 14C7"),
+    calling(1),
+    gave(1, "weather in ORD77 is mild and sunny"),
+    calling(2, flight="HAT136"),
+    gave(2, "done"),
+    calling(3, other="NEW99"),
+    gave(3, "a long and empty answer"),
+]
+
+
+def results_sent(position: int) -> list[str]:
+    view = oracle(References([], HISTORY))(position)
+    return [message.text for message in view if message.is_result]
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (1, []),
+        (3, ["flight: HAT136, seat: 14C7"]),
+        (5, ["flight: HAT136, seat: 14C7", "weather in ORD77 is mild and sunny"]),
+        (7, [ORACLE_CLEARED, ORACLE_CLEARED, "done"]),
+        (9, [ORACLE_CLEARED, ORACLE_CLEARED, "done", "a long and empty answer"]),
+    ],
+)
+def test_the_oracle_sends_a_result_once_and_until_its_last_use(position: int, expected: list[str]) -> None:
+    assert results_sent(position) == expected
+
+
+def test_the_oracle_changes_only_tool_results() -> None:
+    view = oracle(References([], HISTORY))(9)
+
+    assert [kept for kept in view if not kept.is_result] == [kept for kept in HISTORY if not kept.is_result]
+    assert [message.answers for message in view] == [message.answers for message in HISTORY]
+
+
+def test_the_oracle_keeps_every_message_that_holds_a_value() -> None:
+    history = [
+        gave(0, "flight: HAT136, seat: 14C7"),
+        gave(1, "booked flight: HAT136"),
+        ChatMessage.of({"role": "assistant", "content": "thanks"}),
+        calling(2, flight="HAT136"),
+        calling(3, seat="14C7"),
+    ]
+
+    def whole(messages: list[Message], stop: int) -> list[bool]:
+        view = oracle(References([], messages))(stop)
+        return [view[place] == messages[place] for place in range(2)]
+
+    assert whole(history, 3) == [True, True]
+    assert whole(history, 4) == [True, False]
+    assert whole(history[:4], 3) == [True, True]
+
+
+@pytest.mark.parametrize("path", TRAJECTORIES, ids=lambda path: path.stem)
+def test_the_oracle_loses_nothing_of_a_real_session_and_sends_no_more(path: Path) -> None:
+    messages = [ChatMessage.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
+    references = References([], messages)
+    choose = oracle(references)
+
+    for position in references.positions:
+        view, before = choose(position), messages[:position]
+        found = references.judge(position, view)
+        assert found.every.present == found.every.grounded
+        assert found.every.bound == found.every.bound_possible
+        assert sum(len(message.raw) for message in view) <= sum(len(message.raw) for message in before)
+        assert problems(view) == problems(before)

@@ -201,6 +201,7 @@ class ChatMessage(Message):
         content = data.get("content")
         texts: list[str] = []
         media = small_images = 0
+        reasoning = ""
         if isinstance(content, str):
             texts.append(content)
         elif is_array(content):
@@ -222,7 +223,11 @@ class ChatMessage(Message):
             for call in self.calls:
                 beside += [call.name, call.arguments]
             texts += [text for text in beside if isinstance(text, str) and text]
-        return Countable(texts=tuple(texts), media=media, small_images=small_images)
+            for name in _SENT_BACK_BESIDE_CALLS:
+                thought = data.get(name)
+                if not reasoning and isinstance(thought, str):
+                    reasoning = thought
+        return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
         text = self.text
