@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.backtest.recall import References
-from proxy.backtest.replay import Counted, PolicyStrategy, ReplayModel, SentRequest, Strategy, StrategyRun
+from proxy.backtest.replay import Counted, NextRequest, PolicyStrategy, ReplayModel, SentRequest, Strategy
 from proxy.conversation import span_start, spans
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest
@@ -58,25 +58,19 @@ class Baseline(Struct, frozen=True, kw_only=True):
         """Whether what it sends depends on prices."""
         return False
 
-    def begin(self, counted: Counted, model: ReplayModel) -> StrategyRun:  # noqa: ARG002 - none needs the model
+    def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:  # noqa: ARG002 - none needs the model
         """Start on a history."""
-        return _BaselineRun(counted, self.start(counted))
+        choose = self.start(counted)
+        last: tuple[Message, ...] = ()
 
+        def next_request(stop: int, idle: float | None) -> SentRequest:  # noqa: ARG001 - none needs a clock
+            nonlocal last
+            chosen = (*counted.instructions, *choose(stop))
+            moved = chosen[: len(last)] != last
+            last = chosen
+            return SentRequest(messages=chosen, moved=moved)
 
-class _BaselineRun:
-    """A baseline at work on one history."""
-
-    def __init__(self, counted: Counted, choose: Choose) -> None:
-        self._instructions = counted.instructions
-        self._choose = choose
-        self._last: tuple[Message, ...] = ()
-
-    def request(self, stop: int, idle: float | None) -> SentRequest:  # noqa: ARG002 - none needs a clock
-        """Choose the messages, and see whether they begin with the previous request."""
-        chosen = (*self._instructions, *self._choose(stop))
-        moved = chosen[: len(self._last)] != self._last
-        self._last = chosen
-        return SentRequest(messages=chosen, moved=moved)
+        return next_request
 
 
 def _everything(counted: Counted) -> Choose:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Self
 
 from msgspec import Struct
 
+from proxy.config import Matching
 from proxy.models import COMMON_OUTPUT, Dollars, ModelFacts
 from proxy.trimming import Prices
 
@@ -26,9 +27,6 @@ _NEVER: Final = float("-inf")
 _MILLION: Final = 1_000_000
 _LIFETIME: Final = 300.0
 _MINIMUM: Final = 1024
-
-Matching: TypeAlias = Literal["blocks", "breakpoints"]
-"""How a provider finds the beginning of a prompt in its cache."""
 
 
 class CacheRule(Struct, frozen=True, kw_only=True):
@@ -52,8 +50,18 @@ class Segment(Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class Use(Struct, frozen=True, kw_only=True):
-    """Where the tokens of prompts came from. Uses can be added."""
+class Summable(Struct, frozen=True, kw_only=True):
+    """A record whose fields can be added one by one."""
+
+    def __add__(self, other: Self) -> Self:
+        """Return the sums."""
+        return type(self)(
+            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        )
+
+
+class Use(Summable, frozen=True, kw_only=True):
+    """Where the tokens of prompts came from."""
 
     read: int = 0
     """Read from the cache."""
@@ -66,12 +74,6 @@ class Use(Struct, frozen=True, kw_only=True):
     def sent(self) -> int:
         """All tokens."""
         return self.read + self.written + self.plain
-
-    def __add__(self, other: Use) -> Use:
-        """Return the sum."""
-        return Use(
-            read=self.read + other.read, written=self.written + other.written, plain=self.plain + other.plain
-        )
 
 
 NOTHING: Final = Use()

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Self
+from typing import Final
 
 from msgspec import Struct
 
+from proxy.backtest.cost import Summable
 from proxy.dialects import Message
 from proxy.trimming import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
@@ -35,16 +36,6 @@ CAVEAT: Final = "presence is necessary, not sufficient"
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _OCCURRENCES: Final = 8
 """Occurrences of one atom in one message whose surroundings are read."""
-
-
-class Summable(Struct, frozen=True, kw_only=True):
-    """A record whose fields can be added one by one."""
-
-    def __add__(self, other: Self) -> Self:
-        """Return the sums."""
-        return type(self)(
-            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        )
 
 
 class Counts(Summable, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ The tests compare a replay with what the real proxy sends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -140,15 +140,11 @@ class SentRequest(Struct, frozen=True, kw_only=True):
     """Positions of the messages after which the proxy sets a cache mark, if the model accepts any."""
 
 
-class StrategyRun(Protocol):
-    """A strategy at work on one history."""
+NextRequest: TypeAlias = Callable[[int, float | None], SentRequest]
+"""Returns what is sent of the first so many messages. It is called once for each request, in order.
 
-    def request(self, stop: int, idle: float | None) -> SentRequest:
-        """Return what is sent of the first `stop` messages. It is called once for each request, in order.
-
-        `idle` is the number of seconds since the last reply; None if it is unknown.
-        """
-        ...
+The second argument is the number of seconds since the last reply; None if it is unknown.
+"""
 
 
 class Strategy(Protocol):
@@ -169,7 +165,7 @@ class Strategy(Protocol):
         """Whether what it sends depends on prices."""
         ...
 
-    def begin(self, counted: Counted, model: ReplayModel) -> StrategyRun:
+    def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:
         """Start on a history, before the first request."""
         ...
 
@@ -202,14 +198,14 @@ def replayed(
         rules: rules of the provider's cache, at least one. Each has a cache of its own.
         model: the model that is asked.
     """
-    run = strategy.begin(counted, model)
+    next_request = strategy.begin(counted, model)
     caches = {rule: PromptCache(rule) for rule in rules}
     times, ended = counted.history.times, None
     untrimmed, done = counted.fixed_tokens, 0
     for stop in counted.history.requests:
         # A request is sent when its newest message comes.
         at = None if times is None else times[max(stop - 1, 0)]
-        sent = run.request(stop, None if at is None or ended is None else max(0.0, at - ended))
+        sent = next_request(stop, None if at is None or ended is None else max(0.0, at - ended))
         if times is not None:
             ended = times[min(stop, len(times) - 1)]  # the time of its reply
         untrimmed += sum([entry.tokens for entry in counted.entries[done:stop]])
@@ -233,49 +229,36 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
         waits = self.policy.trigger is not None and self.policy.trigger.idle_seconds == "auto"
         return self.policy.reckons or waits
 
-    def begin(self, counted: Counted, model: ReplayModel) -> StrategyRun:
-        """Start on a history."""
-        return _PolicyRun(self, counted, model)
+    def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:
+        """Start on a history. Cuts and decisions on arrival are kept, as the proxy keeps them."""
+        entries: list[Entry] = []
+        cuts: dict[str | None, Cut] = {}
 
-
-class _PolicyRun:
-    """A policy at work on one history. It keeps cuts and decisions on arrival, as the proxy does."""
-
-    def __init__(self, strategy: PolicyStrategy, counted: Counted, model: ReplayModel) -> None:
-        self._strategy = strategy
-        self._counted = counted
-        self._model = model
-        self._entries: list[Entry] = []
-        self._cuts: dict[str | None, Cut] = {}
-
-    def request(self, stop: int, idle: float | None) -> SentRequest:
-        """Plan a request and keep the decisions."""
-        counted, entries = self._counted, self._entries
-        known = len(entries)
-        entries += counted.entries[known:stop]
-        agent = counted.agent(stop)
-        planned = plan(
-            entries,
-            self._strategy.policy,
-            self._strategy.name,
-            PlanningContext(
+        def next_request(stop: int, idle: float | None) -> SentRequest:
+            known = len(entries)
+            entries.extend(counted.entries[known:stop])
+            agent = counted.agent(stop)
+            context = PlanningContext(
                 count=counted.count,
                 fixed_tokens=counted.fixed_tokens,
-                context_window=self._model.context_window,
+                context_window=model.context_window,
                 agent=agent,
                 idle=idle,
-                prices=self._model.prices,
-            ),
-            self._cuts.get(agent),
-        )
-        if planned.cut is not None:
-            self._cuts[agent] = planned.cut
-        for place in range(known, stop):
-            entries[place] = replace(entries[place], arrival=planned.decided[place])
-        messages = sent_messages(counted.instructions, planned)
-        ahead = len(messages) - len(planned.view)
-        settled = tuple([ahead + end - 1 for end in planned.settled])
-        return SentRequest(messages=messages, moved=planned.moved, warnings=planned.warnings, settled=settled)
+                prices=model.prices,
+            )
+            planned = plan(entries, self.policy, self.name, context, cuts.get(agent))
+            if planned.cut is not None:
+                cuts[agent] = planned.cut
+            for place in range(known, stop):
+                entries[place] = replace(entries[place], arrival=planned.decided[place])
+            messages = sent_messages(counted.instructions, planned)
+            ahead = len(messages) - len(planned.view)
+            settled = tuple([ahead + end - 1 for end in planned.settled])
+            return SentRequest(
+                messages=messages, moved=planned.moved, warnings=planned.warnings, settled=settled
+            )
+
+        return next_request
 
 
 def sent_messages(instructions: Sequence[Message], planned: Plan) -> tuple[Message, ...]:

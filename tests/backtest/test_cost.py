@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from proxy.backtest.cost import (
     NOTHING,
     CacheRule,
-    Matching,
     PriceClass,
     PromptCache,
     Segment,
@@ -20,7 +19,7 @@ from proxy.backtest.cost import (
     price_class,
     standard_classes,
 )
-from proxy.config import ModelRule
+from proxy.config import Matching, ModelRule
 from proxy.models import Catalogue, Dollars, DollarStep
 
 BREAKPOINTS = CacheRule(matching="breakpoints")
