@@ -38,19 +38,19 @@ TOOLS = [
 ]
 
 
-def test_nothing_is_left_out_of_no_trimming() -> None:
+def test_no_trimming_sends_everything() -> None:
     found = requests(counted(TALK), "baseline:none")
     assert [texts(request) for request in found] == [["1"], ["1", "2", "3"], [*"12345"], [*"1234567"]]
     assert not any(request.sent.moved for request in found)
 
 
-def test_the_last_messages() -> None:
+def test_last_sends_the_last_messages() -> None:
     found = requests(counted([{"role": "system", "content": "s"}, *TALK]), "baseline:last=3")
     assert [texts(request) for request in found] == [["s", "1"], [*"s123"], [*"s345"], [*"s567"]]
     assert [request.sent.moved for request in found] == [False, False, True, True]
 
 
-def test_the_last_messages_never_begin_with_a_result() -> None:
+def test_last_never_begins_with_a_tool_result() -> None:
     found = requests(counted(TOOLS), "baseline:last=4")
     assert [texts(request) for request in found] == [
         ["go"],
@@ -62,7 +62,7 @@ def test_the_last_messages_never_begin_with_a_result() -> None:
     assert texts(found[1]) == ["call", "A", "B"]  # nothing but a result is left: its span goes whole
 
 
-def test_masking_at_every_request() -> None:
+def test_mask_clears_all_but_the_newest_results() -> None:
     found = requests(counted(TOOLS), "baseline:mask=1")
     assert [texts(request) for request in found] == [
         ["go"],
@@ -73,7 +73,7 @@ def test_masking_at_every_request() -> None:
     assert [request.sent.moved for request in found] == [False, False, True, True]
 
 
-def test_clearing_waits_and_then_stays() -> None:
+def test_clear_starts_above_its_limit_and_is_for_good() -> None:
     ready = counted(agent(12))
     found = requests(ready, "baseline:clear=3000")
     cleared = [texts(request).count(CLEARED) for request in found]
@@ -89,14 +89,14 @@ def test_clearing_waits_and_then_stays() -> None:
     assert [place for place in range(1, len(found)) if cleared[place] > cleared[place - 1]] == moves
 
 
-def test_the_oldest_slide_out_at_every_request() -> None:
+def test_slide_drops_the_oldest_at_every_request() -> None:
     found = requests(counted(agent(12)), "baseline:slide=3000")
     assert all(request.tokens <= 3000 for request in found)
     assert all(request.sent.moved for request in found[8:])
     assert all(texts(request)[:2] == ["be brief", "do all of it"] for request in found)
 
 
-def test_the_middle_goes_and_both_ends_stay() -> None:
+def test_middle_keeps_both_ends() -> None:
     ready = counted(agent(12))
     found = requests(ready, "baseline:middle=3000")
     assert all(request.tokens <= 3000 for request in found)
@@ -109,13 +109,13 @@ def test_the_middle_goes_and_both_ends_stay() -> None:
     assert any(whole[:cut] + whole[cut + gap :] == sent for cut in range(len(sent)))
 
 
-def test_the_middle_goes_though_the_newest_alone_is_too_much() -> None:
+def test_middle_always_keeps_the_newest_span() -> None:
     ready = counted([user("go"), call("a"), result("a", "word " * 2000), reply("ok")])
     found = requests(ready, "baseline:middle=100")
     assert [texts(request) for request in found] == [["go"], ["go", "call", ready.messages[2].text]]
 
 
-def test_the_clairvoyant_keeps_what_is_used_again() -> None:
+def test_the_oracle_keeps_results_that_are_used_again() -> None:
     said = [
         user("look"),
         *(
@@ -138,7 +138,7 @@ def test_the_clairvoyant_keeps_what_is_used_again() -> None:
     assert texts(found[4])[2] == "[cleared]"
 
 
-def test_names_say_what_is_not_usual() -> None:
+def test_the_name_of_a_baseline_has_its_number_unless_it_is_the_usual_one() -> None:
     assert [each.name for each in every_baseline()] == [
         *("baseline:none", "baseline:last", "baseline:slide", "baseline:mask", "baseline:clear"),
         *("baseline:middle", "baseline:oracle"),
@@ -162,19 +162,19 @@ def test_names_say_what_is_not_usual() -> None:
         "baseline:last=0",
     ],
 )
-def test_what_there_is_not(name: str) -> None:
+def test_an_unknown_baseline_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="baseline:last"):
         baseline(name)
 
 
 @pytest.mark.parametrize("name", ["baseline:last=-1", "baseline:last=1.5", "baseline:mask=²"])
-def test_numbers_are_whole_and_above_nothing(name: str) -> None:
+def test_a_number_that_is_not_whole_and_positive_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="whole number"):
         baseline(name)
 
 
 @pytest.mark.parametrize("path", TRAJECTORIES, ids=lambda path: path.stem)
-def test_none_of_them_breaks_the_protocol(path: Path) -> None:
+def test_no_baseline_breaks_the_protocol(path: Path) -> None:
     (history,) = read_file(path)
     ready = Counted(history, COUNTER)
     already = len(problems(ready.messages))  # real histories are broken at times

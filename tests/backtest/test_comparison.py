@@ -88,14 +88,14 @@ def test_masking_by_hand(prices: str, use: Use, millionths: float) -> None:
     assert compared.most_expensive_session == "talk"
 
 
-def test_no_trimming_always_stands_first_and_each_strategy_once() -> None:
+def test_no_trimming_comes_first_and_each_strategy_once() -> None:
     assert list(run("baseline:mask", "baseline:none", "baseline:mask").about) == [
         "baseline:none",
         "baseline:mask",
     ]
 
 
-def test_sessions_of_the_same_name_are_told_apart() -> None:
+def test_sessions_with_equal_names_get_numbers() -> None:
     test = Backtest([], [price_class(0.1)], COUNTER, recall=False)
     outcome = test.run([history(SAID), history(agent(2)), history(SAID, "other")])
     assert [line.session for line in outcome.sessions] == ["talk", "talk (2)", "other"]
@@ -104,7 +104,7 @@ def test_sessions_of_the_same_name_are_told_apart() -> None:
     assert compared.figures.sent == sum(line.figures.sent for line in outcome.sessions)
 
 
-def test_the_dearest_session_is_named() -> None:
+def test_the_most_expensive_session_is_named() -> None:
     test = Backtest([baseline("baseline:last=2")], [price_class(0.1)], COUNTER, recall=False)
     outcome = test.run([history([user("a"), reply("b")], "short"), history(agent(10), "long")])
     compared = outcome.strategies[-1]
@@ -114,14 +114,14 @@ def test_the_dearest_session_is_named() -> None:
     assert compared.highest_ratio == max(1.0, long.input / whole.input)
 
 
-def test_each_replay_is_a_tick() -> None:
+def test_tick_is_called_after_each_replay() -> None:
     ticks: list[int] = []
     test = Backtest(every_baseline(), standard_classes(), COUNTER, recall=False)
     test.run([history(agent(2)), history(SAID)], lambda: ticks.append(1))
     assert len(ticks) == 2 * test.steps == 2 * len(test.strategies)
 
 
-def test_a_policy_that_reckons_is_replayed_at_each_price() -> None:
+def test_a_policy_that_depends_on_prices_is_replayed_at_each_class() -> None:
     policy = Policy.model_validate(
         {"trigger": {"cost": "auto"}, "edits": [{"type": "truncate_tool_output", "max_bytes": 40}]}
     )
@@ -154,7 +154,7 @@ def test_a_context_window_is_asked_for_by_model() -> None:
     assert all(line.figures.moves for line in outcome.sessions if line.strategy == "mine")
 
 
-def test_what_could_not_be_done_is_counted() -> None:
+def test_warnings_are_counted() -> None:
     policy = Policy.model_validate({"trigger": {"ratio": 0.5}, "edits": [{"type": "truncate_tool_output"}]})
     test = Backtest([PolicyStrategy(name="mine", policy=policy)], [price_class(0.1)], COUNTER, recall=False)
     (warning,) = test.run([history(agent(4))]).strategies[-1].figures.warnings.items()
@@ -162,7 +162,7 @@ def test_what_could_not_be_done_is_counted() -> None:
     assert "context window" in warning[0]
 
 
-def test_recall_is_of_what_was_sent() -> None:
+def test_recall_judges_what_was_sent() -> None:
     said = [
         user("find it"),
         *(call("a", arguments='{"where": "shelf"}'), result("a", '{"code": "XK-4471-B", "kept": true}')),
@@ -186,7 +186,7 @@ def test_recall_is_of_what_was_sent() -> None:
 # ----------------------------------------------------------------------------------- figures
 
 
-def test_what_was_spent_adds_up() -> None:
+def test_costs_add_up() -> None:
     both = Cost(use=Use(read=1, written=2, plain=3), input=0.5, output=0.25) + Cost(
         use=Use(read=10, written=20, plain=30), input=1.5, output=0.75
     )
@@ -194,7 +194,7 @@ def test_what_was_spent_adds_up() -> None:
     assert both.total == 3.0
 
 
-def test_output_without_a_price_has_no_sum() -> None:
+def test_costs_with_unknown_output_have_no_total() -> None:
     assert Cost(use=NOTHING, input=1.0, output=None).total is None
     assert (
         Cost(use=NOTHING, input=1.0, output=None) + Cost(use=NOTHING, input=1.0, output=1.0)
@@ -204,7 +204,7 @@ def test_output_without_a_price_has_no_sum() -> None:
     ).total is None
 
 
-def test_figures_add_up_and_the_largest_stays() -> None:
+def test_figures_add_up_and_keep_the_largest_request() -> None:
     recall = RecallCounts(far=Counts(grounded=4, present=3))
     one = Figures(
         sessions=1,
@@ -249,14 +249,14 @@ def test_figures_add_up_and_the_largest_stays() -> None:
     assert sum([one, two], Figures()) == both
 
 
-def test_recall_that_nobody_looked_for_stays_unknown() -> None:
+def test_recall_that_was_not_measured_stays_unknown() -> None:
     seen = Figures(recall=RecallCounts(far=Counts(grounded=1)))
     assert (Figures() + Figures()).recall is None
     assert (Figures() + seen).recall == seen.recall
     assert (seen + Figures()).recall == seen.recall
 
 
-def test_a_ratio_is_of_input_alone() -> None:
+def test_a_ratio_compares_input_only() -> None:
     assert ratio(
         Cost(use=NOTHING, input=1.0, output=9.0), Cost(use=NOTHING, input=4.0, output=9.0)
     ) == pytest.approx(0.25)

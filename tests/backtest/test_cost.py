@@ -67,7 +67,7 @@ def test_below_the_smallest_size_nothing_is_read_or_written() -> None:
     assert cache.read([*SHORT, Segment(text=b"one", tokens=1)]) == Use(read=1024)
 
 
-def test_what_changes_in_the_middle_is_written_again() -> None:
+def test_by_blocks_everything_after_a_change_is_written_again() -> None:
     cache = PromptCache(CacheRule())
     cache.read(prompt(("a", 2048), ("b", 1024), ("c", 1024)))
     assert cache.read(prompt(("a", 2048), ("x", 100), ("c", 1024))) == Use(read=2048, written=1024, plain=100)
@@ -85,7 +85,7 @@ def test_by_blocks_the_equal_beginning_of_a_segment_counts() -> None:
     assert cache.read([Segment(text=b"a" * 620 + b"c" * 380, tokens=10_000)]).read == 48 * 128
 
 
-def test_at_breakpoints_only_what_ended_at_one_is_read() -> None:
+def test_at_breakpoints_only_prompts_that_ended_there_are_read() -> None:
     cache = PromptCache(BREAKPOINTS)
     assert cache.read(ONE) == Use(written=1100)
     assert cache.read(TWO) == Use(read=1100, written=200)
@@ -114,7 +114,7 @@ def test_an_explicit_mark_is_a_breakpoint() -> None:
     assert unmarked.read(prompt(("system", 2000), ("other", 300))) == Use(written=2300)
 
 
-def test_what_was_not_used_for_a_lifetime_is_forgotten() -> None:
+def test_unused_entries_are_forgotten_after_a_lifetime() -> None:
     for rule in (CacheRule(lifetime=300), CacheRule(matching="breakpoints", lifetime=300)):
         cache = PromptCache(rule)
         cache.read(ONE, at=1000)
@@ -124,7 +124,7 @@ def test_what_was_not_used_for_a_lifetime_is_forgotten() -> None:
         assert cache.read(ONE, at=1902).read > 0
 
 
-def test_by_blocks_what_is_forgotten_does_not_hide_what_is_not() -> None:
+def test_by_blocks_forgotten_entries_do_not_hide_others() -> None:
     cache = PromptCache(CacheRule(lifetime=300))
     cache.read([Segment(text=b"a" * 1000, tokens=10_000)], at=0)
     cache.read([Segment(text=b"a" * 300 + b"b" * 700, tokens=10_000)], at=200)
@@ -133,7 +133,7 @@ def test_by_blocks_what_is_forgotten_does_not_hide_what_is_not() -> None:
     )
 
 
-def test_at_breakpoints_a_prompt_keeps_alive_what_it_reads() -> None:
+def test_at_breakpoints_reading_an_entry_renews_it() -> None:
     cache = PromptCache(CacheRule(matching="breakpoints", lifetime=300))
     cache.read(ONE, at=0)
     cache.read(TWO, at=200)  # reads ONE
@@ -205,12 +205,12 @@ USE = Use(read=600_000, written=300_000, plain=100_000)
         (0.05, 1.25, 0.505),
     ],
 )
-def test_what_a_request_costs_in_each_class(read: float, write: float, dollars: float) -> None:
+def test_the_price_of_a_request_in_each_class(read: float, write: float, dollars: float) -> None:
     assert price_class(read, write).input_dollars(USE) == pytest.approx(dollars)
     assert price_class(read, write, dollars=3).input_dollars(USE) == pytest.approx(3 * dollars)
 
 
-def test_output_is_priced_apart() -> None:
+def test_output_has_a_price_of_its_own() -> None:
     assert price_class(0.1, dollars=2, output=5).output_dollars(USE, 100_000) == pytest.approx(1.0)
     silent = PriceClass(
         name="m", dollars=Dollars(input=1, cached_read=1, cache_write=1), prices=price_class(0.1).prices
@@ -218,7 +218,7 @@ def test_output_is_priced_apart() -> None:
     assert silent.output_dollars(USE, 100_000) is None
 
 
-def test_the_five_classes_are_the_same_for_policies_and_for_the_bill() -> None:
+def test_the_five_classes_have_equal_prices_for_policies_and_costs() -> None:
     classes = standard_classes(2.5)
     assert [each.name for each in classes] == [
         *("read 0.5", "read 0.25", "read 0.1", "read 0.1, write 1.25", "read 0.05, write 1.25")
@@ -231,7 +231,7 @@ def test_the_five_classes_are_the_same_for_policies_and_for_the_bill() -> None:
 
 
 @pytest.mark.parametrize(("taken", "explicit"), [("anthropic", True), ("openai", True), ("none", False)])
-def test_marks_are_explicit_where_the_model_takes_them(taken: str, explicit: bool) -> None:
+def test_marks_are_explicit_if_the_model_accepts_them(taken: str, explicit: bool) -> None:
     cache = {"matching": "breakpoints", "breakpoints": taken}
     rule = ModelRule.model_validate({"match": ["mine"], "prices": {"input": 2}, "cache": cache})
     found = class_of("mine", Catalogue((rule,)).facts("mine", None))
@@ -245,7 +245,7 @@ def test_without_a_clock_nothing_is_forgotten() -> None:
     assert each.rule(timed=False) == CacheRule(matching="breakpoints", block=128, minimum=1024, lifetime=None)
 
 
-def test_a_step_counts_for_the_whole_request() -> None:
+def test_a_price_step_holds_for_the_whole_request() -> None:
     dollars = Dollars(
         input=1,
         cached_read=0.1,

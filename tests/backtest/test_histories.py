@@ -40,7 +40,7 @@ def told(history: SessionHistory) -> list[Any]:
     return [message.data for message in (*history.instructions, *history.messages)]
 
 
-def test_leading_instructions_are_no_part_of_the_log(tmp_path: Path) -> None:
+def test_leading_instructions_are_kept_apart(tmp_path: Path) -> None:
     said = [SYSTEM, {"role": "developer", "content": "really"}, user("hi"), SYSTEM, reply("ho")]
     (history,) = read_file(written(tmp_path / "talk.json", said))
     assert [message.role for message in history.instructions] == ["system", "developer"]
@@ -72,7 +72,7 @@ def test_a_message_a_line_is_one_session(tmp_path: Path) -> None:
         assert (history.name, told(history)) == ("talk", said)
 
 
-def test_requests_that_go_on_are_one_session(tmp_path: Path) -> None:
+def test_requests_that_continue_each_other_are_one_session(tmp_path: Path) -> None:
     file = written(
         tmp_path / "log.jsonl",
         {"messages": SAID[:2]},
@@ -103,14 +103,14 @@ def test_requests_that_go_on_are_one_session(tmp_path: Path) -> None:
         ('[{"role": "system", "content": "a"}]', "no message"),
     ],
 )
-def test_what_is_no_session_is_refused_with_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_without_a_session_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
     with pytest.raises(InvalidRequest, match=said):
         read_file(file)
 
 
-def test_a_file_that_is_not_there_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_file(tmp_path / "none.json")
 
@@ -130,21 +130,21 @@ def test_times_are_taken_out_of_messages() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "yesterday", True, [], "missing"])
-def test_where_one_has_no_time_there_is_no_clock(wrong: Any) -> None:
+def test_times_are_unknown_unless_every_message_has_one(wrong: Any) -> None:
     last = {**reply("b"), **({} if wrong == "missing" else {"timestamp": wrong})}
     history = of_messages("t", [{**user("a"), "timestamp": 5}, last])
     assert history.times is None
     assert told(history) == [user("a"), reply("b")]
 
 
-def test_halves_of_characters_are_mended(tmp_path: Path) -> None:
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     file = tmp_path / "half.json"
     file.write_text('[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]')
     (history,) = read_file(file)
     assert history.messages[0].text == "\ufffd"
 
 
-def test_what_nobody_can_read_is_refused(tmp_path: Path) -> None:
+def test_too_deep_json_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "deep.json"
     deep = "[" * 3000 + "]" * 3000
     for text in (deep, f'[{{"role": "user", "content": {deep}}}]', f'{{"role": "user", "content": {deep}}}'):
@@ -154,7 +154,7 @@ def test_what_nobody_can_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("levels", range(200, 1100, 45))
-def test_however_deep_it_is_read_or_refused(tmp_path: Path, levels: int) -> None:
+def test_json_of_any_depth_is_read_or_refused(tmp_path: Path, levels: int) -> None:
     file = tmp_path / "deep.json"
     file.write_text(
         f'[{{"role": "user", "content": {"[" * levels + "]" * levels}}}, {{"role": "assistant"}}]'

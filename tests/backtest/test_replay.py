@@ -53,7 +53,9 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> DemoOutcome:
 
 
 @pytest.mark.parametrize("name", ["default", "off"])
-def test_it_is_what_the_proxy_sends_and_what_the_provider_bills(rehearsed: DemoOutcome, name: str) -> None:
+def test_a_replay_equals_what_the_proxy_sends_and_the_provider_bills(
+    rehearsed: DemoOutcome, name: str
+) -> None:
     recording = rehearsed.recording
     history = of_messages("demo", recording.messages, tools=list(recording.tools), model=MODEL)
     written = yaml.safe_load(configuration(Path(), "http://127.0.0.1:9/v1"))
@@ -84,7 +86,7 @@ def test_there_is_a_request_before_each_reply() -> None:
     assert [request.tokens for request in found] == [request.untrimmed for request in found]
 
 
-def test_between_moves_each_request_goes_on_from_the_last() -> None:
+def test_between_trims_each_request_extends_the_last() -> None:
     ready = counted(agent(20))
     found = requests(ready, DROPPING)
     moves = [request.sent.moved for request in found]
@@ -98,7 +100,7 @@ def test_between_moves_each_request_goes_on_from_the_last() -> None:
     assert max(request.tokens for request in found) <= 3000 + 600
 
 
-def test_what_was_decided_on_arrival_stays() -> None:
+def test_decisions_on_arrival_are_kept() -> None:
     ready = counted(agent(6, size=2000))
     cutting = policy(on_arrival=[{"type": "truncate_tool_output", "max_bytes": 500}])
     found = requests(ready, cutting)
@@ -108,7 +110,7 @@ def test_what_was_decided_on_arrival_stays() -> None:
     assert found[-1].tokens < found[-1].untrimmed / 3
 
 
-def test_each_rule_counts_for_itself() -> None:
+def test_each_cache_rule_has_a_cache_of_its_own() -> None:
     points = CacheRule(matching="breakpoints")
     ready = counted(agent(5))
     for request in requests(ready, policy(), BLOCKS, points):
@@ -119,7 +121,7 @@ def test_each_rule_counts_for_itself() -> None:
     assert last.uses[BLOCKS].read == before.tokens // 128 * 128
 
 
-def test_the_proxy_s_marks_keep_what_does_not_change() -> None:
+def test_marks_of_the_proxy_keep_the_unchanged_part_cached() -> None:
     ready = counted(agent(40))
     marked, unmarked = CacheRule(matching="breakpoints"), CacheRule(matching="breakpoints", explicit=False)
     clearing = policy(
@@ -136,7 +138,7 @@ def test_the_proxy_s_marks_keep_what_does_not_change() -> None:
     assert sum((request.uses[marked] for request in never), NOTHING).read == without
 
 
-def test_time_makes_the_cache_cold_and_policies_hear_of_it() -> None:
+def test_idle_time_empties_the_cache_and_reaches_the_policy() -> None:
     said = [user("word " * 2000), reply("a"), user("b"), reply("c"), user("d"), reply("e")]
     times = [0, 10, 20, 30, 1000, 1010]
     timed = [{**message, "timestamp": at} for message, at in zip(said, times, strict=True)]
@@ -169,7 +171,7 @@ def test_each_agent_has_a_cut_of_its_own() -> None:
     assert any(one and other for one, other in pairwise(apart))
 
 
-def test_what_depends_on_prices_says_so() -> None:
+def test_by_price_tells_whether_a_policy_depends_on_prices() -> None:
     assert not DROPPING.by_price
     assert not policy().by_price
     edits = [{"type": "truncate_tool_output"}]
@@ -178,7 +180,7 @@ def test_what_depends_on_prices_says_so() -> None:
     assert not policy(trigger={"idle_seconds": 60}, edits=edits).by_price
 
 
-def test_what_a_policy_cannot_do_is_a_warning() -> None:
+def test_a_policy_warns_of_what_it_cannot_do() -> None:
     unjudged = policy(trigger={"ratio": 0.5}, edits=[{"type": "truncate_tool_output"}])
     assert all(
         "context window" in request.sent.warnings[0] for request in requests(counted(agent(2)), unjudged)
@@ -209,7 +211,7 @@ def _planned(role: str) -> Any:
     return Planned()
 
 
-def test_a_summary_is_merged_where_it_says_so() -> None:
+def test_a_summary_with_role_merge_is_merged_into_the_instructions() -> None:
     lead = (ChatMessage.of({"role": "system", "content": "be brief"}),)
     merged = sent_messages(lead, _planned("merge"))
     assert [message.text for message in merged] == ["be brief\n\n## Before\nall of it", "new"]
@@ -223,7 +225,7 @@ TOOLS = [{"type": "function", "function": {"name": "look"}}]
 TOLD = [{"role": "system", "content": "be brief"}, user("go"), call("c"), result("c", "found"), reply("ok")]
 
 
-def test_what_is_sent_beside_the_log_is_counted_once() -> None:
+def test_instructions_and_tools_are_fixed_tokens() -> None:
     ready = counted(TOLD, tools=TOOLS)
     system = COUNTER.message(message("system", "be brief"), "")
     assert ready.history.tools is not None
@@ -257,7 +259,7 @@ def test_refs_are_those_of_the_proxy() -> None:
     assert len(entry.ref) == 20
 
 
-def test_marks_are_found_and_do_not_change_what_is_compared() -> None:
+def test_cache_marks_are_found_and_do_not_change_the_segment() -> None:
     marked = user("go") | {
         "content": [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]
     }
@@ -271,7 +273,7 @@ def test_marks_are_found_and_do_not_change_what_is_compared() -> None:
     assert ready.segment(ready.messages[0]).text == plain.segment(plain.messages[0]).text
 
 
-def test_a_reply_costs_its_reasoning_too() -> None:
+def test_the_tokens_of_a_reply_include_its_reasoning() -> None:
     plain = counted([user("go"), reply("ok")])
     thought = counted([user("go"), reply("ok", reasoning_content="let me see")])
     assert thought.entries[1].tokens == plain.entries[1].tokens
@@ -282,7 +284,7 @@ def test_the_model_is_the_history_s_own() -> None:
     assert counted([user("a")], model="gpt-4").model == "gpt-4"
 
 
-def test_what_the_calls_used_is_found_out_once() -> None:
+def test_references_are_read_once() -> None:
     ready = counted([user("read /tmp/report.txt"), call("c", arguments='{"path": "/tmp/report.txt"}')])
     assert ready.references.positions == (1,)
     assert ready.references is ready.references

@@ -129,7 +129,7 @@ def test_every_text_is_escaped_and_nothing_is_loaded() -> None:
     assert reader.cells == ["", HOSTILE, HOSTILE, "1", "会话", HOSTILE, "name", "a", "b", "x", "1", "2"]
 
 
-def test_it_is_one_whole_page() -> None:
+def test_the_html_is_one_whole_page() -> None:
     text = page("Backtest", ["a line"], SHEETS)
     assert text.startswith("<!doctype html>\n<html lang=")
     assert text.endswith("</html>\n")
@@ -140,7 +140,7 @@ def test_it_is_one_whole_page() -> None:
 # -------------------------------------------------------------------------------------- JSON
 
 
-def test_everything_is_there_and_nothing_is_rounded() -> None:
+def test_json_has_every_figure_unrounded() -> None:
     test = Backtest([baseline("baseline:mask")], standard_classes(), COUNTER)
     outcome = test.run([history(agent(8), "long"), history([user("a"), reply("b")], "short")])
     data = json.loads(orjson.dumps(as_data(outcome)))
@@ -181,6 +181,6 @@ def test_everything_is_there_and_nothing_is_rounded() -> None:
     }
 
 
-def test_without_recall_it_is_null() -> None:
+def test_json_has_null_for_recall_that_was_not_measured() -> None:
     data = as_data(Backtest([], standard_classes(), COUNTER, recall=False).run([history(agent(1))]))
     assert data["totals"][0]["recall"] is None
