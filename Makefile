@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 MODEL_SERVER := $(VENV)/.model-server-ready
 ARGS ?=
 # Floors whose own tests must reach every branch of them.
-PURE := dialects conversation trimming
+PURE := dialects conversation textscan trimming
 .PHONY: $(PURE:%=test-%)
 # Tests run in several processes, a whole file in one of them, in the order of tests/conftest.py: the long ones first.
 TOGETHER := --numprocesses=auto --dist=loadfile --no-loadscope-reorder

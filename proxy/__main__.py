@@ -1,6 +1,6 @@
 """The command line: `palimpsest`, or `python -m proxy`.
 
-Exit codes: 0 fine, 1 failed, 2 used or configured wrongly.
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.cli.catalogue import Catalogue
+from proxy.cli.commands import LazyGroup
 from proxy.errors import ConfigurationError, PalimpsestError, RequestError
 
 app = typer.Typer(
     name="palimpsest",
-    cls=Catalogue,
+    cls=LazyGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import proxy
+from tests.conftest import LONG
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,3 +84,18 @@ def test_every_direct_dependency_is_pinned() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert proxy.__version__ == project["version"]
+
+
+def test_no_class_name_is_used_twice() -> None:
+    names = Counter(
+        node.name
+        for path in (ROOT / "proxy").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_test_file_that_runs_first_exists(name: str) -> None:
+    assert (ROOT / name).is_file()

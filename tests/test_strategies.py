@@ -1,4 +1,4 @@
-"""The page about strategies shows what the edits do, and shows every one of them."""
+"""docs/strategies.md is up to date and has a working example of every edit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TYPES = [edit.model_fields["type"].default for edit in get_args(get_args(Edit)[0
 CASES = [case for _, cases in shows() for case in cases]
 
 
-def test_the_page_is_what_the_edits_do() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text("utf-8") == page(), "run `make strategies`, and read what has changed"
 
 
-def test_every_edit_is_on_it_once_with_what_it_keeps_loses_and_costs() -> None:
+def test_every_edit_is_listed_once_with_what_it_keeps_loses_and_costs() -> None:
     said = [each for each, _ in shows()]
     assert sorted(each["edit"] for each in said) == sorted(TYPES)
     for each in said:
@@ -28,18 +28,17 @@ def test_every_edit_is_on_it_once_with_what_it_keeps_loses_and_costs() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.edit}-{case.session}")
-def test_each_example_shows_something(case: Shown) -> None:
+def test_each_example_shows_a_change(case: Shown) -> None:
     effect = Effect.of(case)
     assert effect.freed > 0
     assert effect.plan.edits == (case.edit,)
     assert not effect.plan.warnings
     assert list(effect.before(case.positions)) != list(effect.after(case.positions))
-    # What is shown holds what was changed.
     changed = {change.position for change in effect.plan.changes}
     assert changed & set(case.positions)
 
 
-def test_recordings_that_are_only_shown_here_say_where_they_are_from() -> None:
+def test_recordings_of_this_folder_name_their_source_and_are_shown() -> None:
     named = (DATA / "README.md").read_text("utf-8")
     files = [path for path in DATA.iterdir() if path.suffix == ".json"]
     assert files
@@ -51,12 +50,15 @@ def test_recordings_that_are_only_shown_here_say_where_they_are_from() -> None:
         assert any(case.session == path.stem for case in CASES)
 
 
-def test_what_is_cut_for_the_page_is_marked_and_counted() -> None:
+def test_a_long_text_is_shown_without_its_middle() -> None:
     assert abridged("short", LONGEST) == "short"
     text = "a" * 5000 + "b"
     shown = abridged(text, LONGEST)
     assert shown.endswith("b")
-    mark = f"⟪{5001 - LONGEST:,} characters not shown here⟫"
+    mark = f"⟪{5001 - LONGEST:,} characters⟫"
     assert len(shown) == LONGEST + len(mark)
     assert mark in shown
-    assert abridged("\x1b[1m", LONGEST) == "\\x1b[1m"
+
+
+def test_a_text_is_shown_on_one_line_with_control_characters_escaped() -> None:
+    assert abridged("one\n  two\x1b[1m\n", LONGEST) == "one⏎two\\x1b[1m"

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
 from proxy.dialects.chat import INSTRUCTION_ROLES, ChatMessage
+from proxy.dialects.chat.message import has_calls
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
 from proxy.store import SessionRow, Store
@@ -255,7 +256,7 @@ def _message(data: JsonObject) -> Message:
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls")))
+    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
     return ChatMessage(raw, data, facts)
 
 

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from proxy.backtest.cost import Summable
 from proxy.dialects import Message
-from proxy.trimming import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
+from proxy.textscan import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
 NEAR_MESSAGES: Final = 6
 """Messages before a call that count as near."""

@@ -18,6 +18,7 @@ from proxy.backtest.histories import SessionHistory
 from proxy.backtest.recall import References
 from proxy.conversation import body_of
 from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, Prices, merged, plan
 
@@ -265,5 +266,5 @@ def sent_messages(instructions: Sequence[Message], planned: Plan) -> tuple[Messa
     """Return the messages of a request: the instructions, a summary merged into them, and the view."""
     summary = planned.summary
     if summary is not None and summary.role == "merge":
-        instructions = merged(instructions, summary)
+        instructions = merged(instructions, summary, CHAT)
     return (*instructions, *planned.view)

@@ -1,4 +1,4 @@
-"""`backtest`: sessions that happened, replayed under policies: what they would have cost and lost."""
+"""`backtest`: replays recorded sessions under policies, and shows what they cost and lose."""
 
 from __future__ import annotations
 
@@ -37,48 +37,45 @@ from proxy.backtest import (
     stored,
     synthetic_agents,
 )
-from proxy.cli.options import AsJson, Config, Tenant
+from proxy.cli.database import find_session, require_store
+from proxy.cli.options import AsJson, Config, Tenant, print_table
 from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Settings, load, select_policy, with_built_in
-from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
+from proxy.errors import InvalidRequest
 from proxy.models import Catalogue
-from proxy.store import SqliteFile, Store, address_of
+from proxy.store import Store
 from proxy.tokens import TokenCounter
 
 CLASSES: Final = "classes"
-"""What `--prices` says for the five standard classes of prices."""
+"""The value of `--prices` for the five standard classes of prices."""
 
 Policies = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        help="A policy of the configuration, or baseline:NAME[=NUMBER]. Default: the one that would serve. "
-        "All baselines stand beside, unless one is named.",
+        help="A policy of the configuration, or baseline:NAME[=NUMBER]. Default: the policy that would be "
+        "used. All baselines are compared too, unless one is named.",
     ),
 ]
-Sessions = Annotated[list[str] | None, typer.Option("--session", help="A stored session, by its id.")]
+Sessions = Annotated[list[str] | None, typer.Option("--session", help="Id of a stored session.")]
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--file", help="JSON or JSON Lines of OpenAI messages, or what `sessions export` wrote."),
+    typer.Option("--file", help="JSON or JSON Lines of OpenAI messages, or a file of `sessions export`."),
 ]
-Synthetic = Annotated[bool, typer.Option("--synthetic", help="The two made-up agents of 100 turns too.")]
+Synthetic = Annotated[bool, typer.Option("--synthetic", help="Replay two synthetic agents of 100 turns too.")]
 PriceNames = Annotated[
     list[str] | None,
     typer.Option(
         "--prices",
-        help=f"A model whose prices are taken. Default: '{CLASSES}', the five most common classes.",
+        help=f"A model whose prices are used. Default: '{CLASSES}', the five most common classes.",
     ),
 ]
 Dollars = Annotated[
-    float, typer.Option(min=0, help="Dollars per million tokens of input, for the classes of prices.")
+    float, typer.Option(min=0, help="Dollars per million input tokens, for the classes of prices.")
 ]
-Model = Annotated[
-    str, typer.Option(help="The model where a session names none. Default: the one whose prices are taken.")
-]
-Baselines = Annotated[bool, typer.Option(help="Whether the baselines stand beside what is named.")]
-Recall = Annotated[
-    bool, typer.Option(help="Whether it is found out what later tool calls used and is still sent.")
-]
-Report = Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page with every session too.")]
+Model = Annotated[str, typer.Option(help="Model of sessions that name none. Default: the model of --prices.")]
+Baselines = Annotated[bool, typer.Option(help="Compare with the baselines.")]
+Recall = Annotated[bool, typer.Option(help="Measure how much of what later tool calls use is still sent.")]
+Report = Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page with every session.")]
 
 
 def backtest(  # noqa: PLR0913, PLR0917 - one for each option
@@ -96,9 +93,9 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay sessions under policies, offline: what it would have cost, and what been lost.
+    """Replay sessions under policies, offline: what they would have cost, and what would have been lost.
 
-    Nothing is asked of any provider, and nothing is written but the report.
+    No provider is called, and nothing is written but the report.
     """
     settings = load(config)
     priced = [name for name in prices or [] if name != CLASSES]
@@ -111,8 +108,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     if synthetic:
         histories += synthetic_agents(counter, model)
     if not histories:
-        raise InvalidRequest("There is nothing to replay: name --session ID, --file F or --synthetic.")
-    # Without recall nobody knows the future.
+        raise InvalidRequest("There is nothing to replay. Give --session ID, --file F or --synthetic.")
+    # Without recall the oracle has nothing to go by.
     beside = [each for each in every_baseline() if recall or each.name != ORACLE] if baselines else []
     test = Backtest(
         _strategies(settings, policy or [], histories, model, beside=beside),
@@ -135,18 +132,19 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     tables = [*report_tables(result)]
     if len(histories) > 1:
         tables += session_tables(result, [main_prices(result)])
-    console = Console()
-    _say(console, *head)
+    for line in head:
+        typer.echo(line)
     for table in tables:
-        _print(console, table)
+        _print(table)
     warned = {
         warning: number for each in result.strategies for warning, number in each.figures.warnings.items()
     }
-    _say(console, *(f"{number:,} requests: {warning}" for warning, number in warned.items()))
+    for warning, number in warned.items():
+        typer.echo(f"{number:,} requests: {warning}")
 
 
 def _head(histories: Sequence[SessionHistory]) -> list[str]:
-    """Return what was replayed, in words."""
+    """Return a line about what was replayed."""
     requests = sum([len(history.requests) for history in histories])
     messages = sum([len(history.messages) for history in histories])
     return [f"{len(histories):,} sessions, {messages:,} messages, {requests:,} requests, each replayed."]
@@ -160,7 +158,7 @@ def _strategies(
     *,
     beside: Sequence[Strategy],
 ) -> list[Strategy]:
-    """Return what is compared: what is named, or the policies that would serve; and what stands beside it."""
+    """Return what is compared: the named policies, or those that would be used, and the baselines."""
     policies = [name for name in names if not name.startswith(PREFIX)]
     named = [baseline(name) for name in names if name.startswith(PREFIX)]
     if not names:
@@ -188,7 +186,7 @@ def _policy(settings: Settings, name: str) -> Strategy:
 def _classes(
     settings: Settings, catalogue: Catalogue, names: Sequence[str], dollars: float
 ) -> list[PriceClass]:
-    """Return the classes of prices that are asked for."""
+    """Return the classes of prices of `--prices`."""
     classes: list[PriceClass] = []
     for name in dict.fromkeys(names):
         if name == CLASSES:
@@ -197,51 +195,27 @@ def _classes(
         found = class_of(name, catalogue.facts(name, _base_url(settings, name)))
         if found is None:
             raise InvalidRequest(
-                f"Nothing is known of the prices of {name!r}. Set them under `models` in the configuration, "
-                f"or leave --prices out for the most common classes."
+                f"The prices of {name!r} are not known. Set them under `models` in the configuration, "
+                f"or leave out --prices to use the most common classes."
             )
         classes.append(found)
     return classes
 
 
 def _base_url(settings: Settings, model: str) -> str:
-    """Return the address that serves a model."""
+    """Return the address of a model's upstream."""
     routes = settings.upstream.routes
     found = (route.base_url for route in routes if any(fnmatchcase(model, each) for each in route.models))
     return next(found, settings.upstream.base_url)
 
 
 async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[SessionHistory]:
-    """Return stored sessions; the store is not even migrated.
-
-    Raises:
-        NotFound: there is no session of that id.
-        InvalidRequest: several tenants have one, or it has no messages.
-        StoreUnavailable: there is no store, or its tables are not those of this version.
-    """
-    address = address_of(settings.store.url)
-    if isinstance(address, SqliteFile) and not address.path.exists():
-        raise StoreUnavailable(
-            f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
-            "go to the folder of its configuration, or name that with --config."
-        )
+    """Return stored sessions, without migrating the store."""
+    require_store(settings)
     store = await Store.open(settings.store.url, migrate=False)
     try:
         await store.ready()
-        found: list[SessionHistory] = []
-        for name in names:
-            rows = [row for row in await store.find(name) if tenant is None or row.tenant == tenant]
-            if not rows:
-                raise NotFound(
-                    f"There is no session {name!r}. `palimpsest sessions list` shows those there are."
-                )
-            if len(rows) > 1:
-                raise InvalidRequest(
-                    f"Several tenants have a session {name!r}. Name one with --tenant: "
-                    + ", ".join(row.tenant for row in rows)
-                )
-            found.append(await stored(store, rows[0]))
-        return found
+        return [await stored(store, await find_session(store, name, tenant)) for name in names]
     finally:
         await store.close()
 
@@ -255,28 +229,15 @@ def _write(file: Path, text: str) -> None:
 
 @contextmanager
 def _progress(total: int, *, shown: bool) -> Generator[Callable[[], None]]:
-    """Show how far it is, where somebody looks; what is yielded is called after each step."""
+    """Show a progress bar if `shown`. Call the function that it yields after each step."""
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(), transient=True, disable=not shown) as bar:
         task = bar.add_task("replaying", total=total)
         yield lambda: bar.advance(task)
 
 
-def _print(console: Console, table: ReportTable) -> None:
-    """Print a table in aligned columns; nothing is cut, wherever it is shown."""
-    widths = [max(map(len, cells)) for cells in zip(table.columns, *table.rows, strict=True)]
-    words = len(table.columns) == 2
-    _say(console, "", table.title)
-    for row in (table.columns, *table.rows):
-        cells = (
-            cell.ljust(width) if place == 0 or words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        _say(console, "  " + "  ".join(cells).rstrip())
+def _print(table: ReportTable) -> None:
+    typer.echo(f"\n{table.title}")
+    print_table(table.columns, table.rows, texts=(0, 1) if len(table.columns) == 2 else (0,), indent="  ")
     if table.note:
-        _say(console, f"  {table.note}")
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        typer.echo(f"  {table.note}")

@@ -1,4 +1,4 @@
-"""`check` and `schema`: the configuration file, without starting anything."""
+"""`check` and `schema`: the configuration file, without starting the proxy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import typer
 
 from proxy.cli.options import AsJson, Config
-from proxy.config import Source, schema_of, with_built_in
+from proxy.config import Source, json_schema, with_built_in
 from proxy.errors import ConfigurationError
 from proxy.trimming import Policy
 
 
 def check(config: Config = None, as_json: AsJson = False) -> None:
-    """Check the configuration: exit 0, or 2 with file, line, place and cure of each mistake.
+    """Check the configuration: exit 0, or 2 with file, line, setting and hint for each mistake.
 
-    Shows what each policy is once it has taken over what it extends, in the order in which they are tried.
+    Shows each policy with everything that it takes over by `extends`, in the order in which they are tried.
     """
     try:
         loaded = Source(path=config).read()
@@ -33,7 +33,7 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
             "valid": True,
             "policies": list(own),
             "merged": {name: _content(policy) for name, policy in merged.items()},
-            "warnings": list(loaded.doubts),
+            "warnings": list(loaded.warnings),
         }
         typer.echo(json.dumps(told, ensure_ascii=False))
         return
@@ -42,32 +42,32 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
         typer.echo(f"\n{name}{'' if name in own else ' (built in)'}  [{policy.version}]")
         for key, value in _lines(policy):
             typer.echo(f"  {key + ':':<12}{value}")
-    for doubt in loaded.doubts:
-        typer.echo(f"warning: {doubt}", err=True)
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
-    typer.echo(json.dumps(schema_of(), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 def _content(policy: Policy) -> dict[str, Any]:
-    """Return a policy as it could be written without `extends`, and its version."""
+    """Return the version of a policy, and the policy as it could be written without `extends`."""
     return {"version": policy.version, **policy.model_dump(mode="json", exclude_none=True)}
 
 
 def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield what decides, key by key."""
+    """Yield the settings of a policy, key by key."""
     if policy.extends is not None:
         yield "extends", policy.extends
     match = policy.match
     yield "match", f"models {', '.join(match.models)}; tenants {', '.join(match.tenants)}"
     if policy.trigger is not None:
-        yield "trigger", _said(policy.trigger.model_dump(exclude_defaults=True))
+        yield "trigger", _shown(policy.trigger.model_dump(exclude_defaults=True))
     if policy.target is not None:
-        yield "target", _said(policy.target.model_dump(exclude_none=True))
+        yield "target", _shown(policy.target.model_dump(exclude_none=True))
     if policy.edits or policy.pin:
-        yield "keep", _said(policy.keep.model_dump())
+        yield "keep", _shown(policy.keep.model_dump())
     if policy.pin:
         yield "pin", ", ".join(pin.regex for pin in policy.pin)
     for key, edits in (("on_arrival", policy.on_arrival), ("edits", policy.edits)):
@@ -77,6 +77,6 @@ def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
         yield "edits", "none: everything is sent"
 
 
-def _said(settings: dict[str, Any]) -> str:
-    """Return settings as they could be written."""
+def _shown(settings: dict[str, Any]) -> str:
+    """Return settings in one line."""
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in settings.items())

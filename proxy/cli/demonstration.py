@@ -1,4 +1,4 @@
-"""`demo`: the main job shown on a recorded conversation, without key, network or configuration file."""
+"""`demo`: shows the proxy at work on a recorded conversation, without key, network or configuration."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from proxy.errors import ConfigurationError
 
 Keep = Annotated[
     Path | None,
-    typer.Option("--keep", metavar="DIR", help="Leave the store and its configuration file in this folder."),
+    typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder."),
 ]
 
 
 def demo(keep: Keep = None, as_json: AsJson = False) -> None:
-    """Replay a recorded conversation through the proxy, and show what was kept and what was sent.
+    """Replay a recorded conversation through the proxy, and show what was stored and what was sent.
 
-    Exit 1 if anything that should hold does not.
+    Exit 1 if a check fails.
     """
     with (
         nullcontext(_empty(keep))
@@ -42,24 +42,24 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> None:
 
 
 def _empty(folder: Path) -> Path:
-    """Return the folder, made if need be.
+    """Return the folder, created if needed.
 
     Raises:
-        ConfigurationError: it holds something that would be overwritten.
+        ConfigurationError: a file in it would be overwritten.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STORE, CONFIG):
         if (folder / name).exists():
             raise ConfigurationError(
-                f"{folder / name} is there already. Name another folder, or remove it first."
+                f"{folder / name} exists already. Name another folder, or remove it first."
             )
     return folder
 
 
 def _look(keep: Path | None, outcome: DemoOutcome) -> tuple[str, ...]:
-    """Return where to look on."""
+    """Return lines that say where to look next."""
     if keep is None:
-        return ("Look deeper: palimpsest demo --keep DIR leaves the store to look into.",)
+        return ("Look deeper: palimpsest demo --keep DIR keeps the store to look into.",)
     config = keep / CONFIG
     return (
         f"Look deeper: palimpsest sessions show {TRIMMED} --config {config}",

@@ -1,4 +1,14 @@
-"""`serve`: runs the proxy."""
+"""`serve`: runs the proxy, in this process or in several workers that share its port.
+
+With workers, the parent serves nothing. It holds the listening sockets and watches the processes:
+
+- A worker is a new interpreter ("spawn") that shares no memory. It reports once that it serves. If one ends
+  before that, at the first start, the start has failed.
+- A worker that ends later is replaced: at once the first time, after growing pauses if that does not help.
+  The new one gets the marks of its predecessors and gives up their pending exchanges.
+- A signal to stop goes to all workers, and a second one kills them. A worker whose parent is gone stops.
+  SIGHUP is passed on to the workers.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +16,52 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from proxy import __version__
-from proxy.cli.gathering import GatheringProtocol
 from proxy.cli.options import Config
-from proxy.cli.workers import Told, Workers
-from proxy.config import Loaded, Settings, Source
+from proxy.config import Loaded, Settings, Source, hears_hangup
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
 
 GRACE_SECONDS: Final = 30
-"""How long running streams may go on when the server is told to stop; uvicorn alone would wait for ever."""
+"""How long running streams may go on after a signal to stop."""
 KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than the pools of the usual clients keep an idle connection, so that they close it, not we."""
+"""Longer than the usual clients keep an idle connection, so that they close it and not the server."""
 _COLLECT_AFTER: Final = (10_000, 20, 20)
-"""New objects before a collection, and collections before an older generation is looked through: a request
-with thousands of messages makes tens of thousands of objects, and none of them in circles."""
+"""Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
+objects, and no cycles."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20
-"""How long a worker may take to end: the streams, then the store."""
+"""How long a worker may take to end: first the streams, then the store."""
+_STEADY_SECONDS: Final = 10.0
+"""A worker that lived this long did not fail because of its start."""
+_LAST_SECONDS: Final = 60.0
+"""How long a worker without a parent may take to end."""
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 30.0
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+Work: TypeAlias = Callable[..., None]
+"""What a worker does. It is called with the given arguments, the sockets, its `Worker`, and a function to
+call once it serves."""
 
 _LOG: Final = logging.getLogger("palimpsest.serving")
 
@@ -51,39 +77,41 @@ def serve(
     loaded = Source(path=config, overrides={"server": given}).read()
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-    for line in loaded.doubts:
+    for line in loaded.warnings:
         _LOG.warning("%s", line)
     several = settings.server.workers > 1
-    # The port comes first: a second proxy that is started by mistake must not touch the store of the first.
+    # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)
     try:
-        asyncio.run(_prepare(settings, gives_up=several))
-        greet = partial(typer.echo, _greeting(settings, sockets[0].getsockname()[1]), err=True)
-        serve_it = _serve_together if several else _serve_alone
-        fine = serve_it(loaded, sockets, greet)
+        asyncio.run(_prepare_store(settings, gives_up=several))
+        show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
+        if several:
+            crew = Workers(settings.server.workers, _work, (loaded,), sockets, _PATIENCE_SECONDS)
+            succeeded = crew.run(show_banner)
+        else:
+            succeeded = _serve_alone(loaded, sockets, show_banner)
     finally:
         for listening in sockets:
             listening.close()
-    if not fine:
+    if not succeeded:
         raise typer.Exit(1)
 
 
 def server_config(
     settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None, **changes: Any
 ) -> uvicorn.Config:
-    """Return how uvicorn is to serve an application made from `settings`, following what it `loaded`."""
+    """Return the configuration of uvicorn for an application that follows the file of `loaded`."""
     chosen: dict[str, Any] = {
         "host": settings.server.host,
         "port": settings.server.port,
-        "http": GatheringProtocol,
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
         "access_log": False,
-        # The upstream's own Date and Server come through.
+        # The upstream's own Date and Server headers are passed on.
         "server_header": False,
-        "proxy_headers": False,  # nobody here asks for the client's address
         "date_header": False,
+        "proxy_headers": False,  # the client's address is not used
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "timeout_graceful_shutdown": GRACE_SECONDS,
     }
@@ -91,7 +119,7 @@ def server_config(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it serves."""
+    """uvicorn's server with a callback once it serves."""
 
     def __init__(self, config: uvicorn.Config, serves: Callable[[], None]) -> None:
         super().__init__(config)
@@ -101,65 +129,55 @@ class _Server(uvicorn.Server):
         """Listen and open the application."""
         try:
             for bound in sockets or ():
-                bound.listen(self.config.backlog)  # uvloop would not say that it could not
-        except OSError as why:  # two that are started at once can both have bound the port
+                bound.listen(self.config.backlog)  # uvloop would not report a failure
+        except OSError as why:  # two proxies that start at once may both have bound the port
             _LOG.error("%s", _cannot_listen(self.config.host, self.config.port, why))
             sys.exit(STARTUP_FAILURE)
         await super().startup(sockets)
         if self.started:
-            _spare_the_collector()
+            # The garbage collector skips objects that stay for good: scanning them delays requests.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_COLLECT_AFTER)
             self._serves()
 
 
-class _WorkersServer(_Server):
-    """The server of one of several."""
+class _WorkerServer(_Server):
+    """The server of one worker."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, unless it was Ctrl-C: the parent hears it too, and a second signal would cut streams off."""
+        """Stop, but not for Ctrl-C: the parent gets it too, and a second signal would cut streams off."""
         if sig != signal.SIGINT:
             super().handle_exit(sig, frame)
 
 
-def _spare_the_collector() -> None:
-    """Let the garbage collector pass over what stays for ever: looking through it holds up requests."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
-
-
 def _serve_alone(loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
-    """Serve in this process until it is told to stop; return False where it could not start."""
-    # uvicorn stops in order, and then raises the signal once more that told it to: that is no failure.
-    signal.signal(signal.SIGTERM, _stop)
+    """Serve in this process until a signal to stop; return False if it could not start."""
+    # uvicorn shuts down and then raises the signal again. That is not a failure.
+    signal.signal(signal.SIGTERM, _exit)
     server = _Server(server_config(loaded.settings, loaded=loaded), serves)
     try:
         server.run(sockets)
     except KeyboardInterrupt:
         pass
-    except SystemExit as why:  # uvicorn's way to say that it could not start, or ours to stop
+    except SystemExit as why:  # from uvicorn if it could not start, or from `_exit`
         return not why.code
     return server.started
 
 
-def _serve_together(loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
-    """Serve in processes of their own until told to stop; return False where one could not start."""
-    crew = Workers(loaded.settings.server.workers, _work, (loaded,), sockets, _PATIENCE_SECONDS)
-    return crew.run(serves)
-
-
-def _work(loaded: Loaded, sockets: list[socket.socket], worker: Worker, serves: Told) -> None:
-    """Serve as one of several; the store is migrated already."""
+def _work(loaded: Loaded, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]) -> None:
+    """Serve as one of several workers. The store is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     migrated = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    _WorkersServer(server_config(migrated, worker, loaded), serves).run(sockets)
+    _WorkerServer(server_config(migrated, worker, loaded), serves).run(sockets)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to every address of `host`, which nobody listens on; port 0 takes a free one.
+    """Return sockets bound to every address of `host`; port 0 takes a free port.
 
     Raises:
-        typer.Exit: there is none, or someone listens there; what and why was said.
+        typer.Exit: the host has no address, or the port is taken. The reason is printed.
     """
     sockets: list[socket.socket] = []
     try:
@@ -167,11 +185,11 @@ def _bound(host: str, port: int) -> list[socket.socket]:
         for family, kind, protocol, _, address in dict.fromkeys(found):
             bound = socket.socket(family, kind, protocol)
             sockets.append(bound)
-            if os.name == "posix":  # elsewhere it would let two listen on one port
+            if os.name == "posix":  # elsewhere it would let two processes listen on one port
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Where a name has several addresses, one free port serves all of them.
+            # All addresses of a name share one free port.
             taken = sockets[0].getsockname()[1] if len(sockets) > 1 else port
             bound.bind((address[0], taken, *address[2:]))
     except OSError as why:
@@ -186,14 +204,10 @@ def _cannot_listen(host: str, port: int, why: OSError) -> str:
     return f"Cannot listen on {host}:{port}: {(why.strerror or str(why)).lower()}."
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(0)
+async def _prepare_store(settings: Settings, *, gives_up: bool) -> None:
+    """Migrate and check the store, so that its problems are reported before serving.
 
-
-async def _prepare(settings: Settings, *, gives_up: bool) -> None:
-    """Migrate the store and see that it can be used, so that what is wrong with it is said before serving.
-
-    With `gives_up`, what earlier processes left under way is given up here, once for all workers.
+    With `gives_up`, exchanges that earlier processes left pending are given up, once for all workers.
     """
     store = await Store.open(settings.store.url, migrate=settings.store.migrate)
     try:
@@ -204,14 +218,247 @@ async def _prepare(settings: Settings, *, gives_up: bool) -> None:
         await store.close()
 
 
-def _greeting(settings: Settings, port: int | None = None) -> str:
-    """Return what the operator needs next; `port` where the one in the settings is 0."""
+def _banner(settings: Settings, port: int | None = None) -> str:
+    """Return what the operator needs next; `port` is the real one if the setting is 0."""
     host = settings.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port or settings.server.port}"
-    policies = ", ".join(settings.policies) or "built-in default (sends everything)"
+    policies = ", ".join(settings.policies) or (
+        "built-in default: clears old tool results once that saves money; "
+        "`policies: {default: {}}` switches it off"
+    )
     return (
         f"palimpsest {__version__}: {address} -> {settings.upstream.base_url}\n"
         f"  policies: {policies}\n"
         f"  use it:   OPENAI_BASE_URL={address}/v1 and the header X-Session-ID: NAME\n"
         f"  look in:  curl {address}/sessions"
     )
+
+
+# --------------------------------------------------------------------------------------- workers
+
+
+class _Place:
+    """The place of one worker: the process in it, if any."""
+
+    def __init__(self) -> None:
+        self.process: SpawnProcess | None = None
+        self.mark = ""
+        self.report: socket.socket | None = None
+        """Where the worker reports that it serves; None once it has, or cannot any more."""
+        self.serves = False
+        self.started = 0.0
+        self.due = 0.0
+        """When the next process starts, if there is none."""
+        self.failures = 0
+        """How many processes in a row did not live long."""
+        self.ended: list[str] = []
+        """Marks of earlier processes whose pending exchanges are not given up yet."""
+
+    def close_report(self) -> None:
+        """Stop waiting for the report."""
+        if self.report is not None:
+            self.report.close()
+            self.report = None
+
+
+class Workers:
+    """Several processes that do the same work on the same sockets."""
+
+    def __init__(
+        self, count: int, work: Work, arguments: Sequence[Any], sockets: list[socket.socket], patience: float
+    ) -> None:
+        """Start nothing yet. `patience`: seconds that a worker may take to end before it is killed."""
+        self._work = work
+        self._arguments = tuple(arguments)
+        self._sockets = sockets
+        self._patience = patience
+        self._places = [_Place() for _ in range(count)]
+        self._serving = False
+        self._spawn = get_context("spawn")
+
+    def run(self, ready: Callable[[], None]) -> bool:
+        """Keep the workers running until a signal to stop; call `ready` once all of them serve.
+
+        Returns True after a signal to stop, False if a worker could not start. Either way all have ended.
+        """
+        with _signals() as (stops, hangups, bell):
+            try:
+                for place in self._places:
+                    self._start(place)
+                while not stops:
+                    due = [place.due for place in self._places if place.process is None]
+                    wait([bell, *self._events()], max(0.0, min(due) - time.monotonic()) if due else None)
+                    _silence(bell)
+                    if hangups:
+                        hangups.clear()
+                        self._pass_on_hangup()
+                    if not self._check(ready):
+                        return False
+                return True
+            finally:
+                self._end(stops, bell)
+
+    def _start(self, place: _Place) -> None:
+        place.mark = secrets.token_hex(4)
+        place.report, says = socket.socketpair()
+        worker = Worker(mark=place.mark, ended=tuple(place.ended))
+        given = (self._work, self._arguments, self._sockets, worker, says)
+        place.process = self._spawn.Process(target=_run, args=given, daemon=True)
+        # SIGINT is blocked until the worker ignores it: a starting interpreter would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            place.process.start()
+        except OSError:
+            place.process = None
+            place.close_report()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            says.close()
+        place.started = time.monotonic()
+
+    def _events(self) -> list[int | socket.socket]:
+        """Return what becomes readable when a worker reports or ends."""
+        processes = [place.process.sentinel for place in self._places if place.process is not None]
+        return [*processes, *(place.report for place in self._places if place.report is not None)]
+
+    def _check(self, ready: Callable[[], None]) -> bool:
+        """Handle reports and ends, and start what is due; return False if the first start failed."""
+        for place in self._places:
+            # The exit code is read first: a worker that has ended by then has reported all it will.
+            ended = place.process is not None and place.process.exitcode is not None
+            if place.report is not None and wait([place.report], 0):
+                place.serves = bool(place.report.recv(1))
+                place.close_report()
+                if place.serves:
+                    place.ended.clear()  # the worker gave up their exchanges before it served
+            if ended and place.process is not None:
+                if not self._serving and not place.serves:
+                    _LOG.error("a worker (process %s) did not start", place.process.pid)
+                    return False
+                self._bury(place, place.process)
+            if place.process is None and place.due <= time.monotonic():
+                try:
+                    self._start(place)
+                except OSError as why:  # the system has no room for a process just now
+                    place.failures += 1
+                    pause = max(pause_after(place.failures), _FIRST_PAUSE)
+                    place.due = time.monotonic() + pause
+                    reason = why.strerror or why
+                    _LOG.error("a worker could not be started (%s): next try in %g s", reason, pause)
+        if not self._serving and all(place.serves for place in self._places):
+            self._serving = True
+            ready()
+        return True
+
+    def _pass_on_hangup(self) -> None:
+        """Send SIGHUP to the workers that serve. One that is starting reads the configuration anyway."""
+        for place in self._places:
+            if place.process is not None and place.process.pid is not None and place.serves:
+                with suppress(ProcessLookupError):
+                    os.kill(place.process.pid, signal.SIGHUP)
+
+    def _bury(self, place: _Place, process: SpawnProcess) -> None:
+        """Note that a worker ended, and when it is replaced."""
+        process.join()
+        now = time.monotonic()
+        place.failures = 0 if now - place.started >= _STEADY_SECONDS else place.failures + 1
+        pause = pause_after(place.failures)
+        _LOG.warning(
+            "a worker (process %s) ended with %s and is replaced%s",
+            process.pid,
+            process.exitcode,
+            f" in {pause:g} s" if pause else "",
+        )
+        place.close_report()
+        place.ended.append(place.mark)
+        process.close()
+        place.process, place.due, place.serves = None, now + pause, False
+
+    def _end(self, stops: list[int], bell: socket.socket) -> None:
+        """End all workers: by a signal first, by force if they do not end in time."""
+        for listening in self._sockets:
+            listening.close()  # once the workers have closed theirs, connections are refused
+        running = [place.process for place in self._places if place.process is not None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + self._patience
+        while alive := [process for process in running if process.exitcode is None]:
+            if time.monotonic() >= deadline or len(stops) > 1:
+                break
+            wait([bell, *(process.sentinel for process in alive)], max(0.0, deadline - time.monotonic()))
+            _silence(bell)
+        for process in alive:
+            _LOG.error("a worker (process %s) did not end in time and was killed", process.pid)
+            process.kill()
+        for process in running:
+            process.join()
+        for place in self._places:
+            place.close_report()
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait before the next process after so many that did not live long."""
+    return 0.0 if failures < 2 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(failures - 2, 10))
+
+
+def _run(
+    work: Work,
+    arguments: tuple[Any, ...],
+    sockets: list[socket.socket],
+    worker: Worker,
+    says: socket.socket,
+) -> None:
+    """Be a worker."""
+    signal.signal(signal.SIGTERM, _exit)
+    # Ctrl-C reaches every process of the terminal. The parent alone handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, name="palimpsest-parent", daemon=True).start()
+
+    def serves() -> None:
+        with suppress(OSError):  # the parent is gone, and `_end_with_parent` ends this process
+            says.sendall(b"1")
+
+    work(*arguments, sockets, worker, serves)
+
+
+def _exit(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _end_with_parent() -> None:
+    """Stop this process once its parent is gone."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_LAST_SECONDS)
+        os._exit(1)  # the signal did not end it
+
+
+@contextmanager
+def _signals() -> Generator[tuple[list[int], list[int], socket.socket]]:
+    """Collect signals to stop, and SIGHUP. The socket becomes readable when a signal comes."""
+    stops: list[int] = []
+    hangups: list[int] = []
+    bell, rings = socket.socketpair()
+    bell.setblocking(False)
+    rings.setblocking(False)
+    before = {number: signal.signal(number, lambda got, _: stops.append(got)) for number in _STOPPING}
+    if hears_hangup():
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda got, _: hangups.append(got))
+    woken = signal.set_wakeup_fd(rings.fileno(), warn_on_full_buffer=False)
+    try:
+        yield stops, hangups, bell
+    finally:
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        bell.close()
+        rings.close()
+
+
+def _silence(bell: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        bell.recv(4096)

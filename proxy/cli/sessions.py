@@ -1,4 +1,4 @@
-"""`sessions …`: the stored sessions, read from the store directly, whether the proxy runs or not."""
+"""`sessions …`: works on the store directly, whether the proxy runs or not."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from proxy.cli.options import AsJson, Config, Tenant
-from proxy.config import Policies, Settings, load
-from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
+from proxy.cli.database import find_session, require_store
+from proxy.cli.options import AsJson, Config, Tenant, print_table
+from proxy.config import Policies, load
+from proxy.errors import InvalidRequest
 from proxy.pipeline import compact, opened, session_view, valid_id
 from proxy.server import jsonl
 from proxy.server.gate import DEFAULT_TENANT
 from proxy.server.sessions import summary_of, summary_told, timestamp
-from proxy.store import SessionRow, SqliteFile, Store, SummaryRow, address_of
+from proxy.store import SessionRow, Store, SummaryRow
 from proxy.summaries import Caller
 
 Result = TypeVar("Result")
-Session = Annotated[str, typer.Argument(help="The session's id.")]
+Session = Annotated[str, typer.Argument(help="Id of the session.")]
 
 _TRIES = 3
-"""Answers of the summarizer that are waited for: one may be refused, and a long history takes several."""
+"""Responses of the summarizer to wait for: one may be rejected, and a long history takes several."""
 
-app = typer.Typer(help="The stored sessions.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.command("list")
 def list_sessions(
     config: Config = None,
     tenant: Tenant = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at the most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of sessions.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List the sessions, the one used last first."""
+    """List the sessions, the most recently used first."""
 
     async def work(store: Store) -> list[SessionRow]:
         return (await store.sessions(tenant, limit=limit, after=None))[0]
@@ -50,11 +51,13 @@ def list_sessions(
     if as_json:
         typer.echo(json.dumps([summary_of(row) for row in rows], ensure_ascii=False))
         return
-    table = Table("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "used last")
+    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "last used")
+    lines: list[list[str]] = []
     for row in rows:
         figures = (row.messages, row.rounds, row.tokens, row.tokens_sent, row.tokens_saved)
-        table.add_row(row.id, row.tenant, *(f"{figure:,}" for figure in figures), timestamp(row.updated_at))
-    Console().print(table)
+        numbers = [f"{figure:,}" for figure in figures]
+        lines.append([row.id, row.tenant, *numbers, timestamp(row.updated_at)])
+    print_table(columns, lines, texts=(0, 1, 7))
 
 
 @app.command("show")
@@ -64,10 +67,10 @@ def show(
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the messages on the branch where the session stands."""
+    """Show the messages of the session's current branch."""
 
     async def work(store: Store) -> tuple[SessionRow, list[bytes]]:
-        row = await _find(store, session, tenant)
+        row = await find_session(store, session, tenant)
         return row, [node.message.raw for node in await store.path(row.key, row.head)]
 
     row, messages = _with_store(config, work)
@@ -76,14 +79,9 @@ def show(
             orjson.dumps(summary_of(row) | {"data": [orjson.Fragment(raw) for raw in messages]}).decode()
         )
         return
-    console = Console()
-    console.print(
-        f"{row.id} ({row.tenant}): {row.messages} messages, {row.rounds} rounds, {row.tokens:,} tokens"
-    )
+    typer.echo(f"{_title(row)}, {row.rounds} rounds, {row.tokens:,} tokens")
     for number, raw in enumerate(messages, start=1):
-        console.print(
-            f"{number:>5} {_line_of(orjson.loads(raw))}", markup=False, highlight=False, soft_wrap=True
-        )
+        typer.echo(f"{number:>5} {_line_of(orjson.loads(raw))}")
 
 
 @app.command("export")
@@ -91,14 +89,12 @@ def export(
     session: Session,
     config: Config = None,
     tenant: Tenant = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; standard output where none is named.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
 ) -> None:
-    """Write the whole session as JSON Lines, which `import` reads."""
+    """Write the whole session as JSON Lines, for `import`."""
 
     async def work(store: Store) -> None:
-        row = await _find(store, session, tenant)
+        row = await find_session(store, session, tenant)
         with nullcontext(sys.stdout.buffer) if out is None else _opened(out) as file:
             async for line in jsonl.written(store.export(row.key)):
                 file.write(line)
@@ -108,10 +104,10 @@ def export(
 
 @app.command("import")
 def import_session(
-    file: Annotated[Path, typer.Argument(help="What `export` wrote.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="File that `export` wrote.", exists=True, dir_okay=False)],
     config: Config = None,
-    tenant: Annotated[str, typer.Option(help="Whose session it becomes.")] = DEFAULT_TENANT,
-    name: Annotated[str | None, typer.Option("--as", help="Id for the session, instead of its own.")] = None,
+    tenant: Annotated[str, typer.Option(help="Tenant that gets the session.")] = DEFAULT_TENANT,
+    name: Annotated[str | None, typer.Option("--as", help="Id of the new session. Default: its own.")] = None,
 ) -> None:
     """Store an exported session. Its id must be free."""
     records = jsonl.read(file.read_bytes())
@@ -120,15 +116,15 @@ def import_session(
         return await store.load(tenant, valid_id(name or jsonl.session_named(records), "--as"), records)
 
     row = _with_store(config, work, makes=True)
-    typer.echo(f"{row.id} ({row.tenant}): {row.messages} messages")
+    typer.echo(_title(row))
 
 
 @app.command("delete")
 def delete(session: Session, config: Config = None, tenant: Tenant = None) -> None:
-    """Delete a session with everything that belongs to it, for good."""
+    """Delete a session and everything that belongs to it, for good."""
 
     async def work(store: Store) -> SessionRow:
-        row = await _find(store, session, tenant)
+        row = await find_session(store, session, tenant)
         await store.delete(row.key)
         return row
 
@@ -139,51 +135,45 @@ def delete(session: Session, config: Config = None, tenant: Tenant = None) -> No
 @app.command("fork")
 def fork(
     session: Session,
-    as_id: Annotated[str, typer.Option("--as", help="The new session's id.")],
-    at: Annotated[
-        str | None, typer.Option(help="The node up to which the history is shared; else all of it.")
-    ] = None,
+    as_id: Annotated[str, typer.Option("--as", help="Id of the new session.")],
+    at: Annotated[str | None, typer.Option(help="Last node of the shared history. Default: all.")] = None,
     config: Config = None,
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a session that shares the history of another one."""
+    """Create a session that shares the history of another one."""
 
     async def work(store: Store) -> SessionRow:
-        row = await _find(store, session, tenant)
+        row = await find_session(store, session, tenant)
         return await store.fork(row.tenant, row.key, at or row.head, valid_id(as_id, "--as"))
 
     row = _with_store(config, work)
-    typer.echo(
-        json.dumps(summary_of(row), ensure_ascii=False)
-        if as_json
-        else f"{row.id} ({row.tenant}): {row.messages} messages"
-    )
+    typer.echo(json.dumps(summary_of(row), ensure_ascii=False) if as_json else _title(row))
 
 
 @app.command("compact")
 def compact_session(
     session: Session,
-    policy: Annotated[
-        str | None, typer.Option(help="Whose settings are taken; else those of the policy that serves it.")
-    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy to use. Default: the session's own.")] = None,
     config: Config = None,
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sum up now what may be summed up; the session's next request uses it.
+    """Summarize the history now. The session's next request uses the summary.
 
-    The model is asked with `summarizer.api_key` or `upstream.api_key`: no client is there who has a key.
+    The request to the model uses `summarizer.api_key` or `upstream.api_key`, since there is no client's key.
     """
 
     async def run() -> SummaryRow | None:
         settings = load(config)
-        _must_exist(settings)
+        require_store(settings)
         async with opened(settings) as means:
-            row = await _find(means.store, session, tenant)
+            row = await find_session(means.store, session, tenant)
             now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:
-                raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="--policy")
+                raise InvalidRequest(
+                    "The policy 'off' has no summaries. Name another policy.", param="--policy"
+                )
             patience = _TRIES * settings.summarizer.timeout
             return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
 
@@ -191,13 +181,13 @@ def compact_session(
     if as_json:
         typer.echo(json.dumps(summary_told(made) if made else {"summary": None}, ensure_ascii=False))
     elif made is None:
-        typer.echo("There is nothing to sum up yet.")
+        typer.echo("There is nothing to summarize yet.")
     else:
         typer.echo(made.text)
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file to be written; raises `InvalidRequest` where that cannot be."""
+    """Open a file for writing; raises `InvalidRequest` if that fails."""
     try:
         return file.open("wb")
     except OSError as why:
@@ -207,16 +197,12 @@ def _opened(file: Path) -> BinaryIO:
 def _with_store(
     config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False
 ) -> Result:
-    """Open the configured store, do the work, close it.
-
-    Raises:
-        StoreUnavailable: there is no store, and the work does not make one (`makes`).
-    """
+    """Do the work with the configured store; `makes`: a store that does not exist is created."""
 
     async def run() -> Result:
         settings = load(config)
         if not makes:
-            _must_exist(settings)
+            require_store(settings)
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)
         try:
             return await work(store)
@@ -226,35 +212,12 @@ def _with_store(
     return asyncio.run(run())
 
 
-def _must_exist(settings: Settings) -> None:
-    """Raise `StoreUnavailable` where the store would be made by opening it."""
-    address = address_of(settings.store.url)
-    if isinstance(address, SqliteFile) and not address.path.exists():
-        raise StoreUnavailable(
-            f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
-            "go to the folder of its configuration, or name that with --config."
-        )
-
-
-async def _find(store: Store, session: str, tenant: str | None) -> SessionRow:
-    """Return the session of this id; where several tenants have one, the tenant must be named."""
-    if tenant is not None:
-        row = await store.session(tenant, session)
-        rows = [] if row is None else [row]
-    else:
-        rows = await store.find(session)
-    if not rows:
-        raise NotFound(f"There is no session {session!r}. `palimpsest sessions list` shows those there are.")
-    if len(rows) > 1:
-        raise InvalidRequest(
-            f"Several tenants have a session {session!r}. Name one with --tenant: "
-            + ", ".join(row.tenant for row in rows)
-        )
-    return rows[0]
+def _title(row: SessionRow) -> str:
+    return f"{row.id} ({row.tenant}): {row.messages} messages"
 
 
 def _line_of(message: dict[str, Any]) -> str:
-    """Return a message in one line of text."""
+    """Return a message as one line of text."""
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
     calls = [call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ()]

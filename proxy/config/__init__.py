@@ -1,23 +1,22 @@
-"""The configuration: what may be set, where it comes from, and what is said when it is wrong.
+"""The configuration: the settings, where they come from, and what is said about mistakes.
 
-    model        the settings themselves, one frozen model for each section of the file
-    values       kinds of values that several sections share (keys, addresses, names)
-    document     a YAML file with the line of each of its values
-    environment  the variables `PALIMPSEST_…`
-    load         defaults < file < environment < command line; and the JSON Schema of the file
-    problems     a line for each mistake: where it stands and what was allowed
-    policies     which policy serves a request
-    inheritance  what a policy takes over of the one that it extends
-    layers       one mapping laid over another
-    reload       follows the file while the process serves
+    settings    the settings, one frozen model for each section of the file
+    document    a YAML file with the line of each of its values
+    source      file, environment and command line, merged; `${NAME}` and `NAME_file`; the JSON Schema
+    problems    one line for each mistake: where it is, and what is allowed
+    policies    the built-in policy, which policy serves a request, and `extends`
+    reload      follows the file while the process serves
 
-Only this floor reads settings from the environment. It knows nothing of requests, stores and upstreams.
+Only this room reads settings from the environment.
 """
 
 from __future__ import annotations
 
-from proxy.config.load import Loaded, Source, load, schema_of
-from proxy.config.model import (
+from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, select_policy, with_built_in
+from proxy.config.reload import Reload, Takes, hears_hangup
+from proxy.config.settings import (
+    POSTGRES_DRIVERS,
+    STATEMENT_CACHE,
     AuthKey,
     AuthSettings,
     Breakpoints,
@@ -30,14 +29,14 @@ from proxy.config.model import (
     Route,
     SessionSettings,
     Settings,
+    StoreUrl,
     SummarizerSettings,
     TokenMethod,
     UpstreamSettings,
     VirtualToolSettings,
+    store_url,
 )
-from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, select_policy, with_built_in
-from proxy.config.reload import Reload, Takes, hears_hangup
-from proxy.config.values import POSTGRES_DRIVERS, STATEMENT_CACHE, StoreUrl, store_url
+from proxy.config.source import Loaded, Source, json_schema, load
 
 __all__ = [
     "BUILT_IN",
@@ -68,8 +67,8 @@ __all__ = [
     "UpstreamSettings",
     "VirtualToolSettings",
     "hears_hangup",
+    "json_schema",
     "load",
-    "schema_of",
     "select_policy",
     "store_url",
     "with_built_in",

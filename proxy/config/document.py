@@ -1,7 +1,6 @@
 """A YAML file with the line of each of its values.
 
-It refuses what YAML would take in silence: a key that stands twice, and a bare `on` or `no` where a
-key is meant. Nothing here knows a setting.
+It refuses what YAML accepts silently: a key that is given twice, and a bare `on` or `no` as a key.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from yaml.scanner import ScannerError
 from proxy.errors import ConfigurationError
 
 Location: TypeAlias = tuple[str | int, ...]
-"""The way to a value: keys of mappings and positions in lists."""
+"""The path to a value: keys of mappings and positions in lists."""
 
 _DATE: Final = "tag:yaml.org,2002:timestamp"
 _READ_AS: Final = {
@@ -29,35 +28,36 @@ _READ_AS: Final = {
 }
 _CURES: Final = {
     "'\\t'": "a tab: YAML is indented with spaces only",
-    "block end": "this does not fit what stands before it: is the indentation right?",
-    "undefined alias": "*NAME repeats what was marked by &NAME, which is not there; put other text in quotes",
-    "tag handle": "!NAME is no tag that is known here; put other text in quotes",
-    "constructor for the tag": "!NAME is no tag that is known here; put other text in quotes",
-    "another document": "--- begins a second document; a file holds one",
-    "mapping values are not allowed": "a colon where none may stand; put text with ': ' in quotes",
+    "block end": "this does not fit the lines before it: check the indentation",
+    "undefined alias": "*NAME repeats a value marked by &NAME, and there is none; put other text in quotes",
+    "tag handle": "!NAME is an unknown tag; put other text in quotes",
+    "constructor for the tag": "!NAME is an unknown tag; put other text in quotes",
+    "another document": "--- begins a second document; the file holds one only",
+    "mapping values are not allowed": "a colon is not allowed here; put text with ': ' in quotes",
+    "but got '{'": 'a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes',
 }
-"""What to do about the mistakes that are made most, by a part of YAML's own words."""
+"""What to do about the most common mistakes, by a part of YAML's own message."""
 _QUOTING_NOTHING: Final = (ParserError, ScannerError)
-"""Errors whose words hold nothing of the file but single characters."""
+"""Errors whose messages quote only single characters of the file."""
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 class Document:
-    """What a YAML file says, and where: `data` is its content, `line(location)` finds a value in it."""
+    """A YAML file: `data` is its content, `line(location)` the line of a value."""
 
     def __init__(self, name: str, root: yaml.Node | None, data: dict[str, Any]) -> None:
-        """Wrap a file that has been read; use `parse`."""
+        """Wrap a parsed file; use `parse`."""
         self.name = name
         self.data = data
         self._root = root
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Document:
-        """Read `content`; `name` stands for the file in messages.
+        """Parse `content`. Messages call the file `name`.
 
         Raises:
-            ConfigurationError: it is no YAML mapping with text for keys.
+            ConfigurationError: it is not a YAML mapping with text as keys.
         """
         try:
             text = content.decode("utf-8-sig")
@@ -75,12 +75,12 @@ class Document:
             finally:
                 loader.dispose()
         except (ReaderError, yaml.MarkedYAMLError) as why:
-            # Its own text quotes the line, which may hold a key: nothing may print it.
+            # The original message quotes the line, which may hold a key. It must not be printed.
             raise ConfigurationError(f"{name}{_syntax_problem(why, text)}") from None
         except (ValueError, KeyError, TypeError):
             raise ConfigurationError(f"{name}: a value does not fit the tag (!!…) before it") from None
         except RecursionError as why:
-            raise ConfigurationError(f"{name}: this is nested too deeply") from why
+            raise ConfigurationError(f"{name}: the nesting is too deep") from why
         if data is None:
             return cls(name, None, {})
         if not isinstance(data, dict):
@@ -91,11 +91,11 @@ class Document:
         return cls(name, root, cast("dict[str, Any]", data))
 
     def line(self, location: Location) -> int:
-        """Return the line, from 1, of the value at `location`, or of the nearest thing around it."""
+        """Return the line, from 1, of the value at `location`, or of the nearest value around it."""
         node, line = self._root, 1
         for step in location:
             if isinstance(node, yaml.MappingNode):
-                # What a merge key (`<<`) brings in stands before a mapping's own keys, which win.
+                # The pairs of a merge key (`<<`) come first, and the mapping's own keys win.
                 found = next((pair for pair in reversed(node.value) if pair[0].value == step), None)
             elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
                 found = (node.value[step], node.value[step])
@@ -109,14 +109,13 @@ class Document:
 
 
 def _content(loader: yaml.SafeLoader, root: yaml.Node) -> object:
-    construct = cast(
-        "Callable[[yaml.Node], object]", loader.construct_document
-    )  # its stub leaves the types out
+    # The stub leaves the types out.
+    construct = cast("Callable[[yaml.Node], object]", loader.construct_document)
     return construct(root)
 
 
 def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield line and fault of all that YAML takes otherwise than its writer meant: keys, and dates."""
+    """Yield line and problem of keys and dates that YAML reads otherwise than their writer meant."""
     found: list[tuple[int, str]] = []
     waiting, seen = [root], {id(root)}
     while waiting:
@@ -129,7 +128,7 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
             children = list(node.value)
         elif node.tag == _DATE:
             found.append((node.start_mark.line + 1, "YAML reads this as a date: put it in quotes"))
-        for child in children:  # anchors may lead back to where they came from
+        for child in children:  # anchors may form a circle
             if id(child) not in seen:
                 seen.add(id(child))
                 waiting.append(child)
@@ -145,20 +144,20 @@ def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]
         if not isinstance(key, yaml.ScalarNode):
             yield line, "a key must be text, not a list or a mapping"
         elif key.tag != _TEXT:
-            read_as = _READ_AS.get(key.tag, "something else than text")
+            read_as = _READ_AS.get(key.tag, "something other than text")
             yield line, f"YAML reads the key {key.value or '~'!r} as {read_as}: put it in quotes"
         elif (earlier := first.setdefault(key.value, key)) is not key:
             at = earlier.start_mark.line + 1
-            yield line, f"the key {key.value!r} stands here again, after line {at}"
+            yield line, f"the key {key.value!r} is given twice, first in line {at}"
 
 
 def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
-    """Return `:line: what is wrong`. Values stay out of it: one of them may be a key."""
+    """Return `:line: problem`, without values of the file: one of them may be a key."""
     if isinstance(why, ReaderError):
         line = text.count("\n", 0, why.position) + 1
         return f":{line}: a control character, or one that YAML does not allow"
     mark = why.problem_mark or why.context_mark
-    problem = why.problem or why.context or "this is not YAML"
+    problem = why.problem or why.context or ""
     cures = (cure for words, cure in _CURES.items() if words in problem)
     problem = next(cures, problem if isinstance(why, _QUOTING_NOTHING) else "this is not YAML")
     return f":{mark.line + 1 if mark is not None else 1}: {problem}"

@@ -1,19 +1,26 @@
-"""Which policy serves a request: the one that the client names, else the first that matches.
+"""Policies by name: the built-in one, which policy serves a request, and what `extends` takes over.
 
-It knows tenants, models and names; what a policy does is not its business.
+    policies:
+      base:  {trigger: {tokens: 50000}, target: {tokens: 30000}, edits: [{type: drop_oldest}]}
+      anne:  {extends: base, match: {tenants: [anne]}, target: {tokens: 20000}}
+
+`extends` takes over everything but `match`: mappings are merged key by key, lists are replaced, `null`
+removes a key. Chains are followed. A name means a policy of the file, else a built-in one. Within a policy
+of the same name it always means the built-in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeAlias, cast
 
 from proxy.errors import InvalidRequest
 from proxy.trimming import Policy
 
 OFF: Final = "off"
-"""What `X-Context-Policy` says to bypass trimming. No policy is named so."""
+"""The value of `X-Context-Policy` that switches trimming off. No policy has this name."""
 
 BUILT_IN: Final = Policy.model_validate(
     {
@@ -25,45 +32,60 @@ BUILT_IN: Final = Policy.model_validate(
         ],
     }
 )
-"""The policy for what no other one matches.
+"""The policy for requests that no other policy matches.
 
-What it does must be safe unseen. It leaves every request alone until trimming pays, by the model's prices,
-and can only cost a few per cent extra, whatever comes. Then old tool output is cleared, and long arguments of
-old calls: of each a digest stays with what later turns are likely to need. Nothing else goes unless the
-context window is nearly full.
+It must be safe without anybody looking at it. It changes no request until trimming saves money at the model's
+prices, and costs at most a few per cent extra. Then it replaces old tool output, and long arguments of old
+calls, with digests. It drops messages only when the context window is nearly full.
 """
 
 BUILT_IN_NAME: Final = "built-in"
-"""What the built-in policy is always called. No policy of the file is named so."""
+"""The reserved name of the built-in policy."""
 
 BUILT_INS: Final[Mapping[str, Policy]] = MappingProxyType({"default": BUILT_IN, BUILT_IN_NAME: BUILT_IN})
 """The names by which `extends` knows the built-in policy."""
 
 
+# ------------------------------------------------------------------------------------ selection
+
+
 class Policies:
-    """The policies in force in this process: exchanged as a whole when the configuration is read again."""
+    """The policies in force in this process. A reload replaces all of them at once."""
 
     def __init__(self, current: Mapping[str, Policy]) -> None:
-        """Begin with those of the settings."""
-        self.current: Mapping[str, Policy] = current
-        """By name, in the order in which they are tried."""
-        self._known = (current, with_built_in(current))
-        """Those that were in force when somebody last asked, and with the built-in one."""
+        """Begin with the policies of the settings."""
+        self.current = current
+
+    @property
+    def current(self) -> Mapping[str, Policy]:
+        """The policies of the settings by name, in the order in which they are tried."""
+        return self._current
+
+    @current.setter
+    def current(self, policies: Mapping[str, Policy]) -> None:
+        self._current = policies
+        self._known = with_built_in(policies)
+        first, policy = next(iter(self._known.items()))
+        self._only = (first, policy) if matches_all(policy) else None
 
     def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
         """Return name and policy for a request, as `select_policy` does."""
-        current, known = self._known
-        if current is not self.current:
-            current, known = self._known = (self.current, with_built_in(self.current))
-        return _selected(known, tenant, model, name)
+        if self._only is not None and name is None:
+            return self._only
+        return _selected(self._known, tenant, model, name)
+
+
+def matches_all(policy: Policy) -> bool:
+    """Tell whether a policy matches every request."""
+    return "*" in policy.match.models and "*" in policy.match.tenants
 
 
 def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Return the policies in order, and the built-in one after them unless one matches every request.
+    """Return the policies in order, followed by the built-in one unless one of them matches every request.
 
-    It is called `default`, or `built-in` where a policy of that name matches only some requests.
+    The built-in policy is called `default`, or `built-in` if the file has a `default` for some requests.
     """
-    if any("*" in policy.match.models and "*" in policy.match.tenants for policy in policies.values()):
+    if any(map(matches_all, policies.values())):
         return dict(policies)
     return {**policies, BUILT_IN_NAME if "default" in policies else "default": BUILT_IN}
 
@@ -71,14 +93,13 @@ def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
 def select_policy(
     policies: Mapping[str, Policy], tenant: str, model: str, name: str | None = None
 ) -> tuple[str, Policy]:
-    """Return name and policy for a request.
+    """Return name and policy for a request: the policy that the client names, else the first match.
 
     Args:
-        policies: those of the settings, in order.
-        tenant: whose request it is.
-        model: the model it asks for; empty where it names none.
-        name: what `X-Context-Policy` says, decoded; None without it. `OFF` is no policy: who bypasses
-            trimming does not ask.
+        policies: the policies of the settings, in order.
+        tenant: the tenant of the request.
+        model: the model of the request; empty without one.
+        name: the decoded value of `X-Context-Policy`; None without it. The caller handles `OFF`.
 
     Raises:
         InvalidRequest: there is no policy of that name.
@@ -87,13 +108,113 @@ def select_policy(
 
 
 def _selected(known: Mapping[str, Policy], tenant: str, model: str, name: str | None) -> tuple[str, Policy]:
-    """Return what `select_policy` does; the built-in one is among `known`."""
-    if name is not None:
-        if name not in known:
-            raise InvalidRequest(
-                f"There is no policy named {name!r}. Use one of {', '.join(known)}; '{OFF}' trims nothing.",
-                param="X-Context-Policy",
-                code="unknown_policy",
-            )
-        return name, known[name]
-    return next((key, policy) for key, policy in known.items() if policy.match.covers(tenant, model))
+    if name is None:
+        return next((key, policy) for key, policy in known.items() if policy.match.covers(tenant, model))
+    if name not in known:
+        raise InvalidRequest(
+            f"There is no policy named {name!r}. Use one of {', '.join(known)}; '{OFF}' trims nothing.",
+            param="X-Context-Policy",
+            code="unknown_policy",
+        )
+    return name, known[name]
+
+
+def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
+    """Yield each policy that no request can match, and the policy before it that matches every request.
+
+    A policy that another one extends is left out: it may be there for that alone.
+    """
+    extended_ones = {policy.extends for policy in policies.values()}
+    catch_all: str | None = None
+    for name, policy in policies.items():
+        if catch_all is not None and name not in extended_ones:
+            yield name, catch_all
+        if catch_all is None and matches_all(policy):
+            catch_all = name
+
+
+# ---------------------------------------------------------------------------------- inheritance
+
+KEY: Final = "extends"
+"""The key that names the policy to take over."""
+
+_OWN: Final = frozenset({"match", KEY})
+"""Keys that are never taken over."""
+
+Written: TypeAlias = Mapping[str, Any]
+"""Policies by name, before validation: mappings, `Policy` objects, or anything else by mistake."""
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both merged, `above` winning: mappings key by key, everything else (lists too) as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            merged[key] = laid_over(cast("Mapping[str, Any]", under), cast("Mapping[str, Any]", value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def extended(policies: Written, built_in: Mapping[str, Policy]) -> dict[str, Any]:
+    """Return the policies, each laid over what it extends."""
+    return {name: _merged(name, policies, built_in) for name in policies}
+
+
+def problems(policies: Written, built_in: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
+    """Yield (name of the policy, problem) for each `extends` with an unknown name or in a circle."""
+    for name in policies:
+        base = _base(policies[name])
+        if base is None:
+            continue
+        known = list(dict.fromkeys([*(other for other in policies if other != name), *built_in]))
+        line = ancestry(name, policies)
+        if base not in known:
+            near = get_close_matches(base, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            problem = "a policy cannot extend itself" if base == name else f"unknown policy {base!r}"
+            yield name, f"{problem}; there are: {', '.join(known)}{hint}"
+        elif line and _parent(line[-1], policies) == name:
+            yield name, f"a policy cannot extend itself: {' -> '.join((name, *line, name))}"
+
+
+def ancestry(name: str, policies: Written) -> list[str]:
+    """Return the policies of the file that the policy extends, nearest first. A circle is followed once."""
+    line = [name]
+    while (parent := _parent(line[-1], policies)) is not None and parent not in line:
+        line.append(parent)
+    return line[1:]
+
+
+def _parent(name: str, policies: Written) -> str | None:
+    """Return the policy of the file that the policy extends."""
+    base = _base(policies[name])
+    return base if base in policies and base != name else None
+
+
+def _base(policy: Any) -> str | None:
+    """Return the name under `extends`. A `Policy` object is complete already and takes over nothing."""
+    base = cast("Mapping[str, Any]", policy).get(KEY) if isinstance(policy, Mapping) else None
+    return base if isinstance(base, str) else None
+
+
+def _merged(name: str, policies: Written, built_in: Mapping[str, Policy]) -> Any:
+    line = [name, *ancestry(name, policies)]
+    first = _base(policies[line[-1]])
+    if len(line) == 1 and first is None:
+        return policies[name]
+    merged = _inherited(built_in[first].model_dump()) if first is not None and first in built_in else {}
+    for each in reversed(line):
+        written = policies[each]
+        if isinstance(written, Policy):
+            written = _inherited(written.model_dump())
+        if not isinstance(written, Mapping):  # reported as that policy's own mistake
+            continue
+        own = cast("Mapping[str, Any]", written)
+        merged = laid_over(merged, own if each == name else _inherited(own))
+    return merged
+
+
+def _inherited(policy: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in policy.items() if key not in _OWN}

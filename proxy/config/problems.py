@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, a line for each mistake: where, which setting, what was allowed.
+"""Mistakes in a configuration, one line each: where it is, which setting, what is allowed.
 
-pydantic says what it found, in terms of its models; here it is said in terms of the file. Values are
-shown only where they cannot be a secret.
+pydantic reports a mistake in terms of its models; this module says it in terms of the file. A value is shown
+only where it cannot be a secret.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from proxy.config.document import Location
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
-Source = Callable[[Location], Location]
-"""Tells where what is at a location was written: there, or where it was taken over from."""
-
 _SECRET: Final = frozenset({"key", "keys", "api_key", "admin_key", "url", "base_url"})
 _KINDS: Final = {
     "dict": "a mapping",
@@ -33,47 +30,53 @@ _KINDS: Final = {
     "float": "a number",
     "NoneType": "nothing",
 }
+_MAPPING, _LIST = "a mapping is expected here", "a list is expected here"
 _EXPECTED: Final = {
-    "model_type": "a mapping is expected here",
-    "dict_type": "a mapping is expected here",
-    "model_attributes_type": "a mapping is expected here",
-    "tuple_type": "a list is expected here",
-    "list_type": "a list is expected here",
-    "set_type": "a list is expected here",
-    "frozen_set_type": "a list is expected here",
+    **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), _MAPPING),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), _LIST),
     "string_type": "a text is expected here; put it in quotes",
+    "int_parsing": "a whole number is expected here",
+    "int_from_float": "a whole number is expected here",
+    "float_parsing": "a number is expected here",
     "missing": "this is required and missing",
 }
 _SHOWN_TEXT: Final = ("literal_error", "int_", "float_", "bool_", "greater_", "less_")
-"""Errors whose text input is a choice or a number that was mistyped, and may be shown."""
+"""Errors where the text is a mistyped choice or number, which may be shown."""
 _PLAIN_STEP: Final = re.compile(r"[\w-]+")
+_AMOUNT: Final = re.compile(r"([0-9][0-9,_']*(?:\.[0-9]+)?)\s*([a-z]+|%)?", re.IGNORECASE)
+"""A number as people write it: `50k`, `30s`, `90%`, `1,000`."""
+_SECONDS: Final = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
+_SIZES: Final = {"k": 1e3, "kb": 1e3, "kib": 2**10, "m": 1e6, "mb": 1e6, "mib": 2**20, "g": 1e9, "gib": 2**30}
 
 
 def describe(
-    error: ValidationError, root: type[BaseModel], where: Where, source: Source | None = None
+    error: ValidationError,
+    root: type[BaseModel],
+    where: Where,
+    owner: Callable[[Location], Location],
+    reference: Callable[[Location], str | None],
 ) -> list[str]:
-    """Return one line for each mistake in `error`: `config.yaml:12: server.port: what is wrong (got -1)`.
+    """Return one line for each mistake in `error`: `config.yaml:12: server.port: problem (got -1)`.
 
     Args:
-        error: what pydantic found.
+        error: the mistakes that pydantic found.
         root: the model that it validated.
         where: names the source of a value.
-        source: tells where a value was written that stands at a location; a mistake that was taken over from
-            elsewhere is said there alone.
+        owner: returns where a value is written, if another policy takes it over. A mistake that is taken
+            over is reported once, for its owner.
+        reference: returns the text `${NAME}` of a value that comes from a variable. It is shown instead.
     """
-    found = [_mistake(details, root) for details in error.errors(include_url=False)]
-    if source is not None:
-        said = set(found)
-        found = [
-            (location, what)
-            for location, what in found
-            if (written := source(location)) == location or (written, what) not in said
-        ]
-    return [said_at(location, what, where) for location, what in found]
+    found = [_mistake(details, root, reference) for details in error.errors(include_url=False)]
+    reported = set(found)
+    return [
+        line_about(location, what, where)
+        for location, what in dict.fromkeys(found)
+        if (written := owner(location)) == location or (written, what) not in reported
+    ]
 
 
-def said_at(location: Location, what: str, where: Where) -> str:
-    """Return the line that says `what` of the value at `location`."""
+def line_about(location: Location, what: str, where: Where) -> str:
+    """Return the line that says `what` about the value at `location`."""
     path = dotted(location)
     return f"{where(location)}: {path}: {what}" if path else f"{where(location)}: {what}"
 
@@ -91,66 +94,85 @@ def dotted(location: Location) -> str:
     return text
 
 
-def _mistake(details: ErrorDetails, root: type[BaseModel]) -> tuple[Location, str]:
-    """Return where the mistake is, and what it is."""
+def _mistake(
+    details: ErrorDetails, root: type[BaseModel], reference: Callable[[Location], str | None]
+) -> tuple[Location, str]:
+    """Return the location of a mistake, and the problem."""
     location, owner, annotation = _trace(root, details["loc"])
-    context, kind = details.get("ctx", {}), details["type"]
+    context, kind, found = details.get("ctx", {}), details["type"], details["input"]
     if kind == "extra_forbidden":
-        what = _unknown("key", str(location[-1]), owner.model_fields if owner is not None else ())
-    elif kind == "union_tag_invalid":
+        return location, _unknown("key", str(location[-1]), owner.model_fields if owner is not None else ())
+    if kind == "union_tag_invalid":
         discriminator = str(context["discriminator"]).strip("'")
-        location = (*location, discriminator)
         allowed = re.findall(r"'([^']*)'", str(context["expected_tags"]))
-        what = _unknown(discriminator, str(context["tag"]), allowed)
-    elif kind == "union_tag_not_found":
+        return (*location, discriminator), _unknown(discriminator, str(context["tag"]), allowed)
+    if kind == "union_tag_not_found":
         discriminator = str(context["discriminator"]).strip("'")
-        what = (
-            f"{discriminator!r} is required and missing; one of {', '.join(_tags(annotation, discriminator))}"
-        )
-    elif kind == "contradiction":
-        location = (*location, *context["at"])
-        what = details["msg"]
-    elif kind == "value_error":
-        what = str(context["error"])
-    else:
-        what = _EXPECTED.get(kind, details["msg"]) + _got(details, location)
-    return location, what
+        allowed = _tags(annotation, discriminator)
+        return location, f"{discriminator!r} is required and missing; one of {', '.join(allowed)}"
+    if kind == "contradiction":
+        return (*location, *context["at"]), details["msg"]
+    if kind == "value_error":
+        return location, str(context["error"])
+    written = reference(location)
+    hint = _right_form(found, location, annotation) if isinstance(found, str) and written is None else ""
+    what = _EXPECTED.get(kind, details["msg"])
+    if hint and kind == "literal_error":  # a number or one of some words: the number is meant
+        what = _EXPECTED["int_parsing"]
+    if kind != "missing":
+        what += f" (got {_shown(found, kind, location) if written is None else written})"
+    return location, what + hint
 
 
 def _unknown(noun: str, found: str, allowed: Iterable[str]) -> str:
     """Say that `found` is unknown, what is allowed, and what was probably meant."""
     choices = list(allowed)
     near = get_close_matches(found, choices, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {noun} {found!r}; allowed here: {', '.join(choices)}{meant}"
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {noun} {found!r}; allowed here: {', '.join(choices)}{hint}"
 
 
-def _got(details: ErrorDetails, location: Location) -> str:
-    """Return ` (got …)`, with the value itself only where it is no secret."""
-    found, kind = details["input"], details["type"]
-    if kind == "missing":
-        return ""
-    shape = _KINDS.get(type(found).__name__, "something else")
-    hidden = any(step in _SECRET for step in location)
+def _shown(found: Any, kind: str, location: Location) -> str:
+    """Return the value itself if it is not a secret, else its kind."""
     if isinstance(found, bool):
-        shown = "true" if found else "false"
-        if kind == "literal_error":
-            shown += ": YAML reads a bare on, off, yes or no so; put it in quotes"
-    elif not hidden and (
+        text = "true" if found else "false"
+        quotes = ": YAML reads a bare on, off, yes or no so; put it in quotes"
+        return text + quotes if kind == "literal_error" else text
+    hidden = any(step in _SECRET for step in location)
+    if not hidden and (
         isinstance(found, int | float) or (isinstance(found, str) and kind.startswith(_SHOWN_TEXT))
     ):
-        shown = repr(found)
-    else:
-        shown = shape
-    return f" (got {shown})"
+        return repr(found)
+    return _KINDS.get(type(found).__name__, "something else")
+
+
+def _right_form(found: str, location: Location, annotation: Any) -> str:
+    """Return how to write what `found` probably means: an edit without braces, or a number with its unit."""
+    listed = get_origin(annotation) is tuple
+    union = _bare(get_args(annotation)[0]) if listed else annotation
+    if get_origin(union) in {Union, UnionType} and found in _tags(union, "type"):
+        edit = f"{{type: {found}}}"
+        return f": write {f'[{edit}]' if listed else edit}"
+    amount = _AMOUNT.fullmatch(found.strip())
+    if amount is None or not {int, float} & {annotation, *map(_bare, get_args(annotation))}:
+        return ""
+    number, unit = float(re.sub("[,_']", "", amount[1])), (amount[2] or "").lower()
+    name = str(location[-1])
+    timed = name == "lifetime" or name.endswith(("timeout", "seconds"))
+    if unit == "%":
+        form = f"{number / 100:g}"
+        return f": write {form}" if annotation is not int else f": a share is written as ratio: {form}"
+    if timed and (scale := 60 if unit == "m" else _SECONDS.get(unit)) is not None:
+        return f": write {number * scale:.15g} (seconds)"
+    scale = _SIZES.get(unit, 1 if not unit else None)
+    return f": write {number * scale:.15g}" if scale is not None else ""
 
 
 def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, type[BaseModel] | None, Any]:
     """Follow pydantic's `loc` through the models.
 
-    It holds more than the way through the file: the tag of a union's member, `[key]` for the key of a
-    mapping. Returns the way through the file, the model in which its last step stands, if any, and the
-    type of what stands there.
+    It has steps that the file has not: the member of a union, and `[key]` for the key of a mapping. Returns
+    the location in the file, the model around its last step, if any, and the type of the value there.
     """
     location: list[str | int] = []
     owner: type[BaseModel] | None = None
@@ -165,7 +187,9 @@ def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, t
             field = annotation.model_fields.get(str(step))
             annotation = field.annotation if field is not None else None
         elif get_origin(annotation) in {Union, UnionType}:
-            annotation = next((member for member in arguments if _has_tag(_bare(member), str(step))), None)
+            tagged = [member for member in arguments if _has_tag(_bare(member), str(step))]
+            if tagged:
+                annotation = tagged[0]
             continue
         else:
             owner = None
@@ -175,8 +199,9 @@ def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, t
 
 
 def _tags(union: Any, discriminator: str) -> list[str]:
-    """Return what `discriminator` may be in the members of `union`."""
-    fields = [_bare(member).model_fields[discriminator] for member in get_args(union)]
+    """Return the values of `discriminator` in the members of `union`."""
+    members = [member for member in map(_bare, get_args(union)) if hasattr(member, "model_fields")]
+    fields = [member.model_fields[discriminator] for member in members]
     return [tag for field in fields for tag in get_args(field.annotation)]
 
 
@@ -192,7 +217,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _has_tag(member: Any, tag: str) -> bool:
-    """Tell whether a field of the model `member` can only be `tag`, as a union's discriminator is."""
+    """Tell whether a field of the model `member` can only be `tag`, as the discriminator of a union is."""
     if not (isinstance(member, type) and issubclass(member, BaseModel)):
         return False
     kinds = [field.annotation for field in member.model_fields.values()]

@@ -1,14 +1,13 @@
 """Reads the configuration again when its file changes, or on SIGHUP, while the process serves.
 
-What can change while serving is told by who makes it change (`Takes`); whatever else differs is named in the
-log as in need of a restart. A file with mistakes is refused with the lines of `check`, and so is one
-that is gone or empty: what was read before stays. Environment and command line still go first.
+The caller passes functions for the settings that may change (`Takes`). Every other change is logged as one
+that needs a restart. An invalid, empty or deleted file is refused with the lines of `check`, and the settings
+in force stay. Environment and command line still win over the file.
 
-Whether the file is another one is seen by its inode, its size and its times, twice in a second, through
-whatever links lead to it: an editor replaces the file, and Kubernetes a link. To be told by the system
-would mean to watch the folder, and to hear of each page that a database beside it writes. What it holds is
-looked at every few seconds all the same. It works in threads; the event loop waits for none of it. It
-knows no policy and no log.
+A change is seen by the file's inode, size and times, compared twice a second through any links: an editor
+replaces the file, Kubernetes replaces a link. Watching the folder would report every write of a database
+in it. The content is compared every few seconds too, for file systems with coarse times. Threads do the
+reading, so that the event loop never waits.
 """
 
 from __future__ import annotations
@@ -27,44 +26,44 @@ import anyio.to_thread
 from anyio.abc import TaskStatus
 from pydantic import BaseModel
 
-from proxy.config.load import Loaded
-from proxy.config.model import Settings
+from proxy.config.settings import Settings
+from proxy.config.source import Loaded
 from proxy.errors import ConfigurationError
 
 Takes: TypeAlias = Mapping[str, Callable[[Settings], None]]
-"""By setting (`policies`, `telemetry.log_level`): what puts a new value of it into force."""
+"""By setting (`policies`, `telemetry.log_level`): the function that puts its new value into force."""
 
 _Stamp: TypeAlias = tuple[int, ...]
 """Device, inode, size and times of a file."""
 
 GLANCE_SECONDS: Final = 0.5
-"""How often it is asked whether the file is another one."""
+"""Time between two looks at the stamp of the file."""
 LOOK_SECONDS: Final = 5.0
-"""How often it is read even if it seems to be the same."""
+"""Time between two looks at the content of the file."""
 _SETTLE_SECONDS: Final = 0.1
-"""For so long a changed file must stay the same before it is read: a writer may be in the middle of it."""
+"""A changed file is read once it stays the same for this long: a writer may not be done."""
 
 _LOG: Final = logging.getLogger("palimpsest.configuration")
 
 
 class Reload:
-    """Follows the file that the settings came from. One for the life of the process."""
+    """Follows the file of the settings. One for the life of the process."""
 
     def __init__(self, loaded: Loaded, takes: Takes) -> None:
-        """Follow what `loaded` was read from; `takes` puts into force what can change."""
+        """Follow the source of `loaded`; `takes` puts changes into force."""
         self._source = loaded.source
         self._settings = loaded.settings
-        """What is in force."""
+        """The settings in force."""
         self._accepted = loaded.content
-        """What the file held when it was last accepted."""
+        """The content of the file when it was last accepted."""
         self._seen: bytes | str | None = loaded.content
-        """What the file held when it was last looked at; a text: why that could not be had."""
+        """The content of the file at the last look; a text if it could not be read: why."""
         self._takes = takes
         self._turn = anyio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Take what changed since the settings were read; then follow the file until the block ends."""
+        """Take changes since the settings were read, then follow the file until the block ends."""
         await self.look()
         async with anyio.create_task_group() as group:
             group.start_soon(self._follow_file)
@@ -77,7 +76,7 @@ class Reload:
                 group.cancel_scope.cancel()
 
     async def look(self, *, asked: bool = False) -> None:
-        """Read the configuration if the file is another one than last time, or if `asked` to."""
+        """Read the configuration if the file has changed since the last look, or if `asked` to."""
         async with self._turn:
             try:
                 seen = await anyio.to_thread.run_sync(self._sight)
@@ -85,13 +84,11 @@ class Reload:
                     return
                 self._seen = await self._settled(seen)
                 await self._read(self._seen)
-            except Exception:  # the old settings serve on, whatever it was  # noqa: BLE001
-                _LOG.exception("the configuration could not be read again, by a fault of the proxy's own")
-
-    # ---------------------------------------------------------------------------------- following
+            except Exception:  # the old settings stay in force  # noqa: BLE001
+                _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
 
     async def _follow_file(self) -> None:
-        known: _Stamp | None = ()  # what no file has: the first glance is a look
+        known: _Stamp | None = ()  # no file has this stamp: the first glance is a look
         while True:
             stamp = await anyio.to_thread.run_sync(_stamp_of, self._source.file)
             if stamp != known:
@@ -110,17 +107,15 @@ class Reload:
             async for _ in hangups:
                 await self.look(asked=True)
 
-    # ------------------------------------------------------------------------------------ reading
-
     def _sight(self) -> bytes | str | None:
-        """Return what the file holds; a text where that cannot be had, None where there need not be one."""
+        """Return the content of the file; a text if it cannot be read, None if there need not be one."""
         try:
             return self._source.content()
         except ConfigurationError as why:
             return why.message
 
     async def _settled(self, seen: bytes | str | None) -> bytes | str | None:
-        """Return what the file holds once it stays the same for a moment."""
+        """Return the content of the file once it stays the same for a moment."""
         while True:
             await anyio.sleep(_SETTLE_SECONDS)
             again = await anyio.to_thread.run_sync(self._sight)
@@ -133,7 +128,7 @@ class Reload:
         if isinstance(seen, str):
             _refuse(seen)
         elif self._accepted is not None and seen is None:
-            _refuse(f"{name}: there is no such file any more")
+            _refuse(f"{name}: the file does not exist any more")
         elif self._accepted and not (seen or b"").strip():
             _refuse(f"{name}: the file is empty")
         else:
@@ -146,8 +141,8 @@ class Reload:
                 self._take(loaded)
 
     def _take(self, loaded: Loaded) -> None:
-        """Put into force what can change, and say what cannot."""
-        for line in loaded.doubts:
+        """Put into force what can change, and log what cannot."""
+        for line in loaded.warnings:
             _LOG.warning("%s", line)
         changed = _differing(self._settings, loaded.settings)
         for name in changed:
@@ -161,7 +156,7 @@ class Reload:
 
 
 def _stamp_of(file: Path) -> _Stamp | None:
-    """Return what is another one when the file is; None where there is none."""
+    """Return the stamp of the file; None without a file."""
     try:
         found = file.stat()
     except (OSError, ValueError):
@@ -172,11 +167,11 @@ def _stamp_of(file: Path) -> _Stamp | None:
 def _refuse(lines: str) -> None:
     for line in lines.splitlines():
         _LOG.error("configuration refused: %s", line)
-    _LOG.error("the configuration that was read before stays in force")
+    _LOG.error("the previous configuration stays in force")
 
 
 def _differing(before: Settings, after: Settings) -> list[str]:
-    """Return the settings that differ: `server.port`, or the section where it has no settings of its own."""
+    """Return the settings that differ: `server.port`, or a whole section that is a list or mapping."""
     names: list[str] = []
     for section in Settings.model_fields:
         old, new = getattr(before, section), getattr(after, section)
@@ -189,12 +184,12 @@ def _differing(before: Settings, after: Settings) -> list[str]:
 
 
 def _other(old: Any, new: Any) -> bool:
-    """Tell whether two values differ; of policies the order counts too."""
+    """Tell whether two values differ. The order of policies counts."""
     return bool(old != new) or (isinstance(old, dict) and [*old] != [*new])
 
 
 def _with(settings: Settings, name: str, other: Settings) -> Settings:
-    """Return the settings with the one of this name from `other`."""
+    """Return the settings with the setting `name` of `other`."""
     section, _, key = name.partition(".")
     value = getattr(other, section)
     if key:
@@ -203,10 +198,10 @@ def _with(settings: Settings, name: str, other: Settings) -> Settings:
 
 
 def hears_hangup() -> bool:
-    """Tell whether SIGHUP means to read again.
+    """Tell whether SIGHUP makes this process read its configuration again.
 
-    Not where the system has none, nor in another thread than the main one; and on a terminal it says that the
-    terminal is gone, and ends the process as ever.
+    It does on systems that have it, in the main thread. If the process was started from a terminal, SIGHUP
+    keeps its default meaning: the terminal is gone, and the process ends.
     """
     return (
         hasattr(signal, "SIGHUP")

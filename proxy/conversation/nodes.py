@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-from proxy.dialects import Message
+from proxy.dialects import Message, hash_of
 
 ROOT: Final = ""
 """The parent of every first message. It is no node itself."""
 
 _NODE_BYTES: Final = 20
 _BODY_BYTES: Final = 20
-_CONTENT_BYTES: Final = 20
 
 
 def node_id(parent: str, message: Message) -> str:
@@ -45,22 +44,32 @@ def names_under(parent: str, contents: Iterable[bytes]) -> list[str]:
     return names
 
 
-def chain(parent: str, messages: Iterable[Message]) -> list[str]:
-    """Return the names of `messages` in a row under `parent`, oldest first, as `names_under` does.
+def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], list[bytes]]:
+    """Return the node and the content hash of each of `messages` in a row under `parent`, oldest first.
 
     A message that stood under the same parent before is not hashed again.
     """
     names: list[str] = []
+    contents: list[bytes] = []
     for message in messages:
         facts = message.facts
-        step = None if facts is None else facts.step
-        if step is None or step[0] != parent:
-            step = (parent, node_id(parent, message))
-            if facts is not None:
-                facts.step = step
-        parent = step[1]
+        if facts is None:
+            content = _content_hash(message)
+            parent = child(parent, content)
+        else:
+            content = facts.content or content_hash(message)
+            step = facts.step
+            if step is None or step[0] != parent:
+                facts.step = step = (parent, child(parent, content))
+            parent = step[1]
         names.append(parent)
-    return names
+        contents.append(content)
+    return names, contents
+
+
+def chain(parent: str, messages: Iterable[Message]) -> list[str]:
+    """Return the nodes of `messages` in a row under `parent`, oldest first."""
+    return fingerprints(parent, messages)[0]
 
 
 def content_hash(message: Message) -> bytes:
@@ -84,9 +93,7 @@ def body_of(message: Message) -> str:
 
 
 def _content_hash(message: Message) -> bytes:
-    return blake2b(
-        message.dialect.canonical(message), digest_size=_CONTENT_BYTES, person=b"palimpsest-text"
-    ).digest()
+    return hash_of(message.dialect.canonical(message))
 
 
 def version_of(instructions: Iterable[Message]) -> str:

@@ -24,6 +24,8 @@ from proxy.dialects.base import (
     Repaired,
     Span,
     SpokenRole,
+    dialect_named,
+    hash_of,
 )
 
 __all__ = [
@@ -39,4 +41,6 @@ __all__ = [
     "Repaired",
     "Span",
     "SpokenRole",
+    "dialect_named",
+    "hash_of",
 ]

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
+from importlib import import_module
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 import msgspec
@@ -87,6 +90,11 @@ class Repaired(Struct, frozen=True, kw_only=True):
     """What was repaired: at most one line for each kind of problem, with its count."""
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def hash_of(canonical: bytes) -> bytes:
+    """Return the content hash, 20 bytes, of a message with this canonical form."""
+    return blake2b(canonical, digest_size=20, person=b"palimpsest-text").digest()
 
 
 class Facts:
@@ -345,3 +353,13 @@ class Dialect(ABC):
     @abstractmethod
     def repair(self, messages: Sequence[Message]) -> Repaired:
         """Return the messages as a provider takes them; what keeps the rules stays the very same object."""
+
+
+@cache
+def dialect_named(name: str) -> Dialect:
+    """Return the dialect with this name; it is in the folder of that name.
+
+    The folder is imported here, at run time, so that a room that reads stored messages depends on no dialect.
+    """
+    dialect: Dialect = import_module(f"proxy.dialects.{name}").DIALECT
+    return dialect

@@ -1,7 +1,7 @@
 """Work that outlives the request that began it: settling, above all.
 
-A request can be cancelled at any await (the client left, the server stops). What must be finished
-all the same runs here, in a task of its own, and the server waits for it before it closes the store.
+A request can be cancelled at any await: the client left, or the server stops. Work that must finish all the
+same runs here, in a task of its own. The server waits for it before it closes the store.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ Result = TypeVar("Result")
 Given = ParamSpec("Given")
 
 OFF_LOOP_BYTES: Final = 256 * 1024
-"""From this size on, reading a request would hold up all the others (some milliseconds): it goes to a thread.
-Below it, going there takes longer than reading."""
+"""Work of this size runs in a thread, since on the event loop it would hold up all requests for milliseconds.
+Smaller work takes less time than going to a thread."""
 COUNTING: Final = 16
-"""How many times longer than reading a text it takes to count its tokens."""
-
+"""Counting the tokens of a text takes this many times longer than parsing it."""
 TRIMMING: Final = 2
-"""How many times longer than reading a text it may take to trim it: at a move of the cut values are read."""
+"""Trimming a text may take this many times longer than parsing it."""
 
 _LOG: Final = logging.getLogger("palimpsest.background")
 
 
 class Background:
-    """The tasks that are under way. One for the life of the process."""
+    """The tasks that are running. One for the life of the process."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start with no tasks."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
@@ -48,13 +47,13 @@ class Background:
         return await asyncio.shield(self.start(work))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        """Forget the task; say what went wrong, since the request that began it may be gone."""
+        """Drop the reference; log an error, since the request that began the task may be gone."""
         self._tasks.discard(task)
         if not task.cancelled() and (why := task.exception()) is not None:
             _LOG.error("background work failed: %s", why)
 
     async def drain(self) -> None:
-        """Wait until everything that was started is done; errors are those of their own callers."""
+        """Wait until every task is done. Errors belong to the callers."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -62,7 +61,10 @@ class Background:
 async def compute(
     size: int, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs
 ) -> Result:
-    """Return `work(*given)`: as much as reading `size` bytes, and pure; in a thread where that is long."""
+    """Return `work(*given)`, in a thread where it takes long.
+
+    `work` is pure, and takes as long as parsing `size` bytes of JSON.
+    """
     if size < OFF_LOOP_BYTES:
         return work(*given, **named)
     return await anyio.to_thread.run_sync(partial(work, *given, **named))

@@ -99,7 +99,7 @@ def read_context(
     retries = sent.get(_RETRY_COUNT)
     key = sent.get(_IDEMPOTENCY_KEY)
     agent = _header(sent, _AGENT, headers.AGENT_NAME)
-    if agent is None and request.messages:
+    if agent is None and request.has_own_fields and request.messages:
         agent = request.messages[-1].agent
     return RequestContext(
         tenant=call.tenant,
@@ -148,7 +148,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: ChatRequest, settings: Ses
         if value:
             return valid_id(value, path)
     if settings.missing == "reject":
-        name = settings.headers[0] if settings.headers else headers.SESSION_ID
+        name = settings.headers[0] if settings.headers else "X-Session-ID"
         raise InvalidRequest(
             f"No session id. Send one in the header {name}.", param=name, code="session_missing"
         )

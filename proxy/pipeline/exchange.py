@@ -2,8 +2,8 @@
 
     prepare -> open -> send -> relay -> settle
 
-The request is stored while upstream is asked, and before the client hears of an answer. The reply is stored before
-the client sees its end. Whatever ends the exchange, it is settled once.
+The request is stored while upstream is asked, and before the client hears of an answer. The reply is stored
+before the client sees its end. Whatever ends the exchange, it is settled once.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class ChatCompletions:
                 return
             if exchange.report.plan.wanted is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.wanted)
-            sent = await self._sender.send(exchange.prepared)
+            sent = await self._sender.send(exchange.prepared, exchange.replanned)
             exchange.report = sent.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
             await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
             await client.fail(why, response_headers(exchange.report))
         except BaseException as why:
-            # The client left (or the server stops) before there was anything to keep, or this is a bug. Either
-            # way nothing more will come, and the exchange must not stay pending.
+            # The client left (or the server stops) before there was anything to keep, or this is a bug.
+            # Either way nothing more will come, and the exchange must not stay pending.
             left = isinstance(why, asyncio.CancelledError)
             error = "the client left" if left else f"internal error: {type(why).__name__}"
             status = Status.CANCELLED if left else Status.FAILED
@@ -102,8 +102,6 @@ class ChatCompletions:
         """Pass the upstream's answer on to the client, and settle before the client sees its end."""
         answer, prepared = sent.answer, exchange.prepared
         try:
-            if sent.rescued:
-                exchange.mark("overflowed")
             exchange.mark("answered")
 
             def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
@@ -244,7 +242,7 @@ def summary_work(
         fresh = [body.message for body in history.fresh]
         nodes = (*history.nodes, *chain(history.arrival.base, fresh))
         tip = nodes[-1] if nodes else history.arrival.base
-        if not history.start and not history.arrival.composed:
+        if not history.start and not history.composed:
             given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
         else:
             tip = history.arrival.base

@@ -22,15 +22,14 @@ from proxy.conversation import (
     Manner,
     body_id,
     body_of,
-    chain,
-    content_hash,
+    fingerprints,
     version_of,
 )
 from proxy.dialects import Message, ReasoningMode
 from proxy.dialects.chat.request import ChatRequest
-from proxy.pipeline.background import COUNTING, compute
+from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
-from proxy.recall import ref_of
+from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
     HistoryQuery,
@@ -62,6 +61,8 @@ class History(Struct, frozen=True, kw_only=True):
     id: str | None
     """The session's id; None where the request is served without one."""
     arrival: Arrival
+    composed: bool
+    """Whether it comes from the store: the client sent only what is new."""
     digest: str
     """Names all that the request says, so that its repetition is recognised."""
     entries: tuple[Entry, ...]
@@ -148,6 +149,7 @@ class HistoryLoader:
         return History(
             id=None,
             arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+            composed=False,
             digest=ROOT,
             entries=_new_entries(fresh, 0),
             nodes=(),
@@ -190,8 +192,11 @@ class HistoryLoader:
                 recipe=policy.summarizing.recipe if policy is not None else None,
             )
         )
-        work = COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
-        work += _MARK_WORK * len(snapshot.marks) + size_of([row.message for row in snapshot.rows])
+        work = _MARK_WORK * len(snapshot.marks)
+        if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
+            work += COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
+        if snapshot.rows:
+            work += size_of([row.message for row in snapshot.rows])
         return await compute(work, self._put_together, request, incoming, context, session, snapshot)
 
     def _put_together(
@@ -205,17 +210,20 @@ class HistoryLoader:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
-        if arrival.composed:
+        composed = arrival.kind is Kind.APPEND
+        if composed:
             known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
             nodes = tuple([row.node for row in snapshot.rows])
         else:
-            known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden)
+            own = request.has_own_fields
+            known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
             key = session_key(context.tenant, session)
             variants = self._new_variants(key, request.messages, snapshot.marks)
         return History(
             id=session,
             arrival=arrival,
+            composed=composed,
             digest=incoming.digest,
             entries=known + _new_entries(fresh, snapshot.depth),
             nodes=nodes,
@@ -291,8 +299,8 @@ def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
 def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
     """Return the request as far as its place in the history depends on it."""
     messages = request.messages
-    replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    answers = bool(messages) and messages[0].answers is not None
+    replies = request.replies
+    answers = not replies and bool(messages) and messages[0].answers is not None
     manner = None
     # A request that answers calls or names its agent belongs to the conversation, however it asks.
     if context.agent is None and not replies and not answers:
@@ -301,9 +309,10 @@ def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
             tools=body_id(request.tools) if request.tools is not None else None,
             model=request.model,
         )
+    names, contents = fingerprints(ROOT, messages)
     return Incoming(
-        names=chain(ROOT, messages),
-        contents=[content_hash(message) for message in messages],
+        names=names,
+        contents=contents,
         replies=replies,
         retried=context.retried,
         mode=context.mode,
@@ -313,25 +322,42 @@ def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
 
 
 def _resent_entries(
-    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden]
+    messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden], *, own_fields: bool
 ) -> tuple[Entry, ...]:
-    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown."""
+    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown.
+
+    `own_fields` tells whether any of the messages may have fields of ours.
+    """
+    pairs = zip(messages, marks, strict=False)
+    if hidden or own_fields:
+        return tuple(
+            [
+                _entry(message, mark.tokens, mark.body, mark.depth - 1, mark.arrival, hidden.get(mark.node))
+                for message, mark in pairs
+            ]
+        )
     return tuple(
         [
-            _entry(message, mark.tokens, mark.body, mark.depth - 1, mark.arrival, hidden.get(mark.node))
-            for message, mark in zip(messages, marks, strict=False)
+            Entry(
+                message=message,
+                tokens=mark.tokens,
+                ref=REF_PREFIX + mark.body[:REF_DIGITS],
+                position=mark.depth - 1,
+                arrival=mark.arrival,
+            )
+            for message, mark in pairs
         ]
     )
 
 
 def _new_entries(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
     """Return new messages as entries of a history that has `start` messages before them."""
-    return tuple(
-        [
-            _entry(body.message, body.tokens, body_of(body.message), position)
-            for position, body in enumerate(bodies, start)
-        ]
-    )
+    entries: list[Entry] = []
+    for position, body in enumerate(bodies, start):
+        facts = body.message.facts
+        name = facts.body if facts is not None and facts.body is not None else body_of(body.message)
+        entries.append(_entry(body.message, body.tokens, name, position))
+    return tuple(entries)
 
 
 def _entry(
@@ -356,7 +382,12 @@ def _entry(
             hidden=hidden,
         )
     return Entry(
-        message=message, tokens=tokens, ref=ref_of(body), position=position, arrival=arrival, hidden=hidden
+        message=message,
+        tokens=tokens,
+        ref=REF_PREFIX + body[:REF_DIGITS],
+        position=position,
+        arrival=arrival,
+        hidden=hidden,
     )
 
 

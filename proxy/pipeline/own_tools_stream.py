@@ -20,12 +20,12 @@ from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client, Headers
 from proxy.pipeline.relay import (
-    AFTER_DONE_SECONDS,
     Answered,
     Settle,
     broken_off,
     error_event,
     error_text,
+    rest_after_done,
     why_broken,
     worth_keeping,
 )
@@ -275,17 +275,11 @@ class VirtualStream:
                 self._quiet = True
 
     async def _after_done(self) -> bytes:
-        """Return what follows `[DONE]`, nothing as a rule; a connection read to its end is used again."""
-        rest = b"".join(event.raw for event in self._events.flush())
+        """Return what follows `[DONE]`: nothing, as a rule."""
+        rest = b"".join([event.raw for event in self._events.flush()])
         if self._answer.ended:
             return rest
-        with anyio.move_on_after(AFTER_DONE_SECONDS):
-            try:
-                while chunk := await self._answer.chunk(plain=self._plain):
-                    rest += chunk
-            except UpstreamError:
-                pass  # the round is whole
-        return rest
+        return rest + await rest_after_done(self._answer, plain=self._plain)
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""

@@ -26,6 +26,7 @@ from proxy.pipeline.summary_requests import missing_summary, prepared_of
 from proxy.recall import offered, with_tools
 from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, bypass, plan
+from proxy.upstream import Destination
 
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
@@ -45,8 +46,12 @@ class Prepared(Struct, frozen=True, kw_only=True):
     history: History
     planning: PlanningContext
     """What the plan was made with."""
+    destination: Destination
+    """Where it is sent."""
     facts: ModelFacts
-    """What is known of the model."""
+    """What is known of the model there."""
+    instructions_tokens: int
+    """Tokens of the instructions that are sent."""
     report: PlanReport
     own_tools: tuple[str, ...]
     """Names of the proxy's own tools that are offered with it."""
@@ -76,8 +81,10 @@ class Preparer:
         self._settings = settings
         self.policies: Final = Policies(settings.policies)
         """Those in force; exchanged when the configuration is read again."""
+        self._upstream = services.upstream
         self._loader = services.loader
         self._knowledge = services.knowledge
+        self._counter = services.counter
         self._summaries = services.summaries
         self._coalescer = PlanCoalescer()
         self._process_mark = process_mark
@@ -93,10 +100,12 @@ class Preparer:
         request = await compute(len(call.body), parse_chat_request, call.body)
         context = read_context(call, request, settings.sessions, self.policies)
         history = await self._load(request, context)
-        policy, facts = context.policy, self._knowledge.facts(request.model)
+        destination = self._upstream.destination(request.model)
+        facts = self._knowledge.facts_at(request.model, destination.base_url)
+        policy = context.policy
         own = offered(request, settings.virtual_tools, stateless=history.id is None, off=policy is None)
         tools = with_tools(request, own) if own else request.tools
-        planning = await self._planning(request, history, tools, context.agent, facts)
+        planning, lead = await self._planning(request, history, tools, context.agent, facts)
         finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
         if finishing is not None:
             made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
@@ -104,7 +113,7 @@ class Preparer:
             history, made = await self._plan(history, context, request.model, planning)
             if made.needs_whole:  # another version of the policy decides over what the cut dropped, too
                 history = await self._load(request, context, whole=True)
-                planning = await self._planning(request, history, tools, context.agent, facts)
+                planning, lead = await self._planning(request, history, tools, context.agent, facts)
                 history, made = await self._plan(history, context, request.model, planning)
         warnings, no_summary = self._warnings(call, request, history, made, tools, finishing)
         return Prepared(
@@ -114,7 +123,9 @@ class Preparer:
             context=context,
             history=history,
             planning=planning,
+            destination=destination,
             facts=facts,
+            instructions_tokens=lead,
             report=report_of(
                 made,
                 planning,
@@ -170,13 +181,15 @@ class Preparer:
         tools: bytes | None,
         agent: str | None,
         facts: ModelFacts,
-    ) -> PlanningContext:
-        """Return what planning must be told."""
-        model, fixed = request.model, 0
-        if history.instructions or tools is not None:
-            size = COUNTING * (len(tools or b"") + size_of(history.instructions))
-            fixed = await compute(size, self._knowledge.fixed_tokens, history.instructions, tools, model)
-        return self._knowledge.planning(
+    ) -> tuple[PlanningContext, int]:
+        """Return what planning must be told, and the tokens of the instructions."""
+        model, lead, fixed = request.model, 0, 0
+        if history.instructions:
+            size = COUNTING * size_of(history.instructions)
+            lead = fixed = sum(await compute(size, self._counter.messages, history.instructions, model))
+        if tools is not None:
+            fixed += await compute(COUNTING * len(tools), self._counter.json, tools, model)
+        planning = self._knowledge.planning(
             model,
             facts,
             fixed=fixed,
@@ -186,6 +199,7 @@ class Preparer:
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
             keeps=history.id is not None,
         )
+        return planning, lead
 
     async def _plan(
         self, history: History, context: RequestContext, model: str, planning: PlanningContext
@@ -236,7 +250,7 @@ class Preparer:
 
 async def plan_of(history: History, name: str, policy: Policy | None, planning: PlanningContext) -> Plan:
     """Decide what of the history is sent; without a policy nothing is trimmed."""
-    composed = history.arrival.composed
+    composed = history.composed
     if policy is None:
         return await compute(history.size, bypass, history.entries, planning, composed=composed)
     return await compute(

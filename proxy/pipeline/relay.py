@@ -209,19 +209,8 @@ class StreamRelay:
         self._tail += b"".join([event.raw for event in self._events.flush()])
         if not self._answer.ended:
             await self._client.write(self._tail)
-            self._tail = await self._after_done()
+            self._tail = await rest_after_done(self._answer, plain=self._plain)
         await self._client.end(self._tail)
-
-    async def _after_done(self) -> bytes:
-        """Return what else comes before the upstream closes; a connection read to its end is used again."""
-        rest = bytearray()
-        with anyio.move_on_after(AFTER_DONE_SECONDS):
-            try:
-                while chunk := await self._answer.chunk(plain=self._plain):
-                    rest += chunk
-            except UpstreamError:
-                pass  # the reply is whole and settled
-        return bytes(rest)
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
@@ -232,6 +221,21 @@ class StreamRelay:
     def _reason(self, *, left: bool) -> str:
         failure = self._failure.message if self._failure is not None else None
         return why_broken(self._reply.error, failure, left=left, done=self._done)
+
+
+async def rest_after_done(answer: Answer, *, plain: bool) -> bytes:
+    """Return what comes between `[DONE]` and the close: nothing, as a rule.
+
+    A connection that was read to its end is used again. By then the reply is whole and settled.
+    """
+    rest = b""
+    with anyio.move_on_after(AFTER_DONE_SECONDS):
+        try:
+            while chunk := await answer.chunk(plain=plain):
+                rest += chunk
+        except UpstreamError:
+            pass
+    return rest
 
 
 def worth_keeping(choices: Sequence[ReplyChoice], *, ended: bool) -> tuple[tuple[Message, bool], ...]:

@@ -6,7 +6,7 @@ roles in another order, where an upstream insists on one; and trimmed further, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from cachetools import LRUCache
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.dialects import Message, headers
-from proxy.dialects.chat import INSTRUCTION_ROLES
+from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
 from proxy.dialects.chat.cache_marks import cache_key, decides_itself, marked
 from proxy.dialects.chat.overflow import Overflow, overflow_of
 from proxy.dialects.chat.request import compose
@@ -59,8 +59,6 @@ class Sent(Struct, frozen=True, kw_only=True):
     """Whether the usage chunk is kept from the client, which did not ask for it."""
     orders: frozenset[RoleOrder]
     """The order of roles that the upstream insists on."""
-    rescued: bool = False
-    """Whether it was trimmed further and sent once more."""
 
 
 class _Attempt:
@@ -104,14 +102,19 @@ class UpstreamSender:
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
 
-    async def send(self, prepared: Prepared) -> Sent:
+    async def send(self, prepared: Prepared, replanned: Callable[[PlanReport], None]) -> Sent:
         """Send a request; return the answer, whatever its status.
+
+        Args:
+            prepared: the request.
+            replanned: called with the report of a shorter plan before that is sent, so that an error that
+                follows is reported with it.
 
         Raises:
             PalimpsestError: there is no answer.
         """
         request, policy = prepared.request, prepared.context.policy
-        destination = self._upstream.destination(request.model)
+        destination = prepared.destination
         model = (destination.base_url, request.model)
         known: frozenset[RoleOrder] = frozenset()
         if policy is not None and self._orders:
@@ -123,11 +126,11 @@ class UpstreamSender:
             and model not in self._refuses_usage
         )
         attempt = _Attempt(prepared, prepared.report, destination, adds_usage=adds_usage, orders=known)
-        answer, rescued = await self._ask(attempt), False
+        answer = await self._ask(attempt)
         if answer.status >= 400 and policy is not None:
             answer = await self._reordered(attempt, answer)
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
-                rescued = True
+                replanned(attempt.report)
                 answer = await self._reordered(attempt, await self._ask(attempt))
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
@@ -139,7 +142,6 @@ class UpstreamSender:
             answer=answer,
             hides_usage=attempt.adds_usage,
             orders=attempt.orders,
-            rescued=rescued,
         )
 
     async def send_rounds(self, sent: Sent, rounds: Sequence[Message]) -> Answer:
@@ -152,7 +154,7 @@ class UpstreamSender:
             _Attempt(
                 sent.prepared,
                 sent.report,
-                self._upstream.destination(sent.prepared.request.model),
+                sent.prepared.destination,
                 adds_usage=sent.hides_usage,
                 orders=sent.orders,
                 rounds=rounds,
@@ -241,7 +243,7 @@ class UpstreamSender:
                 first.plan.policy,
                 planning,
                 history.standing.cut if history.standing is not None else None,
-                composed=history.arrival.composed,
+                composed=history.composed,
                 start=history.start,
                 overflow=max(target, 1),
             )
@@ -287,7 +289,7 @@ class UpstreamSender:
         request, history, facts = prepared.request, prepared.history, prepared.facts
         instructions, view = history.instructions, made.view
         if made.summary is not None and made.summary.role == "merge":
-            instructions = merged(instructions, made.summary)
+            instructions = merged(instructions, made.summary, CHAT)
         if (
             made.settled
             and facts.breakpoints != "none"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy.config import OFF, Policies
 from proxy.conversation import Kind
 from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.history import size_of
@@ -137,7 +138,7 @@ def _shown(now: SessionView) -> dict[str, Any]:
         planned = plan(now.entries, now.policy, now.policy_name, known, cut, composed=True)
     lead = now.instructions
     if planned.summary is not None and planned.summary.role == "merge":
-        lead = merged(lead, planned.summary)
+        lead = merged(lead, planned.summary, CHAT)
     tokens = [entry.tokens for entry in now.entries]
 
     def node_at(position: int) -> str:

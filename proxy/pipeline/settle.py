@@ -7,7 +7,6 @@ import logging
 import time
 from typing import Final
 
-import orjson
 from msgspec.structs import asdict, replace
 
 from proxy.dialects import Message
@@ -23,11 +22,9 @@ from proxy.pipeline.services import AppServices
 from proxy.store import Body, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
 from proxy.telemetry import log_exchange
 from proxy.tokens import TokenCounter
-from proxy.trimming import Cut, Hidden, SummaryRequest, standing
+from proxy.trimming import Cut, Hidden, SummaryRequest, outside_gaps
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
-_STORED_ELSEWHERE: Final = frozenset({"messages", "tools"})
-"""Fields of a request that are no parameters."""
 
 
 class Exchange:
@@ -53,13 +50,16 @@ class Exchange:
         self.timings[event] = took
         return took
 
+    def replanned(self, report: PlanReport) -> None:
+        """Note that upstream found the request too long, and that the shorter plan of `report` is sent."""
+        self.report = report
+        self.mark("overflowed")
+
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
         if self._stored:
             services = self._services
-            self._opening = services.store.begin(
-                opening_of(self.prepared, services.knowledge.now, services.counter)
-            )
+            self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
         """Wait until what is new is stored.
@@ -117,10 +117,9 @@ class Exchange:
         return await services.store.settle(settlement, self._opening)
 
 
-def opening_of(prepared: Prepared, now: int, counter: TokenCounter) -> Opening:
+def opening_of(prepared: Prepared, now: int) -> Opening:
     """Return what is stored of a request before its answer is here; `now` is in milliseconds since 1970."""
     request, history, report = prepared.request, prepared.history, prepared.report
-    lead, fields = request.instructions, request.fields
     return Opening(
         tenant=prepared.call.tenant,
         session=report.session or "",
@@ -129,15 +128,15 @@ def opening_of(prepared: Prepared, now: int, counter: TokenCounter) -> Opening:
         kind=history.arrival.kind,
         base=history.arrival.base,
         messages=history.fresh,
-        instructions=lead or None,
-        instructions_tokens=sum(counter.messages(lead, request.model)) if lead else 0,
+        instructions=request.instructions or None,
+        instructions_tokens=prepared.instructions_tokens if request.instructions else 0,
         digest=history.digest,
         model=request.model,
         agent=prepared.context.agent,
         policy=report.plan.policy,
         policy_version=report.plan.version,
         stream=request.stream,
-        parameters={name: orjson.loads(fields[name]) for name in fields if name not in _STORED_ELSEWHERE},
+        parameters=request.parameters,
         tools=request.tools,
         idempotency=prepared.context.idempotency,
         forms=history.variants,
@@ -231,7 +230,7 @@ def _kept(history: History, cut: Cut) -> Kept | None:
     if history.start:
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]
-    places = standing(before, cut.gaps, lambda item: item[1].position)
+    places = outside_gaps(before, cut.gaps, lambda item: item[1].position)
     stored = len(history.nodes)
     return Kept(
         nodes=tuple(history.nodes[place] for place, _ in places if place < stored),

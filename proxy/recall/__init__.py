@@ -9,12 +9,13 @@ from __future__ import annotations
 from proxy.recall.answering import OwnTools, Recall
 from proxy.recall.branch import Branch, sent_whole
 from proxy.recall.lines import chosen, pattern_of, span_of
-from proxy.recall.refs import REF_PREFIX, name_in, ref_of
+from proxy.recall.refs import REF_DIGITS, REF_PREFIX, name_in, ref_of
 from proxy.recall.tools import COMPRESS, RECALL, offered, with_tools
 
 __all__ = [
     "COMPRESS",
     "RECALL",
+    "REF_DIGITS",
     "REF_PREFIX",
     "Branch",
     "OwnTools",

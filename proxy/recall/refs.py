@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 REF_PREFIX: Final = "ref_"
-_DIGITS: Final = 16
+REF_DIGITS: Final = 16
 
 _NAMED: Final = re.compile(r"(?:ref_)?([0-9a-f]{12,40})")
 _AROUND: Final = " \t\r\n\"'`[](){}<>.,;:"
@@ -19,7 +19,7 @@ _LONGEST: Final = 200
 
 def ref_of(body: str) -> str:
     """Return the name under which a stored text is read again, from its `body_id`."""
-    return REF_PREFIX + body[:_DIGITS]
+    return REF_PREFIX + body[:REF_DIGITS]
 
 
 def name_in(ref: str) -> str | None:

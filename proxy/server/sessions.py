@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.pipeline import compute, last_answered, session_view, preview, valid_id
+from proxy.pipeline import compute, last_answered, preview, session_view, valid_id
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
 from proxy.server import jsonl
 from proxy.server.connection import bounded

@@ -1,43 +1,20 @@
 """Everything that is kept: sessions, trees of messages, exchanges, cuts. One code for SQLite and PostgreSQL.
 
-    store       what the floors above use: read it first
-    records     what goes in and comes out, as plain data
-    opening     how an exchange begins
-    settling    how it ends: one transaction
-    spot        where its messages go then
-    standing    how session and exchange stand at that moment
-    recall      what is known when a request comes in: one reading
-    appending   what of it an append goes on from
-    recollection
-                what is asked and told there, as plain data
-    branches    what is remembered of branches that are resent
-    decoded     what is remembered of cuts that were read
-    sessions, tree, texts, cuts, exchanges, secret
-                units of work on the tables of that name
-    lineage     names and sizes along the branches that receipts speak of
-    summaries, hidden, leases
-                the same, for what stands beside the messages: summaries by a model, rounds that the
-                client was not shown, who alone may make something just now
-    calls       which tools the newest reply calls
-    archive     a session as records, to take away
-    loading     a session from such records
-    reading     these records, checked
-    fork        a session from another one's history
+    store       what the other rooms use; start here
+    records     what goes in and what comes out, as plain data
+    history     what is known of a conversation when a request comes in: one read
+    exchanges   how an exchange begins and how it is settled: one transaction each
+    tree        messages: nodes, texts, instructions, what clients were not shown
+    cuts        where the views of a branch were trimmed up to
+    summaries   summaries by a model, and the leases of those who make them
+    sessions    their rows, and secrets
+    archive     export, import, fork
+    encoding    changes and cuts as text
     schema      the tables
-    encoding    changes as text
-    cursor, plain, amounts
-                places in a list; texts and numbers that can be stored
-    database    what the store needs of a database: units of work, read or written
-    connection  what a unit sees of it: a connection, and rows
-    sqlite      one writer with group commit, and readers
-    jobs        units that wait for it, and who is told what came of them
-    sqlite_file the file, made and connected to
-    statements  SQLAlchemy's statements on a connection of `sqlite3`
-    holding     the same, where the rows of several units are written together
-    postgres    a pool of connections
-    address     what a URL says
-    failures    which errors mean that the database cannot be used
     migrate     making the tables, and bringing them up to date
+    database    what a database offers: units of work; URLs; errors
+    sqlite      one writer thread with group commit, and readers
+    postgres    a pool of connections
 
 The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only,
 and triggers see to it); a unit of work is one transaction; whoever writes to a session locks its row in
@@ -46,17 +23,15 @@ and triggers see to it); a unit of work is one transaction; whoever writes to a 
 
 from __future__ import annotations
 
-from proxy.store.address import SqliteFile, address_of
-from proxy.store.branches import Branches
+from proxy.store.database import SqliteFile, address_of
 from proxy.store.encoding import decode_cut, encode_cut
-from proxy.store.lineage import Lineage
+from proxy.store.history import Branches, recall
 from proxy.store.migrate import downgrade, upgrade
-from proxy.store.plain import sanitize
-from proxy.store.recall import recall
-from proxy.store.recollection import HistoryQuery, HistorySnapshot
 from proxy.store.records import (
     Body,
     ExchangeRow,
+    HistoryQuery,
+    HistorySnapshot,
     Kept,
     Mark,
     NodeRow,
@@ -70,10 +45,12 @@ from proxy.store.records import (
     Status,
     SummaryRow,
     SummaryStatus,
+    sanitize,
     session_key,
 )
 from proxy.store.schema import METADATA
 from proxy.store.store import Store
+from proxy.store.tree import Lineage
 
 __all__ = [
     "METADATA",

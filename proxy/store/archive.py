@@ -1,26 +1,60 @@
-"""A session as records, to be taken away: everything that is kept of it but attempts at summaries.
+"""A session as records: exported, imported, and copied into another one (a fork).
 
-Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in
-the record. A text is given as `data` where writing that as compact JSON makes the very same text,
-else as `text`, a string. What is named is read after what names it: the session may go on
-meanwhile, and still nothing that is named is missing. It does not read records: `loading` does.
+Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in the
+record. A text is given as `data` where writing that as compact JSON makes the very same text, else as
+`text`, a string. What is named is read after what names it: the session may go on meanwhile, and still
+nothing that is named is missing. Attempts at summaries are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from functools import partial
-from typing import Any, Final
+import time
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Final, TypeAlias
 
+import msgspec
 import orjson
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Table, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Subquery,
+    Table,
+    bindparam,
+    func,
+    null,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
+from proxy.conversation import ROOT, body_id, node_id
 from proxy.dialects import JsonObject
-from proxy.errors import NotFound
-from proxy.store.connection import Connection, Row
-from proxy.store.database import Database
-from proxy.store.records import SummaryStatus
+from proxy.errors import Conflict, InvalidRequest, NotFound
+from proxy.store.cuts import keep_cut
+from proxy.store.database import Connection, Database, Row
+from proxy.store.encoding import decode_changes, decode_cut, stored_message
+from proxy.store.records import (
+    FORKED,
+    LIMIT,
+    Amount,
+    Body,
+    Mark,
+    SessionRow,
+    Source,
+    StandingCut,
+    SummaryRow,
+    SummaryStatus,
+    Time,
+    is_plain,
+    require_plain,
+    session_key,
+)
 from proxy.store.schema import (
     BODIES,
     CUTS,
@@ -28,10 +62,32 @@ from proxy.store.schema import (
     FORMS,
     HIDDEN,
     INSTRUCTIONS,
+    NAME,
     NODES,
     SESSIONS,
     SUMMARIES,
+    insert_into,
+    insert_new,
 )
+from proxy.store.sessions import create_session, delete_session, locked_session, session_of
+from proxy.store.summaries import SummaryRecord, add_summaries
+from proxy.store.tree import (
+    HiddenRecord,
+    NewNode,
+    add_bodies,
+    add_hidden,
+    calls_at,
+    encode_calls,
+    is_message,
+    marks_to,
+    messages_in,
+    named_bodies,
+    places_of,
+    plant,
+)
+from proxy.trimming import Change, Cut, Gap, Hidden, Summary, outside_gaps
+
+# ----------------------------------------------------------------------------------------------------- export
 
 FORMAT: Final = 1
 """Version of the records, said by the first of them."""
@@ -143,3 +199,566 @@ def _content(text: str) -> JsonObject:
     """Return a text so that it reads well, where that loses nothing."""
     data = orjson.loads(text)
     return {"data": data} if orjson.dumps(data) == text.encode() else {"text": text}
+
+
+# ---------------------------------------------------------------------------------- records, read and checked
+
+
+class _SessionRecord(msgspec.Struct, frozen=True, tag_field="record", tag="session", kw_only=True):
+    format: int
+    created_at: Time
+    updated_at: Time
+    head: str
+    instructions: str | None = None
+    arrival: str | None = None
+    model: str | None = None
+    tools: str | None = None
+
+
+class _TextRecord(msgspec.Struct, frozen=True, kw_only=True):
+    data: Any = msgspec.UNSET
+    text: str | None = None
+
+    def raw(self) -> bytes:
+        """Return the text: as it is given, or compact JSON of the data."""
+        if self.text is None:
+            if self.data is msgspec.UNSET:
+                raise ValueError("it has neither `data` nor `text`")
+            return orjson.dumps(self.data)
+        orjson.loads(self.text)
+        return self.text.encode()
+
+
+class _InstructionsRecord(_TextRecord, frozen=True, kw_only=True, tag_field="record", tag="instructions"):
+    version: str
+    tokens: Amount
+    created_at: Time
+
+
+class _BodyRecord(_TextRecord, frozen=True, kw_only=True, tag_field="record", tag="body"):
+    body: str
+    tokens: Amount
+
+
+class _NodeRecord(msgspec.Struct, frozen=True, tag_field="record", tag="node", kw_only=True):
+    node: str
+    parent: str
+    body: str
+    tokens: Amount
+    created_at: Time
+    source: Source = Source.IMPORT
+    partial: bool = False
+    agent: str | None = None
+    policy: str | None = None
+    arrival: Any = None
+
+
+class _CutRecord(msgspec.Struct, frozen=True, tag_field="record", tag="cut", kw_only=True):
+    node: str
+    policy: str
+    agent: str
+    version: str
+    position: Amount
+    tokens: Amount
+    messages: Amount
+    tool_calls: Amount
+    created_at: Time
+    changes: Any
+
+
+class _ExchangeRecord(msgspec.Struct, frozen=True, tag_field="record", tag="exchange", kw_only=True):
+    """Not taken over."""
+
+
+class _FormRecord(msgspec.Struct, frozen=True, tag_field="record", tag="form", kw_only=True):
+    """Not taken over."""
+
+
+_Record: TypeAlias = (
+    _SessionRecord
+    | _InstructionsRecord
+    | _BodyRecord
+    | _NodeRecord
+    | _CutRecord
+    | HiddenRecord
+    | SummaryRecord
+    | _ExchangeRecord
+    | _FormRecord
+)
+
+
+@dataclass(slots=True)
+class Archive:
+    """The records of a session, read and checked."""
+
+    session: _SessionRecord
+    instructions: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Rows without their session, by version."""
+    nodes: list[tuple[str, str, NewNode]] = field(default_factory=list[tuple[str, str, NewNode]])
+    """(parent, node, sprout), parents before children."""
+    depths: dict[str, int] = field(default_factory=dict[str, int])
+    """Of the nodes, by name: the number of messages from the root to it, itself included."""
+    cuts: list[tuple[_CutRecord, StandingCut]] = field(default_factory=list[tuple[_CutRecord, StandingCut]])
+    hidden: dict[str, tuple[Hidden, int]] = field(default_factory=dict[str, tuple[Hidden, int]])
+    """By node, what the client was not shown of it, and when that was stored."""
+    summaries: dict[str, SummaryRow] = field(default_factory=dict[str, SummaryRow])
+    """By id."""
+
+
+def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
+    """Read and check the records of a session. Pure, and as long as they are many.
+
+    Raises:
+        InvalidRequest: one of them is wrong; its line is named, the first being 1.
+    """
+    lines: list[tuple[int, _Record]] = []
+    for line, record in enumerate(records, 1):
+        with _at(line):
+            lines.append((line, msgspec.convert(record, _Record)))
+    sessions = [(line, record) for line, record in lines if isinstance(record, _SessionRecord)]
+    if len(sessions) != 1:
+        raise InvalidRequest(
+            f"The records must hold one session, and hold {len(sessions)}: import one export, unchanged."
+        )
+    line, session = sessions[0]
+    archive = Archive(session=session)
+    bodies: dict[str, Body] = {}
+    for at, item in lines:
+        if isinstance(item, _BodyRecord):
+            with _at(at):
+                bodies[item.body] = _body(item)
+    for at, item in lines:
+        with _at(at):
+            if isinstance(item, _NodeRecord):
+                _add_node(archive, item, bodies)
+            elif isinstance(item, _InstructionsRecord):
+                _add_instructions(archive, item)
+    family = _Family([(parent, node) for parent, node, _ in archive.nodes])
+    for at, item in lines:
+        with _at(at):
+            _add_decided(archive, item, family)
+    with _at(line):
+        _check_session(archive)
+    return archive
+
+
+def _body(record: _BodyRecord) -> Body:
+    raw = record.raw()
+    _same("body", record.body, body_id(raw))
+    return Body(message=stored_message(raw), tokens=record.tokens)
+
+
+def _add_node(archive: Archive, record: _NodeRecord, bodies: Mapping[str, Body]) -> None:
+    body = bodies.get(record.body)
+    if body is None or not is_message(body.message.raw):
+        raise ValueError(f"there is no message with the text {record.body}")
+    if record.parent != ROOT and record.parent not in archive.depths:
+        raise ValueError(f"its parent {record.parent} does not stand in a line above")
+    _same("node", record.node, node_id(record.parent, body.message))
+    require_plain(agent=record.agent, policy=record.policy)
+    sprout = NewNode(
+        body=Body(message=body.message, tokens=record.tokens),
+        source=record.source,
+        created_at=record.created_at,
+        partial=record.partial,
+        agent=record.agent,
+        policy=record.policy,
+        arrival=None if record.arrival is None else _changes(record.arrival, 1),
+    )
+    archive.nodes.append((record.parent, record.node, sprout))
+    archive.depths[record.node] = archive.depths.get(record.parent, 0) + 1
+
+
+def _add_instructions(archive: Archive, record: _InstructionsRecord) -> None:
+    raw = record.raw()
+    _same("version", record.version, body_id(raw))
+    messages_in(raw.decode())
+    archive.instructions[record.version] = {
+        "version": record.version,
+        "messages": raw.decode(),
+        "tokens": record.tokens,
+        "created_at": record.created_at,
+    }
+
+
+def _add_decided(archive: Archive, item: _Record, family: _Family) -> None:
+    """Take in what stands beside the nodes."""
+    if isinstance(item, _CutRecord):
+        archive.cuts.append((item, _cut(item, archive, family)))
+    elif isinstance(item, HiddenRecord):
+        _add_hidden(archive, item)
+    elif isinstance(item, SummaryRecord):
+        _add_summary(archive, item, family)
+
+
+def _add_hidden(archive: Archive, record: HiddenRecord) -> None:
+    if record.node not in archive.depths:
+        raise ValueError(f"it belongs to {record.node}, which is none of the nodes")
+    if record.node in archive.hidden:
+        raise ValueError(f"another line says already what was hidden of {record.node}")
+    archive.hidden[record.node] = record.read(), record.created_at
+
+
+def _add_summary(archive: Archive, record: SummaryRecord, family: _Family) -> None:
+    if record.id in archive.summaries:
+        raise ValueError(f"there are two summaries {record.id}")
+    if record.predecessor is not None and record.predecessor not in archive.summaries:
+        raise ValueError(f"its predecessor {record.predecessor} does not stand in a line above")
+    archive.summaries[record.id] = record.read(archive.depths, family.descends)
+
+
+class _Family:
+    """Who descends from whom, told at once for any two nodes of a tree."""
+
+    def __init__(self, nodes: Sequence[tuple[str, str]]) -> None:
+        """Number (parent, node), parents before children: each one's descendants come right after it."""
+        self._sizes = dict.fromkeys((node for _, node in nodes), 1)
+        for parent, node in reversed(nodes):
+            if parent != ROOT:
+                self._sizes[parent] += self._sizes[node]
+        self._numbers: dict[str, int] = {}
+        following = {ROOT: 0}
+        for parent, node in nodes:
+            number = following[parent]
+            following[parent] = number + self._sizes[node]
+            following[node] = number + 1
+            self._numbers[node] = number
+
+    def descends(self, node: str, ancestor: str) -> bool:
+        """Tell whether a node is below another one, or that one itself."""
+        first = self._numbers[ancestor]
+        return first <= self._numbers[node] < first + self._sizes[ancestor]
+
+
+def _cut(record: _CutRecord, archive: Archive, family: _Family) -> StandingCut:
+    depth = archive.depths.get(record.node)
+    if depth is None:
+        raise ValueError(f"it stands at {record.node}, which is none of the nodes")
+    if record.position > depth:
+        raise ValueError(f"its position is {record.position}, and its node has {depth} messages")
+    require_plain(policy=record.policy, agent=record.agent, version=record.version)
+    decided = decode_cut(orjson.dumps(record.changes).decode())
+    if decided.summary is not None:
+        _check_summary(decided.summary, record.position)
+    cut = Cut(
+        position=record.position,
+        policy=record.policy,
+        version=record.version,
+        changes=_checked(decided.changes, record.position),
+        tokens=record.tokens,
+        messages=record.messages,
+        tool_calls=record.tool_calls,
+        gaps=_checked_gaps(decided.gaps, record.position),
+        summary=decided.summary,
+        account=decided.account,
+    )
+    if decided.kept is not None:
+        _check_kept(decided.kept, cut, record.node, archive, family)
+    return StandingCut(cut=cut, node=record.node, kept=decided.kept)
+
+
+def _check_summary(summary: Summary, end: int) -> None:
+    """Check that a summary stands for messages before `end`, and counts what they can have."""
+    if not 0 <= summary.until <= end:
+        raise ValueError(f"its summary covers {summary.until} messages, and it stands after {end}")
+    counts = (summary.tokens, summary.covered_tokens, summary.generation)
+    if not 0 <= summary.covered_messages <= summary.until or not all(0 <= each < LIMIT for each in counts):
+        raise ValueError(f"its summary counts what {summary.until} messages cannot have")
+
+
+def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
+    """Return gaps that all lie before `end`, in order, none of them empty."""
+    last = 0
+    for gap in gaps:
+        if not last <= gap.start < gap.stop <= end:
+            raise ValueError(f"a gap from {gap.start} to {gap.stop} is not in order from {last} to {end}")
+        if not 0 <= gap.tokens < LIMIT or not 0 <= gap.tool_calls <= gap.messages:
+            raise ValueError(f"the gap at {gap.start} counts what {gap.messages} messages cannot have")
+        last = gap.stop
+    return gaps
+
+
+def _check_kept(kept: tuple[str, ...], cut: Cut, node: str, archive: Archive, family: _Family) -> None:
+    """Check that these are the nodes of the branch before the cut that lie in no gap."""
+    places = outside_gaps(range(cut.position), cut.gaps, int)
+    if [archive.depths.get(name, 0) - 1 for name in kept] != places:
+        raise ValueError("what it kept are not the messages outside its gaps")
+    if not all(family.descends(node, name) for name in kept):
+        raise ValueError("what it kept is not of its branch")
+
+
+def _changes(record: Any, end: int) -> tuple[Change, ...]:
+    """Return changes of messages that all lie before `end`."""
+    return _checked(decode_changes(orjson.dumps(record).decode()), end)
+
+
+def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
+    for change in changes:
+        if not 0 <= change.position < end:
+            raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")
+        if not (0 <= change.tokens_before < LIMIT and 0 <= change.tokens_after < LIMIT):
+            raise ValueError(f"the change at position {change.position} counts what no message can have")
+        if change.message is not None and not isinstance(orjson.loads(change.message.raw), dict):
+            raise ValueError(f"the change at position {change.position} puts what is no message")
+    return changes
+
+
+def _check_session(archive: Archive) -> None:
+    """Check that what the session names is there."""
+    session = archive.session
+    require_plain(arrival=session.arrival, model=session.model, tools=session.tools)
+    if session.format != FORMAT:
+        raise ValueError(f"its format is {session.format}, and only {FORMAT} is known here")
+    if session.head != ROOT and session.head not in archive.depths:
+        raise ValueError(f"its head {session.head} is none of the nodes")
+    if session.instructions is not None and session.instructions not in archive.instructions:
+        raise ValueError(f"its instructions {session.instructions} are not among the records")
+
+
+def _same(what: str, said: str, computed: str) -> None:
+    if said != computed:
+        raise ValueError(f"its {what} is {said}, and its content has the name {computed}: it was changed")
+
+
+@contextmanager
+def _at(line: int) -> Generator[None]:
+    """Say in which line it is that something is wrong."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError, TypeError, InvalidRequest) as why:
+        raise InvalidRequest(f"Line {line}: {why}.", param=f"[{line - 1}]") from why
+
+
+# ----------------------------------------------------------------------------------------------------- import
+
+
+def load(connection: Connection, tenant: str, session: str, archive: Archive) -> SessionRow:
+    """Make a session of an archive.
+
+    Raises:
+        Conflict: there is a session with this id.
+        InvalidRequest: the id cannot be stored.
+    """
+    require_plain(tenant=tenant, session=session)
+    key, said = session_key(tenant, session), archive.session
+    if not create_session(connection, key, tenant, session, said.created_at):
+        raise Conflict(
+            f"There is a session {session!r} already: delete it first, or import under another id."
+        )
+    add_bodies(connection, key, named_bodies(sprout.body for _, _, sprout in archive.nodes))
+    insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
+    places = {place.node: place for place in plant(connection, key, archive.nodes)}
+    for record, cut in archive.cuts:
+        keep_cut(
+            connection,
+            key,
+            record.node,
+            record.agent,
+            cut.cut,
+            exchange=None,
+            at=record.created_at,
+            kept=cut.kept,
+        )
+    hidden = [(node, *what) for node, what in archive.hidden.items()]
+    add_hidden(connection, key, hidden, exchange=None)
+    add_summaries(connection, key, archive.summaries.values())
+    head = places.get(said.head)
+    values = {
+        "updated_at": said.updated_at,
+        "head": said.head,
+        "instructions": said.instructions,
+        "arrival": said.arrival,
+        "model": said.model,
+        "tools": said.tools,
+        "messages": head.depth if head else 0,
+        "rounds": head.round if head else 0,
+        "tokens": head.tokens_total if head else 0,
+        "hidden": len(archive.hidden),
+        "summaries": len(archive.summaries),
+        "calls": encode_calls(calls_at(connection, key, head.node, head.depth)) if head else None,
+    }
+    connection.execute(update(SESSIONS).where(SESSIONS.c.session == key).values(values))
+    made = session_of(connection, key)
+    if made is None:
+        raise AssertionError("the session was made in this transaction")
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------- fork
+
+PORTION: Final = 250
+"""Messages of one transaction."""
+
+_SOURCE: Final = bindparam("source", type_=NAME)
+_COPY: Final = bindparam("copy", type_=NAME)
+_FINISH: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
+_HIDDEN_THERE: Final = select(func.count()).where(HIDDEN.c.session == bindparam("key"))
+_SUMMARIES_THERE: Final = select(func.count()).where(SUMMARIES.c.session == bindparam("key"))
+
+
+class _Fork(Struct, frozen=True, kw_only=True):
+    """What is made of what."""
+
+    source: SessionRow
+    tenant: str
+    id: str
+    end: str
+    """The node up to which the history is copied."""
+    at: int
+
+    @property
+    def key(self) -> str:
+        return session_key(self.tenant, self.id)
+
+
+async def fork_session(database: Database, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
+    """Make the session `as_id` of the history of `source_key` up to `node`, and return it.
+
+    Raises:
+        NotFound: the tenant has no such session, or it has no such node.
+        Conflict: there is a session with this id, or it was deleted while it was made.
+        InvalidRequest: the id cannot be stored.
+    """
+    require_plain(session=as_id)
+    source, branch = await database.read(partial(_read, tenant=tenant, key=source_key, node=node))
+    fork = _Fork(source=source, tenant=tenant, id=as_id, end=node, at=int(time.time() * 1000))
+    portions = [branch[start : start + PORTION] for start in range(0, len(branch), PORTION)]
+    last = len(portions) - 1
+    try:
+        first = partial(_begin_fork, fork=fork, portion=portions[0], finish=last == 0)
+        made = await database.write(first, again=False)  # it would find the session there
+        for number, portion in enumerate(portions[1:], 1):
+            made = await database.write(
+                partial(_copy_portion, fork=fork, portion=portion, finish=number == last)
+            )
+    except Conflict:
+        raise  # what is there is not ours
+    except BaseException:
+        await database.write(partial(_give_up, fork=fork))
+        raise
+    return made
+
+
+def _read(connection: Connection, tenant: str, key: str, node: str) -> tuple[SessionRow, list[Mark]]:
+    source = session_of(connection, key)
+    if source is None or source.tenant != tenant:
+        raise NotFound("There is no such session.")
+    branch = marks_to(connection, key, node) if node != ROOT and is_plain(node) else []
+    if not branch:
+        raise NotFound(f"There is no node {node!r} in this session.")
+    return source, branch
+
+
+def _begin_fork(connection: Connection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
+    """Make the session, and copy the first portion."""
+    if not create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
+        raise Conflict(f"There is a session {fork.id!r} already: delete it first, or fork under another id.")
+    return _copy_portion(connection, fork, portion, finish=finish)
+
+
+def _copy_portion(
+    connection: Connection, fork: _Fork, portion: Sequence[Mark], *, finish: bool
+) -> SessionRow:
+    """Copy a portion; with `finish` it is the last one."""
+    made = locked_session(connection, fork.key)
+    if made is None or made.created_at != fork.at:
+        raise Conflict(f"The session {fork.id!r} was deleted while it was made.")
+    nodes = [mark.node for mark in portion]
+    bodies = list({mark.body for mark in portion})
+    _copy(connection, fork, BODIES, bodies)
+    for table in (NODES, HIDDEN, CUTS, SUMMARIES):
+        _copy(connection, fork, table, nodes)
+    if not (_are_there(connection, fork, NODES, nodes) and _are_there(connection, fork, BODIES, bodies)):
+        raise NotFound("There is no such session: it was deleted while its history was copied.")
+    return _finish(connection, fork) if finish else made
+
+
+def _finish(connection: Connection, fork: _Fork) -> SessionRow:
+    """Let the session stand at the end of the history."""
+    source = fork.source
+    if source.instructions is not None:
+        _copy(connection, fork, INSTRUCTIONS, [source.instructions])
+    if source.tools is not None:
+        _copy(connection, fork, BODIES, [source.tools])
+    place = places_of(connection, fork.key, [fork.end])[fork.end]
+    values = {
+        "head": place.node,
+        "messages": place.depth,
+        "rounds": place.round,
+        "tokens": place.tokens_total,
+        "instructions": source.instructions,
+        "arrival": FORKED,
+        "model": source.model,
+        "tools": source.tools,
+        "scale": source.scale,
+        "hidden": connection.execute(_HIDDEN_THERE, {"key": fork.key}).scalar_one_or_none(),
+        "summaries": connection.execute(_SUMMARIES_THERE, {"key": fork.key}).scalar_one_or_none(),
+        "calls": encode_calls(calls_at(connection, fork.key, fork.end, place.depth)),
+    }
+    connection.execute(_FINISH, values | {"the_session": fork.key})
+    made = session_of(connection, fork.key)
+    if made is None:
+        raise AssertionError("the session is locked in this transaction")
+    return made
+
+
+def _give_up(connection: Connection, fork: _Fork) -> None:
+    """Delete what was copied, unless it is somebody else's by now."""
+    made = locked_session(connection, fork.key)
+    if made is not None and made.created_at == fork.at and made.head == ROOT:
+        delete_session(connection, fork.key)
+
+
+def _copy(connection: Connection, fork: _Fork, table: Table, names: Sequence[str]) -> None:
+    """Copy the rows of the session that have one of these names; those that are there stay."""
+    asked = {"source": fork.source.key, "copy": fork.key, "names": names}
+    if table is SUMMARIES:
+        asked["end"] = fork.end
+    connection.execute(_copying(connection.dialect.name, table), asked)
+
+
+def _are_there(connection: Connection, fork: _Fork, table: Table, names: Sequence[str]) -> bool:
+    """Tell whether the fork has all of these rows."""
+    asked = {"source": fork.key, "names": names}
+    count = connection.execute(_counting(connection.dialect.name, table), asked).scalar_one_or_none()
+    return bool(count == len(names))
+
+
+@cache
+def _copying(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    columns = [column.name for column in table.c]
+    rows = _named(dialect, table)
+    found = select(*(_copied_value(table, rows, name) for name in columns)).select_from(rows)
+    # SQLite needs some condition here: else it takes ON for the beginning of a join.
+    found = found.where(rows.c.status == SummaryStatus.READY.value if table is SUMMARIES else true())
+    return insert_into(dialect, table).from_select(columns, found).on_conflict_do_nothing()
+
+
+@cache
+def _counting(dialect: str, table: Table) -> Select[int]:
+    return select(func.count()).select_from(_named(dialect, table))
+
+
+def _named(dialect: str, table: Table) -> Subquery:
+    """Return the rows of a session that have one of some names."""
+    name = table.c[{BODIES: "body", INSTRUCTIONS: "version"}.get(table, "node")]
+    of_session = select(table).where(table.c.session == _SOURCE)
+    if dialect != "postgresql" or table in {CUTS, SUMMARIES}:
+        return of_session.where(name.in_(bindparam("names", expanding=True))).subquery()
+    # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it
+    # is told to look each name up by the primary key.
+    names = select(func.unnest(bindparam("names", type_=postgresql.ARRAY(NAME))).label("name")).subquery()
+    row = of_session.where(name == names.c.name).limit(1).lateral()
+    return select(*row.c).select_from(names).join(row, true()).subquery()
+
+
+def _copied_value(table: Table, rows: Subquery, name: str) -> ColumnElement[Any]:
+    """Return what a copy has in a column: what the original has, unless that is another session's."""
+    if name == "session":
+        return _COPY
+    if name == "exchange" or (table is SUMMARIES and name in {"usage", "cost"}):
+        return null()
+    if table is SUMMARIES and name == "tip":
+        # Any end of a branch that the summary is of serves; the one it was made on need not be copied.
+        return bindparam("end", type_=NAME)
+    return rows.c[name]

@@ -1,68 +1,343 @@
-"""What the store needs of a database: units of work, read or written, each all or nothing.
+"""What the store needs of a database: units of work, each all or nothing, and what a URL and an error mean.
 
-A unit is a plain function over a synchronous connection (see `connection`), so that one code serves every
-database. It may be run again from its beginning, so it must do nothing but read and write there.
+A unit is a plain function over a synchronous connection, so that one code serves every database. It may run
+again from its beginning, so it does nothing but read and write there. Statements are SQLAlchemy's (Core). On
+PostgreSQL the connection is SQLAlchemy's own, on SQLite one that is faster (see `sqlite`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import ClassVar, Protocol, TypeAlias, TypeVar
+import logging
+import sqlite3
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
+from uuid import uuid4
 
-from proxy.store.connection import Connection
+from msgspec import Struct
+from sqlalchemy import URL, Executable, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from proxy.config import POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
+from proxy.errors import ConfigurationError, StoreUnavailable
+
+_LOG: Final = logging.getLogger("palimpsest.store")
+_CONNECT_SECONDS: Final = 10
+
+Row: TypeAlias = Any
+"""A named tuple: its values by place, by name of the column, and all of them by `_asdict()`."""
+Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Values by name for one execution, or such values for each of several."""
+
+
+class Rows(Protocol):
+    """What a statement returned; taken once, by one of these ways."""
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+    def all(self) -> Sequence[Row]:
+        """Return every row."""
+        ...
+
+    def one_or_none(self) -> Row | None:
+        """Return the one row, None where there is none; raises MultipleResultsFound."""
+        ...
+
+    def scalars(self) -> Iterable[Any]:
+        """Return the first value of every row."""
+        ...
+
+    def scalar_one_or_none(self) -> Any:
+        """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
+        ...
+
+
+class SqlDialect(Protocol):
+    """Which SQL is spoken."""
+
+    name: str
+    """`sqlite` or `postgresql`."""
+
+
+class Connection(Protocol):
+    """A connection in a transaction, which belongs to whoever gave it."""
+
+    @property
+    def dialect(self) -> SqlDialect:
+        """Which SQL is spoken."""
+        ...
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        """Execute a statement, once or once for each of several parameters.
+
+        A statement that is run often is made once and kept: making one costs more than running it.
+        """
+        ...
+
 
 Result = TypeVar("Result")
-
 Unit: TypeAlias = Callable[[Connection], Result]
 """Work on a connection; it never commits."""
 
 
 class Database(Protocol):
-    """One database, open."""
+    """One database, open. Every method raises `StoreUnavailable` where it cannot be used."""
 
     blocks: ClassVar[bool]
-    """Whether a `short` unit holds up the event loop that asks for it, and so must be short indeed."""
+    """Whether a `short` read holds up the event loop that asks for it, and so must be short indeed."""
     in_order: ClassVar[bool]
-    """Whether writes are run, and are durable, in the order in which they were asked for."""
+    """Whether writes are run, and are durable, in the order in which they were submitted."""
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread.
-
-        It sees all that the event loop had heard of when it came to it: short ones of one turn may see one
-        state, that of the first of them.
-
-        Raises:
-            StoreUnavailable: the database cannot be used.
-        """
+        """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread."""
         ...
 
-    async def write(
-        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
-    ) -> Result:
+    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         """Run a unit in a transaction, and return what it returned once that is durable.
 
-        A `short` one takes a millisecond, and need not go to a thread. One that need not be `lasting` may
-        be lost with the power, not with the process, until a later lasting one is durable. One that may not
-        be run `again` is not, where a connection was lost that may have taken its COMMIT along.
-
-        Once it is asked for it is done, even if the caller is cancelled. If it raises, nothing of it is kept.
-
-        Raises:
-            StoreUnavailable: the database cannot be used; nothing of it is kept.
+        Submitted writes complete even if the caller is cancelled. If the unit raises, nothing of it is kept.
+        One that need not be `durable` may be lost with the power, not with the process, until a later durable
+        one returns. `again`: it may run twice, where a lost connection may have taken its COMMIT along.
         """
         ...
 
     def start(
-        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
+        self, unit: Unit[Result], *, durable: bool = True, again: bool = True
     ) -> asyncio.Future[Result]:
-        """Do what `write` does, without a task of the caller's: it is done when the future is.
-
-        Raises:
-            StoreUnavailable: the database is closed.
-        """
+        """Do what `write` does, without a task of the caller's: it is done when the future is."""
         ...
 
     async def close(self) -> None:
-        """Finish what was asked for, and let go of the database."""
+        """Finish what was submitted, and let go of the database."""
         ...
+
+
+class Tasks:
+    """Work that is finished even if its caller is cancelled."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run `work` in a task of its own; raises `StoreUnavailable` after `close`."""
+        if self._closed:
+            work.close()
+            raise closed()
+        task = asyncio.create_task(work)  # noqa: TID251 - the reference is kept, and `close` waits for it
+        self._under_way.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        self._closed = True
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # it is the caller's, who may have been cancelled: then nobody asks for it
+
+
+def closed() -> StoreUnavailable:
+    """Return what is raised after the store was closed."""
+    return StoreUnavailable("The store cannot be used. It is closed: the process is stopping.")
+
+
+# ----------------------------------------------------------------------------------------- the URL
+
+
+class SqliteFile(Struct, frozen=True, kw_only=True):
+    """A database in one file of this machine."""
+
+    path: Path
+
+
+class PostgresServer(Struct, frozen=True, kw_only=True):
+    """A database on a PostgreSQL server."""
+
+    url: URL
+    """With the driver that is used."""
+    options: dict[str, Any] = {}
+    """Arguments of the driver's `connect`."""
+
+
+Address: TypeAlias = SqliteFile | PostgresServer
+
+
+def address_of(url: str) -> Address:
+    """Read a store's URL. The password in it never gets into a message.
+
+    Behind PgBouncer or another pool that shares connections between transactions, add
+    `?statement_cache_size=0`: prepared statements do not survive there.
+
+    Raises:
+        ConfigurationError: it is no URL of a supported database, or its driver is not installed.
+    """
+    try:
+        parsed = make_url(store_url(url))
+    except ValueError as why:
+        raise ConfigurationError(f"store.url: {why}.") from why
+    driver = POSTGRES_DRIVERS.get(parsed.drivername)
+    if driver is None:
+        # Any driver may be named: the writer thread is ours, and speaks to SQLite itself.
+        return SqliteFile(path=Path(parsed.database or ""))
+    return _asyncpg(parsed) if driver == "asyncpg" else _psycopg(parsed)
+
+
+def _asyncpg(parsed: URL) -> PostgresServer:
+    query = dict(parsed.query)
+    options: dict[str, Any] = {"timeout": _CONNECT_SECONDS}
+    if "sslmode" in query:
+        options["ssl"] = query.pop("sslmode")  # libpq's word, in every hosted database's URL
+    size = _statement_cache(query)
+    if size is not None:
+        options["statement_cache_size"] = options["prepared_statement_cache_size"] = size
+        # The server connection may have been another client's a moment ago: no name may be taken twice.
+        options["prepared_statement_name_func"] = _unique_statement_name
+    return PostgresServer(url=parsed.set(drivername="postgresql+asyncpg", query=query), options=options)
+
+
+def _psycopg(parsed: URL) -> PostgresServer:
+    try:
+        import_module("psycopg")
+    except ImportError as why:
+        raise ConfigurationError(
+            "store.url names psycopg, which is not installed (or cannot be loaded): "
+            "pip install 'palimpsest[psycopg]', or name no driver (postgresql://…) to use asyncpg."
+        ) from why
+    query = dict(parsed.query)
+    options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
+    if _statement_cache(query) == 0:
+        options["prepare_threshold"] = None
+    return PostgresServer(url=parsed.set(drivername="postgresql+psycopg", query=query), options=options)
+
+
+def _statement_cache(query: dict[str, Any]) -> int | None:
+    """Take our own option out of a query; `store_url` has seen that it is a number."""
+    size = query.pop(STATEMENT_CACHE, None)
+    return None if size is None else int(size)
+
+
+def _unique_statement_name() -> str:
+    return f"palimpsest_{uuid4().hex}"
+
+
+# -------------------------------------------------------------------------------------- the errors
+
+_MIGRATE: Final = "Its tables are missing or old: run `palimpsest upgrade`, or set store.migrate to true."
+
+_SQLITE: Final = {
+    sqlite3.SQLITE_BUSY: "Another process holds its lock: look for one that stands still in a write.",
+    sqlite3.SQLITE_LOCKED: "Another connection holds a lock: look for one that stands still in a write.",
+    sqlite3.SQLITE_FULL: "The disk is full: make room.",
+    sqlite3.SQLITE_IOERR: "The disk cannot be read or written: look at the system's log.",
+    sqlite3.SQLITE_CANTOPEN: "The file cannot be opened: look at its folder and at who may write there.",
+    sqlite3.SQLITE_READONLY: "The file or its folder cannot be written: look at who may write there.",
+    sqlite3.SQLITE_PERM: "The file cannot be used by this user: look at who may write there.",
+    sqlite3.SQLITE_CORRUPT: "The file is damaged: put back a copy.",
+    sqlite3.SQLITE_NOTADB: "The file is no SQLite database: name another one in store.url.",
+    sqlite3.SQLITE_NOMEM: "There is no memory left.",
+    sqlite3.SQLITE_PROTOCOL: "Its lock could not be had: the file must be on a disk of this machine.",
+}
+"""By SQLite's primary result code."""
+
+_POSTGRES: Final = {
+    "08": "The connection failed: look at whether the server runs and can be reached.",
+    "25006": "The server is read-only (a standby?): name the primary in store.url.",
+    "28": "The server refused the user: look at user and password in store.url.",
+    "3D": "There is no such database: create it, or name another one in store.url.",
+    "40": "The transaction met another one again and again.",
+    "42501": "The user may not do this: grant it the tables.",
+    "42P01": _MIGRATE,
+    "42703": _MIGRATE,
+    "53": "The server has no connections, memory or disk left.",
+    "55P03": "A lock could not be had in time: look for a transaction that stands still.",
+    "57": "The server stops, or stopped the statement.",
+    "58": "The server has trouble with its disk or system: look at its log.",
+}
+"""By the beginning of PostgreSQL's SQLSTATE."""
+
+_TRY_AGAIN: Final = frozenset({"40001", "40P01"})
+
+
+@contextmanager
+def translated() -> Generator[None]:
+    """Raise `StoreUnavailable` in place of what means just that; let every other error through."""
+    try:
+        yield
+    except Exception as why:
+        failure = unavailable(why)
+        if failure is None:
+            raise
+        raise failure from why
+
+
+def unavailable(error: BaseException) -> StoreUnavailable | None:
+    """Return what to raise in place of `error`; None where it is an error of this program."""
+    if isinstance(error, PoolTimeout):
+        return _with(
+            "Every connection to it is in use: look for slow queries, or for one that stands still.", error
+        )
+    if isinstance(error, DBAPIError):
+        cause: BaseException | None = error.orig
+        if error.connection_invalidated:
+            return _with(_POSTGRES["08"], cause or error)
+        return None if cause is None else unavailable(cause)
+    if isinstance(error, sqlite3.Error):
+        return _sqlite(error)
+    if isinstance(error, OSError):  # TimeoutError and the failures of sockets among them
+        return _with(_POSTGRES["08"], error)
+    state = sqlstate(error)
+    if state is not None:
+        advice = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
+        return None if advice is None else _with(advice, error)
+    if _is_failed_connection(error):
+        return _with(_POSTGRES["08"], error)
+    return None
+
+
+def is_worth_another_try(error: BaseException) -> bool:
+    """Tell whether the server ended the transaction only because of another one."""
+    return isinstance(error, DBAPIError) and error.orig is not None and sqlstate(error.orig) in _TRY_AGAIN
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of a driver's error (or SQLAlchemy's form of it); None where it has none."""
+    state = getattr(error, "sqlstate", None)
+    return state if isinstance(state, str) else None
+
+
+def _sqlite(error: sqlite3.Error) -> StoreUnavailable | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    if not isinstance(code, int):
+        return None
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
+        return _with(_MIGRATE, error)
+    advice = _SQLITE.get(code & 0xFF)
+    return None if advice is None else _with(advice, error)
+
+
+def _is_failed_connection(error: BaseException) -> bool:
+    """Tell whether a driver gave up a connection without a code of the server's.
+
+    psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which
+    it raises for wrong use too. The drivers are optional, so they are known by name.
+    """
+    kind = type(error)
+    return (
+        kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"} and kind.__name__ == "OperationalError"
+    ) or (kind.__name__ == "InterfaceError" and "clos" in str(error))
+
+
+def _with(advice: str, cause: BaseException) -> StoreUnavailable:
+    """Return what the client hears, and log what the driver said."""
+    said = str(cause).strip().partition("\n")[0]
+    _LOG.warning("the store cannot be used: %s: %s", type(cause).__name__, said or "no more is known")
+    return StoreUnavailable(f"The store cannot be used. {advice}")

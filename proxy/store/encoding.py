@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects import Message, dialect_named
 from proxy.dialects.jsontext import is_array, is_object
 from proxy.trimming import Account, Change, Gap, Summary
 
@@ -72,7 +72,13 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_Changes)
 _CUT_DECODER = msgspec.json.Decoder(_Cut)
 _NONE = "{}"
+_CHAT: Final = dialect_named("chat")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def stored_message(raw: bytes) -> Message:
+    """Return the message with a stored text. Every session speaks Chat Completions so far."""
+    return _CHAT.message(raw)
 
 
 def encode_changes(changes: Collection[Change]) -> str:
@@ -243,7 +249,7 @@ def _put(read: _Changes) -> Iterator[tuple[int, Change]]:
                 position=position,
                 edit=edit,
                 reason=words,
-                message=None if raw is None else ChatMessage(raw.encode()),
+                message=None if raw is None else stored_message(raw.encode()),
                 tokens_before=before,
                 tokens_after=after,
             ),

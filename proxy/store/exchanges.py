@@ -1,24 +1,74 @@
-"""The rows of exchanges: found, listed, and given up where their process is gone."""
+"""Exchanges: begun, settled, listed. Beginning and settling are one transaction each.
+
+Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be
+settled: a second settling changes nothing and returns what the first one made. One whose session was
+deleted stays away: deleting wins. Where the session is there again without the node that the messages
+belong under, the exchange ends as failed.
+
+Appends under way at once do not wait for each other: each goes under the head of the moment at which it
+settles, or where `placement_of` says. A request that was answered with a reply that is stored already has
+no reply of its own: its messages become nodes, and the head goes to the last of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import chain
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import bindparam, literal_column, select, tuple_, update
+from msgspec.structs import replace
+from sqlalchemy import and_, bindparam, literal_column, or_, select, tuple_, update
 
-from proxy.store.connection import Connection, Row
-from proxy.store.cursor import Cursor
-from proxy.store.records import ExchangeRow, Status
-from proxy.store.schema import EXCHANGES, SESSIONS
+from proxy.conversation import ROOT, body_of, content_hash, node_id, place_of_results
+from proxy.store.cuts import keep_cut
+from proxy.store.database import Connection, Row
+from proxy.store.records import (
+    Body,
+    Cursor,
+    ExchangeRow,
+    Kept,
+    NodeRow,
+    Opening,
+    SessionRow,
+    Settled,
+    Settlement,
+    Source,
+    Status,
+    require_plain,
+    session_key,
+)
+from proxy.store.schema import EXCHANGES, FORMS, NODES, SESSIONS, insert_new
+from proxy.store.sessions import locked_session, open_session, session_in
+from proxy.store.tree import (
+    NewNode,
+    Place,
+    UnknownBase,
+    add_bodies,
+    add_hidden,
+    add_instructions,
+    add_tools,
+    calls_at,
+    calls_of,
+    depths_of,
+    encode_calls,
+    grow,
+    hidden_at,
+    keep_hidden,
+    named_bodies,
+    own_of,
+    path_to,
+    places_of,
+)
+from proxy.trimming import Hidden
 
-_ALL: Final = select(EXCHANGES, SESSIONS.c.tenant, SESSIONS.c.id.label("session_id")).join(
+# ------------------------------------------------------------------------------------------------------- rows
+
+_EXCHANGES: Final = select(EXCHANGES, SESSIONS.c.tenant, SESSIONS.c.id.label("session_id")).join(
     SESSIONS, SESSIONS.c.session == EXCHANGES.c.session
 )
-_BY_ID: Final = _ALL.where(EXCHANGES.c.id == bindparam("exchange")).limit(1)
-_OF_SESSION: Final = _ALL.where(EXCHANGES.c.session == bindparam("key")).order_by(
+_BY_ID: Final = _EXCHANGES.where(EXCHANGES.c.id == bindparam("exchange")).limit(1)
+_EXCHANGES_OF: Final = _EXCHANGES.where(EXCHANGES.c.session == bindparam("key")).order_by(
     EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc()
 )
 
@@ -47,7 +97,7 @@ def exchanges_page(
     connection: Connection, key: str, limit: int, after: Cursor | None
 ) -> tuple[list[ExchangeRow], str | None]:
     """Return up to `limit` exchanges of a session, newest first, and the cursor of the next ones."""
-    found = _OF_SESSION.limit(limit + 1)
+    found = _EXCHANGES_OF.limit(limit + 1)
     if after is not None:
         found = found.where(tuple_(EXCHANGES.c.created_at, EXCHANGES.c.id) < (after.time, after.name))
     rows = [_exchange(row) for row in connection.execute(found, {"key": key})]
@@ -103,3 +153,617 @@ def _exchange(row: Row) -> ExchangeRow:
         tokens_sent=row.tokens_sent,
         receipt=orjson.loads(row.receipt),
     )
+
+
+# ------------------------------------------------------------------------------------------------------ begin
+
+
+def begin(connection: Connection, opening: Opening) -> None:
+    """Store a pending exchange with its new texts; a second time changes nothing.
+
+    Raises:
+        InvalidRequest: a name in it holds characters that cannot be stored.
+    """
+    require_plain(
+        session=opening.session,
+        tenant=opening.tenant,
+        exchange=opening.exchange,
+        model=opening.model,
+        agent=opening.agent,
+        policy=opening.policy,
+    )
+    key = session_key(opening.tenant, opening.session)
+    newest = open_session(connection, key, opening.tenant, opening.session, opening.created_at)
+    forms = [(node, body_of(form), form) for node, form in opening.forms]
+    # A form has no count of its own: it is what the stored message says, in other words.
+    texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | named_bodies(opening.messages)
+    add_bodies(connection, key, texts)
+    tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
+    instructions = None
+    if opening.instructions is not None:
+        tokens, at = opening.instructions_tokens, opening.created_at
+        instructions = add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
+    insert_new(
+        connection,
+        FORMS,
+        [
+            {"session": key, "node": node, "body": name, "exchange": opening.exchange}
+            for node, name, _ in forms
+        ],
+    )
+    names = [body_of(body.message) for body in opening.messages]
+    row = {
+        "session": key,
+        "id": opening.exchange,
+        "created_at": opening.created_at,
+        "settled_at": None,
+        "status": Status.PENDING.value,
+        "kind": opening.kind,
+        "base": opening.base,
+        "digest": opening.digest,
+        "model": opening.model,
+        "agent": opening.agent,
+        "policy": opening.policy,
+        "policy_version": opening.policy_version,
+        "stream": opening.stream,
+        "parameters": orjson.dumps(dict(opening.parameters)).decode(),
+        "tools": tools,
+        "instructions": instructions,
+        "messages": orjson.dumps(names).decode(),
+        "nodes": "[]",
+        "replies": "[]",
+        "cut_node": None,
+        "tokens_before": 0,
+        "tokens_sent": 0,
+        "receipt": "{}",
+        "idempotency": opening.idempotency,
+    }
+    insert_new(connection, EXCHANGES, [row])
+
+
+# ------------------------------------------------------------------------------------------- how things stand
+
+
+class State(NamedTuple):
+    """An exchange as far as its settling depends on it: the columns of `_STATE`."""
+
+    status: str
+    created_at: int
+    digest: str
+    nodes: str
+    replies: str
+    messages: str
+    instructions: str | None
+    model: str
+    tools: str | None
+
+
+_STATE: Final = select(
+    EXCHANGES.c.status,
+    EXCHANGES.c.created_at,
+    EXCHANGES.c.digest,
+    EXCHANGES.c.nodes,
+    EXCHANGES.c.replies,
+    EXCHANGES.c.messages,
+    EXCHANGES.c.instructions,
+    EXCHANGES.c.model,
+    EXCHANGES.c.tools,
+).where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
+
+_BASE: Final = NODES.alias("base")
+_FIRST: Final = NODES.alias("first")
+_BASE_COLUMNS: Final = tuple(_BASE.c[name] for name in ("depth", "round", "tokens_total", "recorded"))
+_ALL: Final = (
+    select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
+    .outerjoin_from(
+        SESSIONS,
+        EXCHANGES,
+        and_(EXCHANGES.c.session == SESSIONS.c.session, EXCHANGES.c.id == bindparam("exchange")),
+    )
+    .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _BASE.c.node == bindparam("base")))
+    .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == bindparam("first")))
+    .where(SESSIONS.c.session == bindparam("key"))
+)
+"""All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one
+whose lock it had to wait for."""
+_STATE_FROM: Final = len(SESSIONS.columns)
+_BASE_FROM: Final = _STATE_FROM + len(State._fields)
+
+
+class Standing(NamedTuple):
+    """How things stand."""
+
+    session: SessionRow | None
+    """The session, which is locked from now on; None where there is none."""
+    state: State | None
+    """The exchange; None where it is not stored."""
+    under: Place | None = None
+    """Where the node stands under which its messages belong, if it is known that the first of them does not
+    stand there yet."""
+
+
+def standing(connection: Connection, settlement: Settlement) -> Standing:
+    """Return how a session and an exchange that is to be settled stand."""
+    key, base = session_key(settlement.tenant, settlement.session), settlement.base
+    asked: dict[str, Any] = {"key": key, "exchange": settlement.exchange}
+    if connection.dialect.name != "sqlite":
+        session = locked_session(connection, key)
+        row = connection.execute(_STATE, asked).one_or_none()
+        return Standing(session=session, state=None if row is None else State(*row))
+    messages = settlement.messages
+    asked["base"] = base
+    asked["first"] = node_id(base, messages[0].message) if messages else None
+    row = connection.execute(_ALL, asked).one_or_none()
+    if row is None:
+        return Standing(session=None, state=None)
+    state = row[_STATE_FROM:_BASE_FROM]
+    depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
+    under = None
+    if messages and depth is not None and first is None:
+        under = Place(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
+    return Standing(session=session_in(row), state=None if state[0] is None else State(*state), under=under)
+
+
+# ------------------------------------------------------------------------------------------ where messages go
+
+_NEAR: Final = 64
+"""Messages among which the call of a tool result is looked for, from the head upwards."""
+_APPENDING: Final = frozenset({"first", "append"})
+_LATELY: Final = 60_000
+"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts'
+clocks differ, and a reply has its time before it is stored."""
+
+_TWINS: Final = (
+    select(
+        EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id
+    ).where(
+        EXCHANGES.c.session == bindparam("key"),
+        EXCHANGES.c.digest == bindparam("digest"),
+        or_(
+            EXCHANGES.c.settled_at > bindparam("since", type_=EXCHANGES.c.settled_at.type),
+            EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
+        ),
+        EXCHANGES.c.agent.is_not_distinct_from(bindparam("agent", type_=EXCHANGES.c.agent.type)),
+        EXCHANGES.c.kind.in_(sorted(_APPENDING)),
+        EXCHANGES.c.replies != "[]",
+    )
+    # In no order: for the sake of one, SQLite would rather read every exchange of the session.
+)
+
+
+class Placement(NamedTuple):
+    """Where the messages of a request go."""
+
+    base: str
+    """The node under which they go, or what is carried along before them."""
+    carried: Sequence[NodeRow] = ()
+    """What comes to stand before them once more, in its new order."""
+    beside: bool = False
+    """Whether the head stays where it is."""
+
+
+def placement_of(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement
+) -> tuple[Placement, bool]:
+    """Return where the messages of an answered request go, and whether the head goes to its reply."""
+    spot, moves_head = Placement(base=settlement.base), settlement.moves_head
+    # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
+    twins = _twins(connection, session, state, settlement) if session.head != spot.base else []
+    if twins:
+        spot = Placement(base=twins[0].base)
+        moves_head = moves_head and _takes_over(session.head, twins, state, settlement)
+    elif settlement.at_head or _is_judged_again(connection, session, settlement):
+        spot = _place_now(connection, session, settlement)
+        moves_head = moves_head and not spot.beside
+    return spot, moves_head
+
+
+def spot_of_results(
+    connection: Connection, session: SessionRow, settlement: Settlement
+) -> tuple[str, dict[bytes, str]]:
+    """Return the node under which what came to a finished task goes, and results that stand there already.
+
+    These are nodes by the hash of what they say.
+    """
+    messages = [body.message for body in settlement.messages]
+    near = _end_of_head(connection, session, _NEAR)
+    place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
+    if place is None:
+        return (session.head if settlement.at_head else settlement.base), {}
+    results = near[place.block + 1 : place.stop]
+    return near[place.stop - 1].node, {content_hash(row.message): row.node for row in results}
+
+
+def _twins(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> list[Row]:
+    """Return the appends that said the same and were answered before this one knew of them, of one place.
+
+    It knew of those whose replies come before the place for which it was planned: "continue" may come eight
+    times. Of several places, the one nearest to that counts.
+    """
+    if settlement.kind not in _APPENDING:
+        return []
+    asked = {
+        "key": session.key,
+        "digest": state.digest,
+        "since": state.created_at - _LATELY,
+        # One that was told where to go repeats what was answered there, however long ago.
+        "there": None if settlement.at_head else settlement.base,
+        "agent": settlement.agent,
+    }
+    found = connection.execute(_TWINS, asked).all()
+    bases = {row.base for row in found}
+    if settlement.base in bases or not bases:
+        nearest = settlement.base
+    else:
+        depths = depths_of(connection, session.key, [settlement.base, *bases])
+        planned = depths.get(settlement.base, 0)
+        unknown = [base for base in bases if depths.get(base, 0) > planned]
+        nearest = min(unknown, key=lambda base: depths[base], default=settlement.base)
+    return [row for row in found if row.base == nearest]
+
+
+def _is_judged_again(connection: Connection, session: SessionRow, settlement: Settlement) -> bool:
+    """Tell whether the place of an append that was told where to go is judged by the head of this moment.
+
+    Results always are. Anything else was to go where another one is: if it finds nothing of that there, it is
+    no repetition of what was answered, and goes alone, for its twin is still pending or failed.
+    """
+    if settlement.kind != "append" or not settlement.messages or session.head == settlement.base:
+        return False
+    mine = node_id(settlement.base, settlement.messages[0].message)
+    there = depths_of(connection, session.key, [settlement.base, mine])
+    is_new = mine not in there or bool(settlement.messages[0].message.answers)
+    return is_new and (settlement.base == ROOT or settlement.base in there)
+
+
+def _takes_over(head: str, twins: Sequence[Row], state: State, settlement: Settlement) -> bool:
+    """Tell whether the head goes from a twin's reply to this one's.
+
+    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to
+    what was sent last before the others: whoever sends again waits for that.
+    """
+    mine = (settlement.status is Status.COMPLETE, state.created_at, settlement.exchange)
+    return any(
+        mine > (row.status == Status.COMPLETE.value, row.created_at, row.id)
+        for row in twins
+        if head in orjson.loads(row.replies)
+    )
+
+
+def _place_now(connection: Connection, session: SessionRow, settlement: Settlement) -> Placement:
+    """Return where an append goes by the head of this moment."""
+    messages = [body.message for body in settlement.messages]
+    if not messages or not messages[0].answers:
+        return Placement(base=session.head)
+    for near in _nearer_first(connection, session, settlement):
+        place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
+        if place is None:
+            continue
+        if place.repeated is not None:
+            came_after = len(near) - place.repeated - len(messages) > 1  # more than the reply to them
+            return Placement(base=near[place.repeated - 1].node, beside=came_after)
+        if place.since == len(near):
+            return Placement(base=near[place.stop - 1].node)
+        carried = [*near[place.since :], *near[place.block : place.stop]]
+        return Placement(base=near[place.block].parent, carried=carried)
+    if settlement.at_head:
+        return Placement(base=session.head)
+    return Placement(base=settlement.base, beside=True)  # the session went back to where the calls are not
+
+
+def _nearer_first(
+    connection: Connection, session: SessionRow, settlement: Settlement
+) -> Iterator[list[NodeRow]]:
+    """Give the ends of the branch of the head in which the calls of results are looked for."""
+    head = _end_of_head(connection, session, 1)  # nearly always they are its calls
+    if settlement.agent in {None, *(row.agent for row in head)}:
+        yield head
+    most = _NEAR
+    if not settlement.at_head:  # their place was known when they were planned, however far up it was
+        depth = depths_of(connection, session.key, [settlement.base]).get(settlement.base, session.messages)
+        most += max(session.messages - depth, 0)
+    yield _end_of_head(connection, session, most)
+
+
+def _end_of_head(connection: Connection, session: SessionRow, most: int) -> list[NodeRow]:
+    """Return the last messages on the branch of the head, oldest first."""
+    return path_to(connection, session.key, session.head, below=session.messages - most)
+
+
+# ----------------------------------------------------------------------------------------------------- settle
+
+_GONE: Final = "the session was deleted meanwhile: the messages before this request are not there any more"
+
+_SIDE: Final = "side"
+_OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
+
+_MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
+_CLOSE: Final = update(EXCHANGES).where(
+    EXCHANGES.c.session == bindparam("the_session"), EXCHANGES.c.id == bindparam("the_exchange")
+)
+
+
+class _Ended(NamedTuple):
+    """What an exchange came to."""
+
+    settled: Settled
+    exchange: dict[str, Any]
+    """What is to stand in its row."""
+    session: dict[str, Any]
+    """What changes in the session's."""
+
+
+def settle(connection: Connection, settlement: Settlement) -> Settled:
+    """Make it true that the exchange ended so.
+
+    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
+    becomes a node.
+    """
+    now = standing(connection, settlement)
+    session, state = now.session, now.state
+    if session is None or state is None:
+        return Settled(head=ROOT, nodes=(), replies=())
+    if Status(state.status) not in _OPEN:
+        return Settled(
+            head=session.head,
+            nodes=tuple(orjson.loads(state.nodes)),
+            replies=tuple(orjson.loads(state.replies)),
+        )
+    ended = _end(connection, session, state, settlement, now.under)
+    connection.execute(
+        _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
+    )
+    _move(connection, session, ended)
+    return ended.settled
+
+
+def _end(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+) -> _Ended:
+    """Write all that an exchange came to, but for its own row and the session's.
+
+    `under` is where the base stands, if it is known that the first of the messages does not stand there yet.
+    """
+    if not settlement.replies and not settlement.finished:
+        return _without_reply(session, settlement)
+    try:
+        if not settlement.replies:
+            return _finished(connection, session, state, settlement)
+        return _with_reply(connection, session, state, settlement, under)
+    except UnknownBase:
+        receipt = {**settlement.receipt, "error": _GONE}
+        return _without_reply(session, replace(settlement, status=Status.FAILED, receipt=receipt))
+
+
+def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
+    return _Ended(
+        settled=Settled(head=session.head, nodes=(), replies=()),
+        exchange=_closed(settlement),
+        session=_moved(session, settlement),
+    )
+
+
+def _with_reply(
+    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+) -> _Ended:
+    spot, moves_head = placement_of(connection, session, state, settlement)
+    if spot.carried or spot.base != settlement.base:
+        under = None  # that was asked of another place, or of other messages
+    line, replies = grow(
+        connection,
+        session.key,
+        spot.base,
+        [*map(_again, spot.carried), *_asked(settlement)],
+        _answered(settlement),
+        tenant=settlement.tenant,
+        under=under,
+    )
+    moved, line = line[: len(spot.carried)], line[len(spot.carried) :]
+    base = moved[-1].node if moved else spot.base
+    renamed = {row.node: place.node for row, place in zip(spot.carried, moved, strict=True)}
+    bodies = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
+    stored = frozenset(orjson.loads(state.messages))  # they came with the opening
+    add_bodies(connection, session.key, {name: body for name, body in bodies.items() if name not in stored})
+    end = line[-1].node if line else base
+    if settlement.cut is not None and line and settlement.cut.position < line[0].depth:
+        end = base  # it is kept for all that go on from there
+    # An append that went elsewhere stands on other messages than those the cut was made for.
+    as_planned = tuple(renamed) == settlement.carried and (bool(moved) or base == settlement.base)
+    cut = settlement.cut if as_planned and end != ROOT else None
+    if cut is not None:
+        keep_cut(
+            connection,
+            session.key,
+            end,
+            settlement.agent,
+            cut,
+            exchange=settlement.exchange,
+            at=settlement.settled_at,
+            kept=_kept(settlement.kept, line, renamed),
+        )
+    nodes, heads = [place.node for place in line], [place.node for place in replies]
+    closed = _closed(settlement) | {
+        "base": base,  # a retry must go where the request went
+        "nodes": orjson.dumps(nodes).decode(),
+        "replies": orjson.dumps(heads).decode(),
+        "cut_node": None if cut is None else end,
+    }
+    moved_to = _moved(session, settlement) | _progress(
+        session, settlement, replies[0] if moves_head else None, state
+    )
+    if moves_head:
+        reply = settlement.replies[0]
+        moved_to["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
+    hidden = _hidden(settlement, heads)
+    exchange, at = settlement.exchange, settlement.settled_at
+    count = keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
+    if session.hidden and spot.carried:
+        count += _hide_again(connection, session, spot.carried, renamed)
+    if count:
+        moved_to["hidden"] = session.hidden + count
+    head = heads[0] if moves_head else session.head
+    return _Ended(
+        settled=Settled(head=head, nodes=tuple(nodes), replies=tuple(heads)),
+        exchange=closed,
+        session=moved_to,
+    )
+
+
+def _hidden(settlement: Settlement, nodes: Sequence[str]) -> dict[str, Hidden]:
+    """Return what the client was not shown of the replies, by node; of equal replies the first one counts."""
+    found: dict[str, Hidden] = {}
+    for node, reply in zip(nodes, settlement.replies, strict=True):
+        if reply.hidden is not None:
+            found.setdefault(node, reply.hidden)
+    return found
+
+
+def _hide_again(
+    connection: Connection, session: SessionRow, carried: Sequence[NodeRow], renamed: Mapping[str, str]
+) -> int:
+    """Keep with new nodes what the client was not shown of the old ones; return of how many it is new."""
+    found = hidden_at(connection, session.key, list(renamed), session.hidden)
+    there = hidden_at(connection, session.key, [renamed[node] for node in found], session.hidden)
+    count = 0
+    for row in carried:
+        node = renamed[row.node]
+        if row.node in found and node not in there:
+            said = (node, found[row.node], row.created_at)
+            count += add_hidden(connection, session.key, [said], exchange=row.exchange)
+    return count
+
+
+def _finished(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> _Ended:
+    """Put the messages where they belong; the reply that answered them is stored already."""
+    base, moves_head = settlement.base, settlement.moves_head
+    there: dict[bytes, str] = {}
+    if settlement.kind == "append":
+        base, there = spot_of_results(connection, session, settlement)
+        # Nothing was asked: what came after the reply meanwhile stays where the session stands.
+        moves_head = moves_head and base == session.head
+    new = [sprout for sprout in _asked(settlement) if content_hash(sprout.body.message) not in there]
+    line, _ = grow(connection, session.key, base, new, (), tenant=settlement.tenant)
+    add_bodies(connection, session.key, named_bodies(sprout.body for sprout in new))
+    end = line[-1] if line else places_of(connection, session.key, [base]).get(base)
+    places = iter(line)
+    nodes = [
+        there.get(content_hash(body.message)) or next(places).node  # in the order in which they came
+        for body in settlement.messages
+    ]
+    closed = _closed(settlement) | {"base": base, "nodes": orjson.dumps(nodes).decode()}
+    moved_to = _moved(session, settlement) | _progress(
+        session, settlement, end if moves_head else None, state
+    )
+    if end is not None and moves_head:
+        moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
+    return _Ended(
+        settled=Settled(head=moved_to.get("head", session.head), nodes=tuple(nodes), replies=()),
+        exchange=closed,
+        session=moved_to,
+    )
+
+
+def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) -> list[str] | None:
+    """Return the nodes that a cut kept, by position.
+
+    `line` is where the new messages stand, `renamed` has the new names of nodes that were carried along.
+    """
+    if kept is None:
+        return None
+    stored = [renamed.get(node, node) for node in kept.nodes]
+    return [*stored, *(line[number].node for number in kept.messages)]
+
+
+def _again(row: NodeRow) -> NewNode:
+    """Return what makes a node that says what another one says, by whom and when, at another place."""
+    return NewNode(
+        body=Body(message=row.message, tokens=row.tokens),
+        source=row.source,
+        created_at=row.created_at,
+        partial=row.partial,
+        exchange=row.exchange,
+        agent=row.agent,
+        policy=row.policy,
+        arrival=row.arrival,
+    )
+
+
+def _asked(settlement: Settlement) -> list[NewNode]:
+    """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
+    arrivals = settlement.arrivals[: len(settlement.messages)]
+    return [
+        NewNode(
+            body=body,
+            source=Source.CLIENT,
+            created_at=settlement.settled_at,
+            exchange=settlement.exchange,
+            agent=settlement.agent,
+            vouched=number < settlement.vouched,
+            policy=settlement.policy_version or None,
+            arrival=arrival,
+        )
+        for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
+    ]
+
+
+def _answered(settlement: Settlement) -> list[NewNode]:
+    return [
+        NewNode(
+            body=reply.body,
+            source=Source.UPSTREAM,
+            created_at=settlement.settled_at,
+            partial=reply.partial,
+            exchange=settlement.exchange,
+            agent=settlement.agent,
+        )
+        for reply in settlement.replies
+    ]
+
+
+def _progress(
+    session: SessionRow, settlement: Settlement, head: Place | None, state: State
+) -> dict[str, Any]:
+    """Return what a reply changes in the session's row; None for `head`: the head stays where it is."""
+    changed: dict[str, Any] = {
+        "requests": session.requests + 1,
+        "tokens_sent": session.tokens_sent + settlement.tokens_sent,
+        "tokens_saved": session.tokens_saved + settlement.tokens_before - settlement.tokens_sent,
+    }
+    if head is not None:
+        changed |= {
+            "head": head.node,
+            "messages": head.depth,
+            "rounds": head.round,
+            "tokens": head.tokens_total,
+            # A request beside the conversation has instructions of its own, which are not the session's.
+            "instructions": state.instructions or session.instructions,
+            "model": state.model,
+            "tools": state.tools,
+            "scale": session.scale if settlement.scale is None else settlement.scale,
+        }
+    if settlement.kind != _SIDE:
+        changed["arrival"] = settlement.kind
+    return changed
+
+
+def _moved(session: SessionRow, settlement: Settlement) -> dict[str, Any]:
+    """Return what changes in the session's row whatever became of the request."""
+    changed: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
+    if settlement.cost is not None:
+        changed["cost"] = (session.cost or 0.0) + settlement.cost
+    return changed
+
+
+def _closed(settlement: Settlement) -> dict[str, Any]:
+    """Return what is to stand in the exchange's row whatever became of the request."""
+    return {
+        "status": settlement.status.value,
+        "settled_at": settlement.settled_at,
+        "tokens_before": settlement.tokens_before,
+        "tokens_sent": settlement.tokens_sent,
+        "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
+    }
+
+
+def _move(connection: Connection, session: SessionRow, ended: _Ended) -> None:
+    connection.execute(_MOVE, ended.session | {"the_session": session.key})

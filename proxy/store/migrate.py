@@ -22,10 +22,8 @@ from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.errors import StoreUnavailable
-from proxy.store.address import PostgresServer, SqliteFile, address_of
-from proxy.store.connection import Connection
-from proxy.store.failures import translated
-from proxy.store.sqlite_file import create_file, sqlite_engine
+from proxy.store.database import Connection, PostgresServer, SqliteFile, address_of, translated
+from proxy.store.sqlite import create_file, sqlite_engine
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _INSTALLED: Final = _PACKAGE / "_migrations"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Final, cast
+from collections.abc import Callable
+from typing import ClassVar, Final, cast
 
 import sqlalchemy
 from sqlalchemy import event
@@ -17,10 +17,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
-from proxy.errors import StoreUnavailable
-from proxy.store.address import PostgresServer
-from proxy.store.database import Result, Unit
-from proxy.store.failures import is_worth_another_try, translated
+from proxy.store.database import PostgresServer, Result, Tasks, Unit, is_worth_another_try, translated
 
 _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 10
@@ -58,51 +55,31 @@ class PostgresDatabase:
         _try_out_idle_connections(self._engine.sync_engine)
         # One statement needs no transaction around it, and two round trips less.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._under_way: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._tasks = Tasks()
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - none blocks
         """Run `unit`, each statement on the state that it finds."""
-        return await asyncio.shield(self._task(self._read(unit)))
+        return await asyncio.shield(self._tasks.start(self._read(unit)))
 
-    async def write(
-        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
-    ) -> Result:
+    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
-        return await asyncio.shield(self.start(unit, short=short, lasting=lasting, again=again))
+        return await asyncio.shield(self.start(unit, durable=durable, again=again))
 
     def start(
         self,
         unit: Unit[Result],
         *,
-        short: bool = False,  # noqa: ARG002 - none blocks
-        lasting: bool = True,  # noqa: ARG002 - the server decides
+        durable: bool = True,  # noqa: ARG002 - the server decides
         again: bool = True,
     ) -> asyncio.Future[Result]:
         """Have `unit` run as `write` runs it."""
-        return self._task(self._write(unit, again=again))
+        # In a task of its own: a connection that is cut off in a statement is lost.
+        return self._tasks.start(self._write(unit, again=again))
 
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
-        self._closed = True
-        while self._under_way:
-            await asyncio.wait(set(self._under_way))
+        await self._tasks.close()
         await self._engine.dispose()
-
-    def _task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run `work` in a task of its own: a connection that is cut off in a statement is lost."""
-        if self._closed:
-            work.close()
-            raise StoreUnavailable("The store cannot be used. It is closed: the process is stopping.")
-        task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # it is the caller's, who may have been cancelled: then nobody asks for it
 
     async def _read(self, unit: Unit[Result]) -> Result:
         with translated():

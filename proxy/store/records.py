@@ -1,20 +1,19 @@
-"""What goes into the store and what comes out of it, as plain data. No SQL, no rule.
-
-What each request makes is a `Struct`: a frozen dataclass sets its fields one by one through `object`, and
-takes five times as long.
-"""
+"""What goes into the store and what comes out of it, as plain data, and what of it can be stored. No SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from proxy.conversation import Arrival, Incoming
 from proxy.dialects import Message
+from proxy.errors import InvalidRequest
 from proxy.trimming import Change, Cut, Hidden
 
 
@@ -373,3 +372,143 @@ class Branch(Struct, frozen=True, kw_only=True):
     head: str
     depth: int
     updated_at: int
+
+
+# ---------------------------------------------------------------------------------- a request and its history
+
+DELETED: Final = "The session was deleted while this request was on its way. Send it again."
+
+
+class HistoryQuery(Struct, frozen=True, kw_only=True):
+    """A request, as far as what is read depends on it."""
+
+    tenant: str
+    session: str
+    incoming: Incoming
+    messages: Sequence[Message]
+    """Its messages, instructions not among them."""
+    policy: str | None
+    """Name of the policy whose cut is wanted; None where there can be none."""
+    agent: str | None
+    idempotency: str | None = None
+    """Hash of the client's key for this request; None where it gave none."""
+    whole: bool = False
+    """Whether the messages that a cut dropped are wanted too."""
+    instructed: bool = False
+    """Whether it brings instructions of its own."""
+    recipe: str | None = None
+    """Recipe of the summaries that are wanted; None where there can be none."""
+
+
+class HistorySnapshot(Struct, frozen=True, kw_only=True):
+    """What is known of the conversation."""
+
+    arrival: Arrival
+    start: int = 0
+    """Position in its branch of the first message that the request speaks of."""
+    depth: int = 0
+    """Number of messages of the branch that its new messages follow."""
+    marks: Sequence[Mark] = ()
+    """What was noted about the messages that the client sends again, oldest first."""
+    rows: Sequence[NodeRow] = ()
+    """The stored messages that an append goes on from, oldest first."""
+    carried: tuple[str, ...] = ()
+    """The nodes of the last of these rows, where they are shown with the depth that they are going to have:
+    what was said since the calls that the request answers, and behind that the block of the calls."""
+    cut: StandingCut | None = None
+    """The newest cut of the branch."""
+    instructions: tuple[Message, ...] = ()
+    """The newest stored instructions, for an append that brings none."""
+    updated_at: int | None = None
+    """When the session's last exchange ended; None where there is no session yet."""
+    scale: float | None = None
+    """How many tokens the upstream counts for one that is counted here, by the model last asked."""
+    model: str | None = None
+    """The model that was last asked."""
+    prepared: SummaryRow | None = None
+    """The ready summary that covers most of the branch."""
+    attempt: SummaryRow | None = None
+    """The summary of the branch that was tried last, whatever became of it."""
+    hidden: Mapping[str, Hidden] = {}
+    """By node, what the client was not shown of the replies among `marks` and `rows`."""
+
+
+class TooLong(Exception):
+    """More messages are to be read than were allowed."""
+
+
+def allow(messages: int, most: int | None) -> None:
+    """Raise `TooLong` where more messages are to be read than `most`; None: as many as there are."""
+    if most is not None and messages > most:
+        raise TooLong
+
+
+# -------------------------------------------------------------------------------------------- places in lists
+
+_LARGEST: Final = 2**63
+
+
+class Cursor(Struct, frozen=True, kw_only=True):
+    """Time and name of the last row that was shown; rows of one time are told apart by name."""
+
+    time: int
+    name: str
+
+    def __str__(self) -> str:
+        """Return it as clients get it and send it back."""
+        return f"{self.time}.{self.name}"
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        """Read what `str` made.
+
+        Raises:
+            InvalidRequest: it is something else.
+        """
+        time, dot, name = text.partition(".")
+        if (
+            dot
+            and time.isascii()
+            and time.isdecimal()
+            and len(time) < 20
+            and int(time) < _LARGEST
+            and is_plain(name)
+        ):
+            return cls(time=int(time), name=name)
+        raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
+
+
+# ----------------------------------------------------------------------- texts and numbers that can be stored
+
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+
+def is_plain(text: str) -> bool:
+    """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
+    return _UNSTORABLE.search(text) is None
+
+
+def require_plain(**texts: str | None) -> None:
+    """Refuse a request that names something by a text that cannot be stored.
+
+    Raises:
+        InvalidRequest: one of `texts` cannot be; it is named.
+    """
+    for name, text in texts.items():
+        if text is not None and not is_plain(text):
+            raise InvalidRequest(
+                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.",
+                param=name,
+            )
+
+
+def sanitize(text: str) -> str:
+    """Return `text` with U+FFFD in place of what cannot be stored."""
+    return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)
+
+
+LIMIT: Final = 2**31
+Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=LIMIT)]
+"""Of messages or tokens."""
+Time: TypeAlias = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
+"""Milliseconds since 1970, up to the end of the year 9999: later ones cannot be shown."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 
 METADATA: Final = MetaData(
     naming_convention={

@@ -1,7 +1,11 @@
-"""The rows of sessions: found, listed, locked, deleted. Each function is a unit of work."""
+"""The rows of sessions: found, listed, locked, deleted; and the secrets of the installation.
+
+Each function is a unit of work.
+"""
 
 from __future__ import annotations
 
+import secrets
 from functools import cache
 from typing import Any, Final, cast
 
@@ -9,11 +13,10 @@ from sqlalchemy import Executable, bindparam, delete, select, tuple_
 from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT
-from proxy.store.calls import decode_calls
-from proxy.store.connection import Connection, Row
-from proxy.store.cursor import Cursor
-from proxy.store.records import SessionRow
-from proxy.store.schema import OF_A_SESSION, SESSIONS, insert_into
+from proxy.store.database import Connection, Row
+from proxy.store.records import Cursor, SessionRow
+from proxy.store.schema import OF_A_SESSION, SECRETS, SESSIONS, insert_into, insert_new
+from proxy.store.tree import decode_calls
 
 _ONE: Final = select(SESSIONS).where(SESSIONS.c.session == bindparam("key"))
 _NEWEST: Final = select(SESSIONS.c.instructions).where(SESSIONS.c.session == bindparam("key"))
@@ -137,3 +140,23 @@ def _session(row: Row) -> SessionRow:
     values = dict(zip(SessionRow.__struct_fields__, row, strict=True))
     values["calls"] = decode_calls(values["calls"])
     return SessionRow(**values)
+
+
+# ---------------------------------------------------------------------------------------------------- secrets
+
+_BYTES: Final = 32
+
+
+def secret_of(connection: Connection, name: str) -> bytes | None:
+    """Return the secret with this name, 32 bytes."""
+    found: str | None = connection.execute(
+        select(SECRETS.c.value).where(SECRETS.c.name == name)
+    ).scalar_one_or_none()
+    return None if found is None else bytes.fromhex(found)
+
+
+def make_secret(connection: Connection, name: str) -> bytes:
+    """Return the secret with this name, a new one where there is none."""
+    fresh = secrets.token_bytes(_BYTES)
+    insert_new(connection, SECRETS, [{"name": name, "value": fresh.hex()}])
+    return secret_of(connection, name) or fresh

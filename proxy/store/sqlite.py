@@ -1,70 +1,162 @@
-"""SQLite: one connection writes for all, short work where it is asked for, the disk's waits in a thread.
+"""SQLite: one writer thread with group commit, and readers beside it.
 
-SQLite takes one writer at a time, and Python's `sqlite3` gives up the interpreter's lock (GIL) at every
-step of a statement. A thread that runs twenty statements must win it back twenty times from a busy event
-loop, which need not give it up for 5 ms each time. So short units run on the event loop itself, a few
-milliseconds in a row at most. What waits for something, and what is long, is a thread's:
+SQLite takes one writer at a time. So every write goes to one thread, which commits all units that wait as
+one transaction. A caller hears of its unit after the COMMIT. Units run in the order of submission, each in a
+savepoint: one that fails does not take its neighbours with it. A transaction begins with BEGIN IMMEDIATE,
+which waits for another process's lock. One that begins as a read and turns into a write fails at once
+("database is locked"), whatever the time-out.
 
-- the COMMIT of what must outlive a loss of power. Units that come meanwhile wait, and are the next
-  transaction together (group commit);
-- another process's lock. The file may be shared: a write begins with BEGIN IMMEDIATE, since a transaction
-  that begins as a read and turns into a write fails at once ("database is locked"), whatever the time-out;
-- units that nobody called short, and for a second every unit, after one was slow (a cold disk);
-- a transaction of several units of which one failed: each is run again, in a savepoint of its own.
+Short reads run on the event loop: that is faster than the way to a thread and back. Long reads run in
+threads, and so do all for a second after one on the event loop was slow (a cold disk).
 
-A transaction whose units may all be lost with the power, and only so, is not waited for: its COMMIT reaches
-the operating system, and the next one that waits for the disk brings both there.
-
-A caller hears of its unit only after the COMMIT. Units are run in the order in which they were asked for.
-
-Short reads that an event loop comes to in one turn see one state: that of the first of them. What was written
-before a request came in is in it, since what the loop has heard of by then it turns to later.
-
-It knows no table.
+Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a
+statement to its rows takes five times as long as SQLite does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import re
 import sqlite3
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from queue import SimpleQueue
-from typing import ClassVar, Final
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Final, TypeAlias, cast
+from weakref import ref
+
+from msgspec import Struct
+from sqlalchemy import (
+    Boolean,
+    Connection,
+    Engine,
+    Executable,
+    Float,
+    NullPool,
+    UpdateBase,
+    create_engine,
+    event,
+)
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import MultipleResultsFound
+from sqlalchemy.sql.elements import BindParameter, TextClause
+from sqlalchemy.sql.selectable import ReturnsRows, SelectBase
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Result, Unit
-from proxy.store.failures import translated
-from proxy.store.holding import HoldingConnection
-from proxy.store.jobs import Failed, Job, Outcome, raised, run, soon, tell
-from proxy.store.sqlite_file import BUSY_SECONDS, CHECKPOINT_PAGES, connect, is_locked, roll_back, transaction
-from proxy.store.statements import SqliteConnection
+from proxy.store.database import Parameters, Result, Unit, closed, translated, unavailable
 
+_LOG: Final = logging.getLogger("palimpsest.store")
+
+BUSY_SECONDS: Final = 15
+"""How long to wait for another process's lock."""
 _READERS: Final = 4
-_WRITING_CACHE: Final = 16_384
-"""Kilobytes of the file that the writing connection keeps in memory. SQLite's own 2,048 are less than the
-pages that transactions of some dozen sessions change: it would read them again, and write them twice."""
 _BATCH: Final = 256
 """Units of one transaction at most, so that the first of them is not kept waiting without bound."""
-_SLICE: Final = 32
-"""Units of one transaction on an event loop at most."""
-_SLICE_SECONDS: Final = 0.005
-"""How long units are run on an event loop in a row; one that has begun is finished."""
 _SLOW_SECONDS: Final = 0.05
-"""A unit that held an event loop so long shows that short ones are not short just now."""
+"""A read that held the event loop this long is slow."""
 _SPARED_SECONDS: Final = 1.0
-"""How long the event loops are spared then."""
+"""How long reads then run in threads."""
+_STATEMENTS: Final = 256
+"""Prepared statements that a connection keeps; there are about a hundred."""
+_CACHE_KB: Final = 16_384
+"""Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of
+some dozen sessions change: it would read them again, and write them twice."""
+_CHECKPOINT_PAGES: Final = 4_000
+"""Of the write-ahead log, 16 MB: a COMMIT that finds it larger also copies it into the file."""
 
-_LASTING: Final = f"PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}"
-"""A COMMIT waits for the disk: it may outlive a loss of power."""
+_DURABLE: Final = f"PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}"
+"""A COMMIT waits for the disk: it outlives a loss of power."""
 _PASSING: Final = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=0"
-"""A COMMIT waits for nothing, not even for the copying of the write-ahead log into the file."""
-_IMPATIENT: Final = "PRAGMA busy_timeout=0"
-"""Another process's lock is an error at once."""
+"""A COMMIT does not wait for the disk; the next durable one brings both there."""
+
+
+# ---------------------------------------------------------------------------------------- the file
+
+
+def create_file(path: Path) -> None:
+    """Make the file, readable and writable by its owner alone, and put it into WAL mode.
+
+    SQLite gives the files it puts beside it (`-wal`, `-shm`) the same mode. One that is there stays as it is.
+
+    Raises:
+        StoreUnavailable: it cannot be made.
+    """
+    if not path.parent.is_dir():
+        raise StoreUnavailable(
+            f"The store cannot be used. The folder {str(path.parent)!r} of its file does not exist: "
+            "make it, or name another one in store.url."
+        )
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as why:
+        raise StoreUnavailable(
+            f"The store cannot be used. Its file {str(path)!r} cannot be opened: {why.strerror}."
+        ) from why
+    with translated(), closing(connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Connect without the module's own transactions, which begin too late."""
+    connection = sqlite3.connect(
+        path,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS,
+    )
+    connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
+    connection.executescript(_DURABLE)
+    return connection
+
+
+def sqlite_engine(path: Path, begin: str) -> Engine:
+    """Return SQLAlchemy's engine for the file; its transactions start with the statement `begin`."""
+    engine = create_engine("sqlite://", creator=partial(connect, path), poolclass=NullPool)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]  # the event calls it
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _roll_back(raw: sqlite3.Connection) -> None:
+    """Take back the transaction, if there is one."""
+    if raw.in_transaction:  # SQLite itself takes everything back where the disk is full or fails
+        with suppress(sqlite3.Error):  # what went wrong before is what counts
+            raw.execute("ROLLBACK")
+
+
+# ------------------------------------------------------------------------------------ the database
+
+
+class _Write(Struct, frozen=True, kw_only=True):
+    """A unit that waits for the writer."""
+
+    unit: Unit[Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    durable: bool
+
+
+class _Failed(Struct, frozen=True, kw_only=True):
+    """What a unit raised."""
+
+    error: Exception
+
+
+_Outcome: TypeAlias = tuple[_Write, Any]
+"""A write and what its unit returned, or `_Failed`."""
 
 
 class SqliteDatabase:
@@ -81,311 +173,395 @@ class SqliteDatabase:
         """
         self._path = path
         self._closed = False
-        self._turn = threading.Condition(threading.Lock())
-        """Guards what follows up to the next blank line; told whenever a transaction has ended."""
-        self._waiting: deque[Job] = deque()
-        self._busy = False
-        """Whether someone has the writing connection. Nobody else may touch it then."""
-        self._called: asyncio.AbstractEventLoop | None = None
-        """The event loop that will see to what waits before it waits itself."""
-
-        self._lasting = True
-        """How the writing connection commits (`_LASTING`, `_PASSING`)."""
-        self._spared_until = 0.0
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """What the writer's thread has to do."""
-        self._reads: SimpleQueue[Job | None] = SimpleQueue()
-        self._near: tuple[sqlite3.Connection, SqliteConnection] | None = None
-        """Reads on event loops, by whoever holds the next."""
-        self._reading = threading.Lock()
-        self._looking: asyncio.AbstractEventLoop | None = None
-        """The event loop that holds it, until it has run what was there to be run at once."""
+        self._submitting = threading.Lock()
+        """Guards `_closed` and `_pending`."""
+        self._pending: list[_Write] = []
+        """What was submitted in this turn of an event loop."""
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
+        """What the writer takes, up to None."""
+        self._durable = True
+        """Whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)."""
         with translated():
             self._writing = connect(path)
-            self._writing.executescript(_IMPATIENT)
-            self._writing.execute(f"PRAGMA cache_size=-{_WRITING_CACHE}")
-            self._on_writing = HoldingConnection(self._writing)
-        # Daemons: a process that ends without close() must not hang; nobody was told of what is lost.
-        # No executor: its futures cost more than the shorter reads do.
-        self._threads = [
-            threading.Thread(target=self._serve, name="palimpsest-write", daemon=True),
-            *(
-                threading.Thread(target=self._read_all, name=f"palimpsest-read-{number}", daemon=True)
-                for number in range(_READERS)
-            ),
-        ]
-        for thread in self._threads:
-            thread.start()
+            self._writing.execute(f"PRAGMA cache_size=-{_CACHE_KB}")
+            near = connect(path)
+        near.executescript("PRAGMA busy_timeout=0")  # an event loop waits for no lock
+        self._near = near
+        self._near_lock = threading.Lock()
+        self._slow_until = 0.0
+        self._readers = ThreadPoolExecutor(_READERS, "palimpsest-read")
+        self._reader = threading.local()
+        self._connections = [near]
+        """What the readers have opened."""
+        # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
+        self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
+        self._writer.start()
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run `unit` on one state of the database: a short one here, any other in a reader's thread."""
-        loop = asyncio.get_running_loop()
-        if short and self._looks(loop):
+        if self._closed:
+            raise closed()
+        if short and time.monotonic() >= self._slow_until and self._near_lock.acquire(blocking=False):
             try:
                 return self._read_here(unit)
-            except sqlite3.OperationalError as why:
-                if not is_locked(why):
-                    raise raised(why) from why
-        future: asyncio.Future[Result] = loop.create_future()
-        with self._turn:
-            if self._closed:
-                raise _closed()
-            self._reads.put(Job(unit=unit, future=future, loop=loop))
-        return await future
+            except sqlite3.Error as why:
+                if why.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise _reported(why) from why
+            finally:
+                self._near_lock.release()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_there, unit)
 
-    async def write(
-        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
-    ) -> Result:
+    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         """Run `unit` in the next transaction; returns after its COMMIT."""
-        return await self.start(unit, short=short, lasting=lasting, again=again)
+        return await self.start(unit, durable=durable, again=again)
 
     def start(
         self,
         unit: Unit[Result],
         *,
-        short: bool = False,
-        lasting: bool = True,
+        durable: bool = True,
         again: bool = True,  # noqa: ARG002 - there is no connection to lose
     ) -> asyncio.Future[Result]:
-        """Have `unit` run in the next transaction, with all that is asked for before the event loop waits.
+        """Have `unit` run in the next transaction.
 
-        So requests that came together read one after the other, each what the one before it has read into
-        memory, and share a transaction.
+        The writer gets what an event loop submits in one turn at once. It would wake for the first unit, and
+        then compete with the loop for the interpreter's lock (GIL) at every statement.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        with self._turn:
+        with self._submitting:
             if self._closed:
-                raise _closed()
-            self._waiting.append(Job(unit=unit, future=future, loop=loop, short=short, lasting=lasting))
-            calls = not self._busy and self._called is not loop
-            if calls:
-                self._called = loop
-        if calls:
-            loop.call_soon(self._go_on)
+                raise closed()
+            is_first = not self._pending or self._pending[-1].loop is not loop
+            self._pending.append(_Write(unit=unit, future=future, loop=loop, durable=durable))
+        if is_first:
+            loop.call_soon(self._hand_over)
         return future
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
-        with self._turn:
-            if not self._closed:
-                self._closed = True
-                for _ in range(_READERS):
-                    self._reads.put(None)
+        with self._submitting:
+            is_open, self._closed = not self._closed, True
+        if is_open:
+            self._hand_over()  # an event loop that should have done so may have ended
+            self._queue.put(None)
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
-        with self._turn:
-            while self._busy or self._waiting:
-                if not self._busy:  # an event loop that should have gone on has ended
-                    self._hand_over(self._take(_BATCH))
-                self._turn.wait()
-        self._tasks.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._writing.close()
-        if self._looking is not None and not self._looking.is_running():
-            self._look_away()  # it ended in the turn in which it read
-        with self._reading:
-            if self._near is not None:
-                self._near[0].close()
-                self._near = None
+        self._writer.join()
+        self._readers.shutdown()
+        with self._near_lock:
+            for connection in self._connections:
+                connection.close()
 
     # ----------------------------------------------------------------------------------- reading
 
-    def _looks(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Tell whether this event loop may read on the connection near it; from now on it alone does."""
-        if self._is_slow():
-            return False
-        if self._looking is loop:
-            return True
-        if not self._reading.acquire(blocking=False):
-            return False
-        self._looking = loop
-        loop.call_soon(self._look_away)
-        return True
-
-    def _look_away(self) -> None:
-        """End what the units that came together saw, so that the next ones see what was written since."""
-        self._looking = None
-        try:
-            if self._near is not None:
-                roll_back(self._near[0])  # nothing was written, and this takes no work on either side
-        finally:
-            self._reading.release()
-
     def _read_here(self, unit: Unit[Result]) -> Result:
-        """Run a short unit; raises SQLITE_BUSY rather than wait."""
-        if self._closed:
-            raise _closed()
-        if self._near is None:
-            with translated():
-                made = connect(self._path)
-                made.executescript(_IMPATIENT)
-                self._near = (made, SqliteConnection(made))
-        raw, connection = self._near
         started = time.monotonic()
-        if not raw.in_transaction:
-            raw.execute("BEGIN")
-        result = unit(connection)
-        self._note(time.monotonic() - started)
-        return result
+        raw = self._near
+        raw.execute("BEGIN")
+        try:
+            return unit(SqliteConnection(raw))
+        finally:
+            _roll_back(raw)
+            now = time.monotonic()
+            if now - started > _SLOW_SECONDS:
+                self._slow_until = now + _SPARED_SECONDS
 
-    def _read_all(self) -> None:
-        """Take one unit after the other, until None comes. The connection is made when one comes."""
-        raw: sqlite3.Connection | None = None
-        while job := self._reads.get():
-            if job.future.cancelled():
-                continue
+    def _read_there(self, unit: Unit[Result]) -> Result:
+        with translated():
+            raw: sqlite3.Connection | None = getattr(self._reader, "raw", None)
+            if raw is None:
+                raw = self._reader.raw = connect(self._path)
+                self._connections.append(raw)
+            raw.execute("BEGIN")
             try:
-                if raw is None:
-                    raw = connect(self._path)
-                with transaction(raw, "BEGIN"):
-                    result = job.unit(SqliteConnection(raw))
-            except Exception as why:  # noqa: BLE001 - it belongs to the caller, who waits in another thread
-                result = Failed(error=raised(why))
-            tell([(job, result)])
-        if raw is not None:
-            raw.close()
+                return unit(SqliteConnection(raw))
+            finally:
+                _roll_back(raw)
 
     # ----------------------------------------------------------------------------------- writing
 
-    def _go_on(self) -> None:
-        """Run what waits, on the event loop that calls this, or hand it to the thread.
+    def _hand_over(self) -> None:
+        with self._submitting:
+            pending, self._pending = self._pending, []
+            for write in pending:
+                self._queue.put(write)
 
-        Does nothing while a transaction is under way: whoever ends it sees to it that this is called again.
-        """
-        with self._turn:
-            self._called = None
-            if self._busy or not self._waiting:
-                return
-            if not self._waiting[0].short or self._is_slow():
-                self._hand_over(self._take(_BATCH))
-                return
-            self._busy = True
-            batch = self._take(_SLICE, short=True)
-        self._run_here(batch)
+    def _write_all(self) -> None:
+        """Commit what waits, batch by batch, until None comes."""
+        ends = False
+        while not ends and (first := self._queue.get()) is not None:
+            batch = [first]
+            with suppress(Empty):
+                while len(batch) < _BATCH and not ends:
+                    following = self._queue.get_nowait()
+                    if following is None:
+                        ends = True
+                    else:
+                        batch.append(following)
+            _tell(self._commit(batch))
+        self._writing.close()
 
-    def _take(self, most: int, *, short: bool = False) -> list[Job]:
-        """Take the first that wait; with `short`, only up to the first that is not."""
-        batch: list[Job] = []
-        while self._waiting and len(batch) < most and (self._waiting[0].short or not short):
-            batch.append(self._waiting.popleft())
-        return batch
-
-    def _hand_over(self, batch: list[Job]) -> None:
-        """Let the thread have the writing connection, and run a batch on it."""
-        self._busy = True
-        self._tasks.put(partial(self._run_there, batch))
-
-    def _run_here(self, batch: list[Job]) -> None:
-        """Run a batch on this event loop, as far as it gets in time."""
-        raw = self._writing
-        lasting = any(job.lasting for job in batch)
-        outcomes: list[Outcome] = []
-        started = now = time.monotonic()
-        try:
-            self._commit_so(lasting=lasting)
-            raw.execute("BEGIN IMMEDIATE")
-            for job in batch:
-                outcomes.append((job, job.unit(self._on_writing)))
-                began, now = now, time.monotonic()
-                self._note(now - began)
-                if now - started > _SLICE_SECONDS:
-                    break
-            self._on_writing.write()
-            self._note(time.monotonic() - now)
-            if not lasting:
-                raw.execute("COMMIT")
-        except Exception:  # noqa: BLE001 - the thread runs them again, and finds out whose it is
-            self._take_back()
-            self._hand_over(batch)
-            return
-        except BaseException:
-            self._take_back()
-            self._let_go([])
-            raise
-        late = batch[len(outcomes) :]
-        if lasting:
-            with self._turn:
-                self._waiting.extendleft(reversed(late))
-            self._tasks.put(partial(self._commit, outcomes))
-        else:
-            self._let_go(late)
-            tell(outcomes, asyncio.get_running_loop())
-
-    def _take_back(self) -> None:
-        """Take back what units have written on this event loop."""
-        self._on_writing.forget()
-        roll_back(self._writing)
-
-    def _let_go(self, late: list[Job]) -> None:
-        """Let go of the writing connection, on an event loop; for `late` ones it had no time."""
-        with self._turn:
-            self._waiting.extendleft(reversed(late))
-            self._busy = False
-            if self._waiting:
-                self._called = asyncio.get_running_loop()
-                self._called.call_soon(self._go_on)
-            self._turn.notify_all()
-
-    def _run_there(self, batch: list[Job]) -> None:
-        """Run a batch in the thread, which may wait for another process's lock."""
-        self._commit_so(lasting=any(job.lasting for job in batch))
-        self._writing.executescript(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
-        outcomes = self._write(batch)
-        self._writing.executescript(_IMPATIENT)
-        self._finish(outcomes)
-
-    def _write(self, batch: list[Job]) -> list[Outcome]:
+    def _commit(self, batch: list[_Write]) -> list[_Outcome]:
         """Run a batch in one transaction."""
+        raw = self._writing
+        durable = any(job.durable for job in batch)
         try:
-            with transaction(self._writing, "BEGIN IMMEDIATE"):
-                return [(job, run(self._writing, job, alone=len(batch) == 1)) for job in batch]
+            if durable is not self._durable:
+                # A script: a statement that is kept prepared may have had its effect when it was prepared.
+                raw.executescript(_DURABLE if durable else _PASSING)
+                self._durable = durable
+            raw.execute("BEGIN IMMEDIATE")
+            outcomes = [(job, self._run(job, alone=len(batch) == 1)) for job in batch]
+            raw.execute("COMMIT")
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             # The transaction as a whole failed (locked, full, or the one unit in it): nobody's unit is kept.
-            return [(job, Failed(error=raised(why))) for job in batch]
+            _roll_back(raw)
+            return [(job, _Failed(error=_reported(why))) for job in batch]
+        return outcomes
 
-    def _commit(self, outcomes: list[Outcome]) -> None:
-        """Commit what an event loop has run, in the thread."""
+    def _run(self, job: _Write, *, alone: bool) -> Any:
+        """Run one unit so that its failure takes back its own work and nothing else."""
+        raw = self._writing
+        if alone:  # the transaction itself can be taken back
+            return job.unit(SqliteConnection(raw))
+        raw.execute("SAVEPOINT unit")
         try:
-            self._writing.execute("COMMIT")
-        except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
-            roll_back(self._writing)
-            outcomes = [(job, Failed(error=raised(why))) for job, _ in outcomes]
-        self._finish(outcomes)
-
-    def _finish(self, outcomes: list[Outcome]) -> None:
-        """Let go of the writing connection, in the thread, and let the next transaction begin."""
-        tell(outcomes)
-        with self._turn:
-            self._busy = False
-            if self._waiting and not (
-                self._waiting[0].short and not self._is_slow() and soon(self._waiting[0].loop, self._go_on)
-            ):
-                self._hand_over(self._take(_BATCH))
-            self._turn.notify_all()
-
-    def _commit_so(self, *, lasting: bool) -> None:
-        """Say whether the next COMMIT waits for the disk."""
-        if lasting is not self._lasting:
-            # A script, since a statement that is kept prepared may have had its effect when it was prepared.
-            self._writing.executescript(_LASTING if lasting else _PASSING)
-            self._lasting = lasting
-
-    def _serve(self) -> None:
-        """Do one task after the other, until None comes."""
-        while task := self._tasks.get():
-            task()
-
-    def _is_slow(self) -> bool:
-        return time.monotonic() < self._spared_until
-
-    def _note(self, seconds: float) -> None:
-        """Take note of how long an event loop was held."""
-        if seconds > _SLOW_SECONDS:
-            self._spared_until = time.monotonic() + _SPARED_SECONDS
+            result = job.unit(SqliteConnection(raw))
+        except Exception as why:
+            if not raw.in_transaction:
+                raise  # SQLite has taken back everything (the disk is full or fails)
+            raw.execute("ROLLBACK TO unit")
+            result = _Failed(error=_reported(why))
+        raw.execute("RELEASE unit")
+        return result
 
 
-def _closed() -> StoreUnavailable:
-    return StoreUnavailable("The store cannot be used. It is closed: the process is stopping.")
+def _tell(outcomes: list[_Outcome]) -> None:
+    """Let the callers go on, each in its own event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome[0].loop, []).append(outcome)
+    for loop, theirs in by_loop.items():
+        with suppress(RuntimeError):  # the loop has ended: nobody waits in it any more
+            loop.call_soon_threadsafe(_resolve, theirs)
+
+
+def _resolve(outcomes: list[_Outcome]) -> None:
+    for job, result in outcomes:
+        if job.future.done():  # the caller was cancelled; its write is done all the same
+            if isinstance(result, _Failed):
+                _LOG.error("a write failed after its caller was cancelled: %s", result.error)
+        elif isinstance(result, _Failed):
+            job.future.set_exception(result.error)
+        else:
+            job.future.set_result(result)
+
+
+def _reported(why: Exception) -> Exception:
+    """Return what the caller hears of an error."""
+    failure = unavailable(why)
+    if failure is None:
+        return why
+    failure.__cause__ = why
+    return failure
+
+
+# -------------------------------------------------------------------------------------- statements
+
+_Values: TypeAlias = Mapping[str, Any]
+_MakeRow: TypeAlias = Callable[[Sequence[Any]], Any]
+
+_DIALECT: Final[Dialect] = SQLiteDialect(paramstyle="qmark")
+_named_tuple: Final[Any] = namedtuple  # noqa: PYI024 - for rows, whose names are known only at run time
+_LIST: Final = re.compile(r"\(__\[POSTCOMPILE_(\w+)\]\)")
+"""Where SQLAlchemy leaves room for the values of an expanding IN."""
+
+
+class SqliteRows:
+    """What a statement returned, all of it fetched. Rows get their names when they are looked at."""
+
+    __slots__ = ("_make", "_rows")
+
+    def __init__(self, rows: list[tuple[Any, ...]], make: _MakeRow) -> None:
+        """Hold `rows` as SQLite gave them; `make` makes of one what is given out."""
+        self._rows = rows
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._make, self._rows)
+
+    def all(self) -> list[Any]:
+        """Return every row."""
+        return list(map(self._make, self._rows))
+
+    def one_or_none(self) -> Any:
+        """Return the one row, None where there is none."""
+        if len(self._rows) > 1:
+            raise MultipleResultsFound("Multiple rows were found when one or none was required")
+        return self._make(self._rows[0]) if self._rows else None
+
+    def scalars(self) -> list[Any]:
+        """Return the first value of every row."""
+        return [row[0] for row in map(self._make, self._rows)]
+
+    def scalar_one_or_none(self) -> Any:
+        """Return the first value of the one row, None where there is none."""
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
+
+NO_ROWS: Final = SqliteRows([], tuple)
+
+
+class SqliteConnection:
+    """A connection of `sqlite3` that executes SQLAlchemy's statements. It neither begins nor commits."""
+
+    __slots__ = ("_raw",)
+
+    dialect = _DIALECT
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> SqliteRows:
+        """Execute a statement, once or once for each of several parameters, which all have the same names."""
+        # Nearly always it is a dictionary; to ask one whether it is a sequence takes longer than all this.
+        if type(parameters) is not dict and isinstance(parameters, Sequence):
+            if len(parameters) != 1:
+                return self._execute_many(statement, parameters)
+            parameters = parameters[0]
+        asked = cast("_Values", parameters or {})
+        compiled = _compiled(statement, asked)
+        if compiled.fixed:
+            asked = {**compiled.fixed, **asked}
+        values = compiled.pick(asked)
+        if compiled.lists:
+            cursor = self._raw.execute(*compiled.expanded(values))
+        else:
+            cursor = self._raw.execute(compiled.text, values)
+        if cursor.description is None:
+            return NO_ROWS
+        return SqliteRows(cursor.fetchall(), compiled.make or compiled.maker(cursor.description))
+
+    def _execute_many(self, statement: Executable, several: Sequence[_Values]) -> SqliteRows:
+        if several:
+            compiled = _compiled(statement, several[0])
+            if compiled.lists:
+                raise TypeError("a statement with a list in it is executed for one list at a time")
+            fixed, pick = compiled.fixed, compiled.pick
+            self._raw.executemany(
+                compiled.text, [pick({**fixed, **asked} if fixed else asked) for asked in several]
+            )
+        return NO_ROWS
+
+
+class _Compiled:
+    """A statement as SQLite takes it."""
+
+    def __init__(self, statement: Executable, columns: list[str]) -> None:
+        """Compile a statement; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+        if not isinstance(statement, SelectBase | UpdateBase | TextClause):
+            raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
+        compiler = statement.compile(dialect=_DIALECT, column_keys=columns or None)
+        binds: Mapping[str, BindParameter[Any]] = compiler.binds
+        for bind in binds.values():
+            kind = bind.type.dialect_impl(_DIALECT)
+            if kind.bind_processor(_DIALECT) is not None and not isinstance(kind, (Boolean, Float)):
+                raise TypeError(f"SQLite takes no {bind.type!r} as it is")
+        exported = list(statement.exported_columns) if isinstance(statement, ReturnsRows) else []
+        self.text = compiler.string
+        self.order = tuple(compiler.positiontup or ())
+        """Names of the parameters in the order of their places in `text`."""
+        self.lists = frozenset(name for name, bind in binds.items() if bind.expanding)
+        """Those of the parameters that are lists; `text` has SQLAlchemy's mark in their place."""
+        self.fixed = {name: bind.effective_value for name, bind in binds.items() if not bind.required}
+        """Values that the statement itself holds."""
+        self.pick: Callable[[_Values], tuple[Any, ...]] = _picker(self.order)
+        """Takes the values out, in the order of their places."""
+        self.make: _MakeRow | None = None
+        """Makes a row; None before the first execution, which tells the names of the columns."""
+        self.texts: dict[tuple[int, ...], str] = {}
+        """Texts with room for so many values in each list."""
+        self._columns = len(exported)
+        self._converters = [
+            (place, convert)
+            for place, column in enumerate(exported)
+            if (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
+        ]
+        """Places of columns whose values SQLite gives in another type, and what makes the right one."""
+
+    def expanded(self, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        """Give each list as many places as the next power of two, so that a few texts serve all lengths.
+
+        The places that are left over repeat the last value, which changes nothing about what is in the list.
+        """
+        flat: list[Any] = []
+        sizes: list[int] = []
+        for name, value in zip(self.order, values, strict=True):
+            if name in self.lists:
+                size = 1 << (len(value) - 1).bit_length() if value else 0
+                sizes.append(size)
+                flat += value
+                flat += value[-1:] * (size - len(value))
+            else:
+                flat.append(value)
+        key = tuple(sizes)
+        text = self.texts.get(key)
+        if text is None:
+            room = iter(sizes)
+            text = self.texts[key] = _LIST.sub(lambda _: f"({', '.join('?' * next(room))})", self.text)
+        return text, tuple(flat)
+
+    def maker(self, description: Sequence[Sequence[Any]]) -> _MakeRow:
+        """Return what makes a row, and keep it."""
+        names = [column[0] for column in description]
+        if self._columns and self._columns != len(names):
+            raise TypeError(f"the statement has {self._columns} columns, and SQLite returns {len(names)}")
+        named: _MakeRow = _named_tuple("Row", names, rename=True)._make
+        converters = self._converters
+
+        def converting(row: Sequence[Any]) -> Any:
+            values = list(row)
+            for place, convert in converters:
+                values[place] = convert(values[place])
+            return named(values)
+
+        self.make = converting if converters else named
+        return self.make
+
+
+class _Variants:
+    """What a statement was compiled to, kept as long as the statement lives."""
+
+    __slots__ = ("by_names", "sets", "statement")
+
+    def __init__(self, statement: Executable) -> None:
+        name = id(statement)
+        self.statement = ref(statement, lambda _: _CACHE.pop(name, None))
+        self.sets = isinstance(statement, UpdateBase)
+        """Whether it sets the columns that are named: for each set of names it has a text of its own."""
+        self.by_names: dict[tuple[str, ...], _Compiled] = {}
+
+
+_CACHE: Final[dict[int, _Variants]] = {}
+"""By the `id` of statements: a table of weak keys takes far longer."""
+
+
+def _compiled(statement: Executable, asked: _Values) -> _Compiled:
+    """Return what a statement is for SQLite, compiled at its first use with parameters of these names."""
+    variants = _CACHE.get(id(statement))
+    if variants is None or variants.statement() is not statement:
+        variants = _CACHE[id(statement)] = _Variants(statement)
+    names = tuple(asked) if variants.sets else ()
+    found = variants.by_names.get(names)
+    if found is None:
+        found = variants.by_names[names] = _Compiled(statement, list(names))
+    return found
+
+
+def _picker(order: tuple[str, ...]) -> Callable[[_Values], tuple[Any, ...]]:
+    if len(order) > 1:
+        return itemgetter(*order)
+    return (lambda asked: (asked[order[0]],)) if order else (lambda _: ())

@@ -7,33 +7,26 @@ work to the functions beside it. It knows nothing of HTTP, policies or tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import StoreUnavailable
-from proxy.store import cuts, exchanges, leases, sessions, summaries, texts, tree
-from proxy.store.address import SqliteFile, address_of
-from proxy.store.archive import export_session
-from proxy.store.branches import Branches
-from proxy.store.cursor import Cursor
-from proxy.store.database import Database
-from proxy.store.fork import fork_session
-from proxy.store.hidden import hidden_at
-from proxy.store.lineage import Lineage, lineage_of
-from proxy.store.loading import load
+from proxy.store import cuts, exchanges, sessions, summaries, tree
+from proxy.store.archive import export_session, fork_session, load, read_records
+from proxy.store.database import Database, SqliteFile, Tasks, address_of
+from proxy.store.exchanges import begin, settle
+from proxy.store.history import Branches, recall
 from proxy.store.migrate import current, expected, upgrade
-from proxy.store.opening import begin
-from proxy.store.plain import is_plain
 from proxy.store.postgres import PostgresDatabase
-from proxy.store.reading import read_records
-from proxy.store.recall import recall
-from proxy.store.recollection import HistoryQuery, HistorySnapshot, TooLong
 from proxy.store.records import (
     Branch,
+    Cursor,
     ExchangeRow,
+    HistoryQuery,
+    HistorySnapshot,
     InstructionsRow,
     NodeRow,
     Opening,
@@ -42,12 +35,13 @@ from proxy.store.records import (
     Settlement,
     StandingCut,
     SummaryRow,
+    TooLong,
+    is_plain,
     session_key,
 )
-from proxy.store.secret import make_secret, secret_of
-from proxy.store.settling import settle
-from proxy.store.sqlite import SqliteDatabase
-from proxy.store.sqlite_file import create_file
+from proxy.store.sessions import make_secret, secret_of
+from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.store.tree import Lineage, hidden_at, lineage_of
 from proxy.trimming import Cut, Hidden, Summary
 
 _FEW: Final = 64
@@ -68,7 +62,7 @@ class Store:
         """Work on an open database; `open` is the usual way."""
         self._database = database
         self._branches = Branches()
-        self._forking: set[asyncio.Task[SessionRow]] = set()
+        self._forks = Tasks()
 
     @classmethod
     async def open(cls, url: str, *, migrate: bool = True) -> Store:
@@ -93,8 +87,7 @@ class Store:
 
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
-        while self._forking:
-            await asyncio.wait(set(self._forking))
+        await self._forks.close()
         await self._database.close()
 
     async def ready(self) -> None:
@@ -177,11 +170,9 @@ class Store:
             Conflict: there is a session with this id, or it was deleted while it was made.
             InvalidRequest: the id cannot be stored.
         """
-        work = fork_session(self._database, tenant, source_key, node, as_id)
-        forking = asyncio.get_running_loop().create_task(work)
-        self._forking.add(forking)
-        forking.add_done_callback(self._forked)
-        return await asyncio.shield(forking)
+        return await asyncio.shield(
+            self._forks.start(fork_session(self._database, tenant, source_key, node, as_id))
+        )
 
     # -------------------------------------------------------------------------------------- logs
 
@@ -224,7 +215,7 @@ class Store:
         """Return a version of the instructions; where `version` is None, the newest that was answered."""
         if version is not None and not is_plain(version):
             return None
-        return await self._database.read(partial(texts.instructions_of, key=key, version=version))
+        return await self._database.read(partial(tree.instructions_of, key=key, version=version))
 
     async def cut(
         self, key: str, nodes: Collection[str], policy: str, agent: str | None
@@ -294,12 +285,12 @@ class Store:
         (then it is prolonged). It expires at `until`. False where there is no such session.
         """
         return await self._database.write(
-            partial(leases.take_lease, key=key, name=name, holder=holder, at=at, until=until)
+            partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until)
         )
 
     async def release(self, key: str, name: str, holder: str) -> None:
         """Give a lease back; nothing happens where somebody else has it."""
-        await self._database.write(partial(leases.release_lease, key=key, name=name, holder=holder))
+        await self._database.write(partial(summaries.release_lease, key=key, name=name, holder=holder))
 
     # ------------------------------------------------------------------------------------- texts
 
@@ -308,13 +299,13 @@ class Store:
 
         None where there is none, or more than one.
         """
-        return await self._database.read(partial(texts.message_of, key=key, prefix=prefix))
+        return await self._database.read(partial(tree.message_of, key=key, prefix=prefix))
 
     async def tools(self, key: str, body: str) -> bytes | None:
         """Return the JSON text of the tools with this name (`ExchangeRow.tools`)."""
         if not is_plain(body):
             return None
-        return await self._database.read(partial(texts.tools_of, key=key, body=body))
+        return await self._database.read(partial(tree.tools_of, key=key, body=body))
 
     # --------------------------------------------------------------------------------- exchanges
 
@@ -326,9 +317,8 @@ class Store:
         Raises:
             InvalidRequest: a name in it holds what cannot be stored.
         """
-        texts = [body.message for body in opening.messages] + [form for _, form in opening.forms]
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        return self._database.start(partial(begin, opening=opening), short=_are_few(texts), lasting=False)
+        return self._database.start(partial(begin, opening=opening), durable=False)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -341,12 +331,7 @@ class Store:
         """
         if began is not None and not self._database.in_order:
             await began
-        texts = [body.message for body in settlement.messages]
-        for reply in settlement.replies:
-            texts.append(reply.body.message)
-            if reply.hidden is not None:
-                texts += [*reply.hidden.before, *reply.hidden.after]
-        settled = await self._database.write(partial(settle, settlement=settlement), short=_are_few(texts))
+        settled = await self._database.write(partial(settle, settlement=settlement))
         if began is not None:
             await began
         return settled
@@ -377,16 +362,6 @@ class Store:
         return await self._database.read(
             partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor)
         )
-
-    def _forked(self, task: asyncio.Task[SessionRow]) -> None:
-        self._forking.discard(task)
-        if not task.cancelled():
-            task.exception()  # it is the caller's, who may have been cancelled: then nobody asks for it
-
-
-def _are_few(texts: Sequence[Message]) -> bool:
-    """Tell whether these can be stored without holding up an event loop."""
-    return len(texts) <= _FEW and sum([len(text.raw) for text in texts]) <= _SMALL
 
 
 def _are_plain(*names: str | None) -> bool:

@@ -1,25 +1,25 @@
-"""Summaries by a model, and the attempts at them: kept once, found by the branch that they are of.
+"""Summaries by a model, and who may make one.
 
-Whether one is of a branch is told by two of its nodes: the last that it covers, and the end of the branch on
-which it was made. An append reads the messages that are still sent, and one of the two is nearly always
-among those. It knows nothing of what makes a summary good.
+A summary belongs to a branch. Two of its nodes tell which: the last that it covers, and the end of the
+branch on which it was made. An append reads the messages that are still sent, and one of the two is nearly
+always among those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import orjson
-from sqlalchemy import ColumnElement, Select, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, or_, select, tuple_, update
+from sqlalchemy.sql.dml import ReturningInsert
 
-from proxy.store.amounts import Amount, Time
-from proxy.store.connection import Connection, Row
+from proxy.store.database import Connection, Row
 from proxy.store.encoding import encode_data
-from proxy.store.plain import require_plain, sanitize
-from proxy.store.records import SummaryRow, SummaryStatus
-from proxy.store.schema import SESSIONS, SUMMARIES, insert_new
+from proxy.store.records import Amount, SummaryRow, SummaryStatus, Time, require_plain, sanitize
+from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new
 from proxy.store.sessions import locked_session
 
 _AT_ONCE: Final = 64
@@ -252,3 +252,43 @@ def _summary(row: Row) -> SummaryRow:
         exchange=row.exchange,
         created_at=row.created_at,
     )
+
+
+# ----------------------------------------------------------------------------------------------------- leases
+
+_RELEASE: Final = delete(LEASES).where(
+    LEASES.c.session == bindparam("key"),
+    LEASES.c.name == bindparam("lease"),
+    LEASES.c.holder == bindparam("by"),
+)
+
+
+def take_lease(connection: Connection, key: str, name: str, holder: str, at: int, until: int) -> bool:
+    """Take a lease, or prolong it, if nobody else has it at the time `at`; return whether `holder` has it.
+
+    False where there is no such session.
+    """
+    if locked_session(connection, key) is None:
+        return False
+    values = {"session": key, "name": name, "holder": holder, "expires_at": until, "at": at}
+    taken = connection.execute(_take(connection.dialect.name), values)
+    return taken.scalar_one_or_none() is not None
+
+
+def release_lease(connection: Connection, key: str, name: str, holder: str) -> None:
+    """Give a lease back; nothing happens where somebody else has it."""
+    connection.execute(_RELEASE, {"key": key, "lease": name, "by": holder})
+
+
+@cache
+def _take(dialect: str) -> ReturningInsert[tuple[str]]:
+    insert = insert_into(dialect, LEASES)
+    theirs = insert.excluded
+    return insert.on_conflict_do_update(
+        index_elements=[LEASES.c.session, LEASES.c.name],
+        set_={"holder": theirs.holder, "expires_at": theirs.expires_at},
+        where=or_(
+            LEASES.c.expires_at <= bindparam("at", type_=LEASES.c.expires_at.type),
+            LEASES.c.holder == theirs.holder,
+        ),
+    ).returning(LEASES.c.holder)

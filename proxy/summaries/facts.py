@@ -29,7 +29,8 @@ from proxy.summaries.markers import STRONG, commands
 from proxy.summaries.names import Name, merged, names_given, names_in
 from proxy.summaries.rules import Rule, own_words, rules_of, shortest
 from proxy.summaries.values import Value, latest, values_given, values_said
-from proxy.trimming import BUILT_IN, Language, beginning_of, broadcast_of, digest_of, end_of
+from proxy.textscan import beginning_of, end_of
+from proxy.trimming import BUILT_IN, Language, broadcast_digest, broadcast_of
 
 _HEAD: Final = 150_000
 _TAIL: Final = 50_000
@@ -183,7 +184,7 @@ def is_of_user(message: Message, text: str) -> bool:
     agent = message.agent
     if agent is not None and agent.strip().casefold() not in _USERS:
         return False
-    return broadcast_of(text, _PATTERNS, None) is None and digest_of(text.strip()) is None
+    return broadcast_of(text, _PATTERNS, None) is None and broadcast_digest(text.strip()) is None
 
 
 def _read(text: str) -> str:

@@ -35,7 +35,8 @@ from proxy.summaries.orders import order_in
 from proxy.summaries.prompt import told_in
 from proxy.summaries.source import Source, plain
 from proxy.summaries.tongue import Tongue, tongue_of
-from proxy.trimming import Language, kind_of
+from proxy.textscan import kind_of
+from proxy.trimming import Language
 
 _LOOKED_FOR: Final = 50
 """Identifiers and numbers that the source lacks after which no more are looked for: each look takes time."""

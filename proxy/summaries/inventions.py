@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from proxy.summaries.source import Source, scaled_in
-from proxy.trimming import SMALLEST_NUMBER, Kind, kind_of, values_of
+from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, values_of
 
 _NAMING: Final[frozenset[Kind]] = frozenset({"id", "path", "url", "email"})
 _CODE: Final = re.compile(r"`([^`\n]{1,200})`")

@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from proxy.summaries.wholes import wholes_in
-from proxy.trimming import INNER_CAPITAL, Kind, Value, values_of
+from proxy.textscan import INNER_CAPITAL, Kind, Value, values_of
 
 _MOST: Final = 800
 """Names that are kept."""

@@ -15,7 +15,7 @@ from typing import Final
 from proxy.dialects import Message
 from proxy.summaries.facts import Facts, is_of_user
 from proxy.summaries.tongue import Tongue, tongue_of
-from proxy.trimming import kind_of, leaves_of
+from proxy.textscan import kind_of, leaves_of
 
 _SPOKEN: Final = 20_000
 """Characters of a message by which its language is told."""

@@ -25,7 +25,8 @@ from proxy.summaries.facts import Facts, Said
 from proxy.summaries.fitting import Count, fitted
 from proxy.summaries.markers import STRONG, withdraws
 from proxy.summaries.names import Name, ranked, tier
-from proxy.trimming import Language, occurs
+from proxy.textscan import occurs
+from proxy.trimming import Language
 
 _TOLD_SHARE: Final = 1 / 3
 """Part of its most that the model's text has in any case, so far as it wrote so much."""

@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from proxy.summaries.wholes import is_whole
-from proxy.trimming import SMALLEST_NUMBER, kind_of, leaves_of
+from proxy.textscan import SMALLEST_NUMBER, kind_of, leaves_of
 
 _MOST: Final = 120
 """Values that are kept."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
-from proxy.trimming import CJK, leaves_of
+from proxy.textscan import CJK, leaves_of
 
 _LONGEST: Final = 200
 _PARTS: Final = 4

@@ -1,59 +1,29 @@
-"""What is sent of a history, and why: `history + policy + what is known -> plan -> view`. Pure.
+"""What is sent of a history, and why: `history + policy + context -> plan -> view`. Pure.
 
-    plan          the words of that sentence: entry, change, gap, summary, cut, known, plan
-    policy        a policy as the operator writes it: match, trigger, target, keep, pin, edits
-    trigger       when to trim and how far: thresholds and the sizes compared with them
-    section       one mapping of a policy file, and the numbers that stand in it
-    regex         the operator's patterns, in linear time on any text
-    prices        what input costs, as numbers relative to one uncached token
-    edits         the edits: one file each, one list
-    draft         the picture of the log that an edit looks at
-    protection    what is never trimmed
-    gaps          what was dropped, summed up, and the log without it
-    remains       the log without its gaps, as the moves so far have left it
-    arrival       what happens to a message the first time it is sent, and every time after
-    move          the edits run, and what they change
-    coverage, demand, release
-                  what a summary covers, when one by a model is wanted, which hidden rounds are let go
-    worth         whether a move pays: what it rewrites in the provider's cache against what it frees
-    view          what is sent of it, a summary before it
-    protocol      the provider's rules about tool calls, and the repair of what breaks them
-    engine        all of it together: `plan` and `bypass`
+    planner     `plan`, the entry point: what is sent for one request; also `bypass` and `compaction`
+    model       the records: entry, change, gap, summary, cut, context, plan, prices
+    policy      a policy as the operator writes it: match, trigger, target, keep, pin, edits
+    settings    what its settings are made of: numbers, patterns, triggers, targets
+    history     the log as earlier requests left it: decisions on arrival, gaps, the current cut
+    trim        one trim: the edits run over that, and what they change
+    draft       the log as an edit sees it
+    edits/      the edits, one file each
+    cost        the cost model: whether a trim pays
+    statistics  a part of a conversation in numbers and quotes
+    view        the messages that are sent
 
-What edits are made of:
-
-    compaction    ways to say the same tool output in less
-    digest        what is left of a long text when it goes
-    statistics    what a part of a conversation comes to, in numbers and in its own words
-    broadcasts    messages in which another agent says that it called a tool
-    atoms         the small pieces of a text that a later step needs verbatim: by `shape`, as `values`, as
-                  `leaves` of a JSON document
-    plain         the text of a message that is nothing but text
-
-An edit looks at a draft and returns changes; the engine makes the next draft of them. Nothing here
-reads or writes anything, asks a clock or a provider, or changes what it was given.
+An edit looks at a draft and returns changes; each edit sees the draft that the one before it left. Nothing
+here reads or writes anything, asks a clock or a provider, or changes what it was given.
 """
 
 from __future__ import annotations
 
-from proxy.trimming.atoms import (
-    CHUNKS,
-    SMALLEST_NUMBER,
-    atoms_of_arguments,
-    labels_of,
-    occurs,
-    stands_alone,
-    words_near,
-)
-from proxy.trimming.broadcasts import BUILT_IN, broadcast_of, digest_of
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, BaseEdit, Edit
+from proxy.trimming.edits.digest_agent_calls import BUILT_IN, broadcast_digest, broadcast_of
 from proxy.trimming.edits.drop_oldest import DropOldest
 from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.engine import bypass, compaction, plan
-from proxy.trimming.gaps import standing
-from proxy.trimming.leaves import leaves_of
-from proxy.trimming.move import BEYOND_KEEP
-from proxy.trimming.plan import (
+from proxy.trimming.history import outside_gaps
+from proxy.trimming.model import (
     Account,
     Change,
     Cut,
@@ -63,25 +33,22 @@ from proxy.trimming.plan import (
     Plan,
     PlanningContext,
     Prepared,
+    Prices,
+    PriceSource,
+    Step,
     Summary,
     SummaryRequest,
 )
+from proxy.trimming.planner import bypass, compaction, plan
 from proxy.trimming.policy import Keep, Match, Pin, Policy
-from proxy.trimming.prices import Prices, PriceSource, Step
-from proxy.trimming.section import Natural, Positive, contradiction
-from proxy.trimming.shape import CJK, INNER_CAPITAL, Kind, kind_of
+from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
 from proxy.trimming.statistics import Language
-from proxy.trimming.trigger import Target, Trigger
-from proxy.trimming.values import Value, beginning_of, end_of, values_of
+from proxy.trimming.trim import BEYOND_KEEP
 from proxy.trimming.view import merged
 
 __all__ = [
     "BEYOND_KEEP",
     "BUILT_IN",
-    "CHUNKS",
-    "CJK",
-    "INNER_CAPITAL",
-    "SMALLEST_NUMBER",
     "TOOL_OUTPUT_TYPES",
     "Account",
     "BaseEdit",
@@ -93,7 +60,6 @@ __all__ = [
     "Gap",
     "Hidden",
     "Keep",
-    "Kind",
     "Language",
     "Match",
     "Natural",
@@ -111,23 +77,12 @@ __all__ = [
     "SummaryRequest",
     "Target",
     "Trigger",
-    "Value",
-    "atoms_of_arguments",
-    "beginning_of",
+    "broadcast_digest",
     "broadcast_of",
     "bypass",
     "compaction",
     "contradiction",
-    "digest_of",
-    "end_of",
-    "kind_of",
-    "labels_of",
-    "leaves_of",
     "merged",
-    "occurs",
+    "outside_gaps",
     "plan",
-    "standing",
-    "stands_alone",
-    "values_of",
-    "words_near",
 ]

@@ -12,9 +12,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.conversation import Round
-from proxy.dialects import Message, Span
-from proxy.trimming.plan import Change, Count, Entry, Gap, Hidden, Prepared, Summary
-from proxy.trimming.trigger import Size, Target
+from proxy.dialects import Call, Message, Span
+from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, Prepared, Size, Summary
+from proxy.trimming.settings import Target
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """A tool result that still stands."""
+
+    place: int
+    message: Message
+    span: Span
+    call: Call | None
+    """The call that it answers, as it was before any trimming; None where it answers none."""
+
+    @property
+    def tool(self) -> str:
+        """Name of the tool; empty where neither call nor result names it."""
+        return (self.call.name if self.call is not None else "") or self.message.name
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -104,12 +119,35 @@ class Draft(Struct, frozen=True, kw_only=True):
         tokens = target.within(self.context_window)
         return None if tokens is None else int(tokens / self.scale)
 
-    def standing(self, start: int, stop: int) -> Iterator[tuple[int, Message]]:
-        """Yield position and message of what still stands from `start` to before `stop`."""
-        for position in range(start, stop):
+    def remaining(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Message]]:
+        """Yield place and message of what still stands from `start` to before `stop`."""
+        for position in range(start, len(self.messages) if stop is None else stop):
             message = self.messages[position]
             if message is not None:
                 yield position, message
+
+    def free(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Message]]:
+        """Yield the same of what no protection covers."""
+        return (each for each in self.remaining(start, stop) if each[0] not in self.protected)
+
+    def results(self) -> Iterator[Result]:
+        """Yield the tool results that still stand, each with the call that it answers."""
+        for span in self.spans:
+            calls = self.entries[span.start].message.calls
+            for place, message in self.remaining(span.start, span.stop):
+                if message.is_result:
+                    call = next((call for call in calls if message.answers_call(call)), None)
+                    yield Result(place=place, message=message, span=span, call=call)
+
+    def history_before(self, last: int) -> int:
+        """Return where the newest `last` rounds of the history begin; 0 where there are not more than these.
+
+        The current round is no history; what precedes the first user message is no round.
+        """
+        history = [each for each in self.rounds[:-1] if each.number > 0]
+        if len(history) <= last:
+            return 0
+        return history[-last].start if last else self.rounds[-1].start
 
     def removing(self, position: int, edit: str, reason: str) -> Change:
         """Return the change that takes away what stands at `position`."""
@@ -161,3 +199,9 @@ def overlay(
     for change in changes:
         placed[change.position], counted[change.position] = change.message, change.tokens_after
     return tuple(placed), tuple(counted)
+
+
+def clipped(gaps: Iterable[Gap], start: int, stop: int) -> tuple[Gap, ...]:
+    """Return what of the gaps lies from `start` to before `stop`."""
+    parts = ((max(gap.start, start), min(gap.stop, stop), gap) for gap in gaps)
+    return tuple([gap.part(first, end - first) for first, end, gap in parts if first < end])

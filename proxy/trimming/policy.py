@@ -18,9 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from proxy.dialects import Message
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit, ToolOutputEdit
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
-from proxy.trimming.regex import checked, is_found
-from proxy.trimming.section import Natural, Section, contradiction
-from proxy.trimming.trigger import Target, Trigger
+from proxy.trimming.settings import Natural, Section, Target, Trigger, checked, contradiction, is_found
 
 _VERSION_BYTES: Final = 6
 
@@ -163,6 +161,17 @@ class Policy(Section, frozen=True):
         return (self.trigger is not None and self.trigger.cost is not None) or any(
             edit.must_pay for edit in self.edits
         )
+
+    @cached_property
+    def relies_on_window(self) -> bool:
+        """Whether the operator relies on a `ratio`, which cannot be judged without the context window."""
+        trigger = self.trigger
+        if (trigger is not None and trigger.only_ratio) or (self.target and self.target.ratio is not None):
+            return True
+        if trigger is not None and trigger.ratio is not None:
+            return False  # beside other keys it is one of several ways to fire
+        conditions = [edit.when for edit in self.on_arrival + self.edits]
+        return any(when is not None and when.ratio is not None for when in conditions)
 
     @cached_property
     def summarizer(self) -> Summarize | None:

@@ -17,8 +17,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from pydantic import BaseModel
 
 from proxy.dialects import Message, Span
-from proxy.trimming.shape import Kind
-from proxy.trimming.values import beginning_of, values_of
+from proxy.textscan import Kind, beginning_of, values_of
 
 Language: TypeAlias = Literal["en", "zh"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.dialects import Message, Repaired
-from proxy.trimming.plan import Hidden, PlanningContext, Summary
+from proxy.dialects import Dialect, Message, Repaired
+from proxy.trimming.model import Entry, Hidden, PlanningContext, Size, Summary
 
 _EMPTY: Final = Repaired(messages=(), notes=(), sources=())
 _NOTHING: Final[Mapping[int, Hidden]] = MappingProxyType({})
@@ -24,50 +24,46 @@ class View(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     @property
-    def tool_calls(self) -> int:
-        """Tool results in it. Each message is read for that: ask only where it matters."""
-        return sum(message.is_result for message in self.messages)
+    def size(self) -> Size:
+        """How much it is. Each message is read for its tool results: ask only where these matter."""
+        calls = sum([message.is_result for message in self.messages])
+        return Size(tokens=self.tokens, messages=len(self.messages), tool_calls=calls)
 
 
 def view_of(
+    entries: Sequence[Entry],
     messages: Sequence[Message | None],
     tokens: Sequence[int],
-    known: PlanningContext,
+    context: PlanningContext,
     *,
     repairing: bool,
     summary: Summary | None = None,
     hidden: Mapping[int, Hidden] = _NOTHING,
 ) -> View:
-    """Return what is sent of messages, with their tokens, some of which were removed.
+    """Return what is sent of a log of `entries`, of which `messages` are left, with their tokens.
 
     What is `hidden` is put in by place, its tokens being among those of the message there. The repair does
     not see it: it sees the calls that the client saw. Of a message that is repaired it goes.
     """
-    total = known.fixed_tokens + sum(tokens)
-    standing = tuple([message for message in messages if message is not None])
+    total = context.fixed_tokens + sum(tokens)
+    left = tuple([message for message in messages if message is not None])
     lead: tuple[Message, ...] = ()
     if summary is not None:
         total += summary.tokens
-        lead = () if summary.role == "merge" else (summary.message,)
+        if summary.role != "merge":
+            lead = (summary.message(entries[0].message.dialect),)
     if not repairing:
-        return View(messages=lead + standing, tokens=total)
-    repaired = standing[0].dialect.repair(standing) if standing else _EMPTY
+        return View(messages=lead + left, tokens=total)
+    repaired = left[0].dialect.repair(left) if left else _EMPTY
     sent = _spliced(messages, repaired, hidden) if hidden else repaired.messages
-    if not repaired.notes:
-        return View(messages=lead + sent, tokens=total)
-    left = [count for message, count in zip(messages, tokens, strict=True) if message is not None]
-    counts = [
-        known.count(message) if source is None else left[source]
-        for message, source in zip(repaired.messages, repaired.sources, strict=True)
-    ]
-    return View(messages=lead + sent, tokens=total - sum(tokens) + sum(counts), notes=repaired.notes)
-
-
-def with_hidden(message: Message, hidden: Hidden | None) -> tuple[Message, ...]:
-    """Return what is sent for a message: itself, and what the client was not shown of it."""
-    if hidden is None:
-        return (message,)
-    return (*hidden.before, message if hidden.reply is None else hidden.reply, *hidden.after)
+    if repaired.notes:
+        counts = [count for message, count in zip(messages, tokens, strict=True) if message is not None]
+        after = [
+            context.count(message) if source is None else counts[source]
+            for message, source in zip(repaired.messages, repaired.sources, strict=True)
+        ]
+        total += sum(after) - sum(tokens)
+    return View(messages=lead + sent, tokens=total, notes=repaired.notes)
 
 
 def _spliced(
@@ -77,13 +73,18 @@ def _spliced(
     places = [place for place, message in enumerate(messages) if message is not None]
     sent: list[Message] = []
     for message, source in zip(repaired.messages, repaired.sources, strict=True):
-        sent += with_hidden(message, hidden.get(places[source]) if source is not None else None)
+        beside = hidden.get(places[source]) if source is not None else None
+        if beside is None:
+            sent.append(message)
+        else:
+            reply = message if beside.reply is None else beside.reply
+            sent += (*beside.before, reply, *beside.after)
     return tuple(sent)
 
 
-def merged(instructions: Sequence[Message], summary: Summary) -> tuple[Message, ...]:
+def merged(instructions: Sequence[Message], summary: Summary, dialect: Dialect) -> tuple[Message, ...]:
     """Return instructions with a summary at the end of the last one; it leads alone where there are none."""
     if not instructions:
-        return (summary.message,)
+        return (summary.message(dialect),)
     *ahead, last = instructions
     return (*ahead, last.with_appended(summary.text))

@@ -54,7 +54,7 @@ def names(found: dict[str, Any]) -> list[str]:
     return [each["name"] for each in found["strategies"]]
 
 
-def test_the_policy_that_would_serve_stands_beside_all_baselines(run: Run, file: Path) -> None:
+def test_the_serving_policy_is_compared_with_all_baselines(run: Run, file: Path) -> None:
     found = data(run, "--file", file)
     assert names(found) == [
         *("baseline:none", "baseline:last", "baseline:slide", "baseline:mask", "baseline:clear"),
@@ -95,7 +95,7 @@ def test_options_take_several_values_in_a_row(run: Run, file: Path) -> None:
     assert (code, "unexpected extra argument" in errors) == (2, True)
 
 
-def test_a_model_s_prices_and_window(run: Run, file: Path) -> None:
+def test_prices_and_window_of_a_model(run: Run, file: Path) -> None:
     found = data(run, "--file", file, "--model", "priced", "--prices", "priced", "--no-baselines")
     assert found["prices"][0]["dollars"] == {
         "input": 10.0,
@@ -113,7 +113,7 @@ def test_a_model_s_prices_and_window(run: Run, file: Path) -> None:
     assert [each["dollars"]["input"] for each in both["prices"]] == [10.0, 3, 3, 3, 3, 3]
 
 
-def test_the_tables(run: Run, file: Path) -> None:
+def test_printed_tables(run: Run, file: Path) -> None:
     code, out, _ = run("backtest", "--file", file)
     assert code == 0
     assert out.startswith("1 session")
@@ -128,7 +128,7 @@ def test_the_tables(run: Run, file: Path) -> None:
     assert "Each session at read 0.1" in run("backtest", "--file", file, "--file", file)[1]
 
 
-def test_the_report(run: Run, file: Path) -> None:
+def test_the_html_report(run: Run, file: Path) -> None:
     hostile = file.with_name("hostile.json")
     hostile.write_text(json.dumps({"id": "<script>alert(1)</script>", "messages": agent(3)}))
     out = file.with_name("out.html")
@@ -141,7 +141,7 @@ def test_the_report(run: Run, file: Path) -> None:
     assert (code, "cannot be written" in errors) == (2, True)
 
 
-def test_the_synthetic_agents(run: Run, config: Path) -> None:
+def test_synthetic_agents(run: Run, config: Path) -> None:
     found = data(run, "--synthetic", "--policy", "baseline:clear", "--no-recall")
     assert {each["session"] for each in found["sessions"]} == {"synthetic", "synthetic-noisy"}
     assert {each["requests"] for each in found["sessions"]} == {101}
@@ -173,7 +173,7 @@ def test_stored_sessions_are_read_and_left_alone(run: Run, file: Path, config: P
     assert (code, "no messages" in errors) == (2, True)
 
 
-def test_a_store_is_neither_made_nor_migrated(run: Run, config: Path) -> None:
+def test_the_store_is_neither_created_nor_migrated(run: Run, config: Path) -> None:
     code, _, errors = run("backtest", "--session", "any")
     assert (code, "There is no file" in errors) == (1, True)
     database = config.with_name("sessions.db")
@@ -195,7 +195,7 @@ def test_a_store_is_neither_made_nor_migrated(run: Run, config: Path) -> None:
         (["--file", "config.yaml"], "neither JSON nor JSON Lines"),
     ],
 )
-def test_what_is_used_wrongly(run: Run, file: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_of_backtest(run: Run, file: Path, arguments: list[str], said: str) -> None:
     assert file.exists()
     code, out, errors = run("backtest", *arguments)
     assert (code, out) == (2, "")
@@ -209,7 +209,7 @@ def test_a_session_that_asked_nothing_is_named(run: Run, config: Path) -> None:
     assert "'mute' has no requests." in out
 
 
-def test_where_somebody_looks_there_is_a_bar(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_progress_bar(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     code, out, _ = run("backtest", "--file", file)

@@ -23,17 +23,17 @@ def shown(kept: Path) -> Result:
     return CliRunner().invoke(app, ["demo", "--keep", str(kept)])
 
 
-def test_it_runs_and_holds(shown: Result) -> None:
+def test_the_demo_succeeds(shown: Result) -> None:
     assert shown.exit_code == 0, shown.output
     assert "FAILED" not in shown.output
 
 
-def test_the_readme_shows_what_it_prints(shown: Result) -> None:
+def test_the_readme_shows_the_output(shown: Result) -> None:
     printed = shown.output.partition("\nLook deeper")[0]
     assert printed in README.read_text("utf-8")
 
 
-def test_what_it_says_to_look_at_is_there(shown: Result, kept: Path) -> None:
+def test_the_suggested_command_works(shown: Result, kept: Path) -> None:
     command = next(line for line in shown.output.splitlines() if line.startswith("Look deeper: palimpsest "))
     looked = CliRunner().invoke(app, [*command.split()[3:], "--json"])
     assert looked.exit_code == 0, looked.output
@@ -42,10 +42,10 @@ def test_what_it_says_to_look_at_is_there(shown: Result, kept: Path) -> None:
     assert command.endswith(str(kept / "config.yaml"))
 
 
-def test_a_folder_with_a_store_is_left_alone(shown: Result, kept: Path) -> None:
+def test_a_folder_with_a_store_is_refused(shown: Result, kept: Path) -> None:
     before = (kept / "demo.db").read_bytes()
     again = CliRunner().invoke(app, ["demo", "--keep", str(kept)])
-    assert "is there already" in str(again.exception)
+    assert "exists already" in str(again.exception)
     assert (kept / "demo.db").read_bytes() == before
 
 
@@ -54,17 +54,17 @@ def played(monkeypatch: pytest.MonkeyPatch, result: DemoOutcome, *arguments: str
     return CliRunner().invoke(app, ["demo", *arguments])
 
 
-def test_what_does_not_hold_is_exit_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_is_exit_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert played(monkeypatch, outcome()).exit_code == 0
     failed = played(monkeypatch, outcome(refused=1))
     assert failed.exit_code == 1
     assert "FAILED requests refused by the upstream: 1 of 5" in failed.output
 
 
-def test_json_is_for_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_output(monkeypatch: pytest.MonkeyPatch) -> None:
     data = json.loads(played(monkeypatch, outcome(), "--json").output)
     assert (data["holds"], data["kept"]) == (True, None)
 
 
-def test_without_a_folder_it_says_how_to_keep_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_keep_it_says_how_to_keep_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "palimpsest demo --keep DIR" in played(monkeypatch, outcome()).output

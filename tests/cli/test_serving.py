@@ -1,17 +1,26 @@
-"""`serve`: what it says, and why it does not start. That it serves: tests/e2e/test_command_line.py."""
+"""`serve`: what it prints, why it does not start, and its workers. That it serves: tests/e2e."""
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import socket
 import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from proxy.cli import serving
-from proxy.cli.serving import server_config
+from proxy.cli.serving import Workers, pause_after, server_config
 from proxy.config import Settings
+from proxy.server.app import Worker
 from proxy.trimming import Policy
 from tests.cli.conftest import Run
 
@@ -29,33 +38,36 @@ def log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         ("::1", "http://[::1]:8081"),
     ],
 )
-def test_the_greeting_can_be_copied(host: str, address: str) -> None:
+def test_the_addresses_of_the_banner_can_be_copied(host: str, address: str) -> None:
     settings = Settings(
         server={"host": host, "port": 8081},  # type: ignore[arg-type]  # pydantic reads it
         policies={"lean": Policy(), "rest": Policy()},
     )
-    said = serving._greeting(settings)
+    said = serving._banner(settings)
     assert f"{address} -> https://api.openai.com/v1" in said
     assert f"OPENAI_BASE_URL={address}/v1 " in said
     assert f"curl {address}/sessions" in said
     assert "lean, rest" in said
-    assert "built-in default" in serving._greeting(Settings())
+    assert "`policies: {default: {}}`" not in said
+    default = serving._banner(Settings())
+    assert "built-in default: clears old tool results once that saves money" in default
+    assert "`policies: {default: {}}` switches it off" in default
 
 
-def test_the_greeting_names_the_port_that_was_free() -> None:
+def test_the_banner_names_the_real_port() -> None:
     settings = Settings(server={"port": 0})  # type: ignore[arg-type]  # pydantic reads it
-    assert "OPENAI_BASE_URL=http://127.0.0.1:4321/v1 " in serving._greeting(settings, 4321)
+    assert "OPENAI_BASE_URL=http://127.0.0.1:4321/v1 " in serving._banner(settings, 4321)
 
 
-def test_the_greeting_holds_no_secret() -> None:
+def test_the_banner_shows_no_secret() -> None:
     settings = Settings(
         upstream={"api_key": "sk-secret"},  # type: ignore[arg-type]  # pydantic reads it
         auth={"mode": "keys", "keys": [{"key": "hush", "tenant": "t"}], "admin_key": "root-key"},  # type: ignore[arg-type]  # pydantic reads it
     )
-    assert not any(secret in serving._greeting(settings) for secret in ("sk-secret", "hush", "root-key"))
+    assert not any(secret in serving._banner(settings) for secret in ("sk-secret", "hush", "root-key"))
 
 
-def test_the_server_adds_no_headers_and_ends_in_time() -> None:
+def test_the_server_adds_no_headers_and_has_a_grace_period() -> None:
     config = server_config(Settings(server={"port": 81}), port=82)  # type: ignore[arg-type]  # pydantic reads it
     assert (config.host, config.port, config.lifespan, config.access_log) == ("127.0.0.1", 82, "on", False)
     assert (config.server_header, config.date_header) == (False, False)
@@ -75,7 +87,7 @@ def test_a_name_with_several_addresses_gets_one_port(monkeypatch: pytest.MonkeyP
             one.close()
 
 
-def test_a_name_without_an_address(
+def test_a_host_without_an_address_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nobody(*_: object, **__: object) -> None:
@@ -88,7 +100,7 @@ def test_a_name_without_an_address(
     assert capsys.readouterr().err == "Cannot listen on nowhere:80: name or service not known.\n"
 
 
-def test_two_that_bound_one_port_do_not_both_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_proxies_cannot_serve_on_one_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(
         store={"url": f"sqlite:///{tmp_path / 's.db'}"},  # type: ignore[arg-type]  # pydantic reads it
         tokens={"method": "estimate"},  # type: ignore[arg-type]  # pydantic reads it
@@ -138,8 +150,121 @@ def test_a_store_that_cannot_be_used_stops_the_start(
 @pytest.mark.parametrize(
     "arguments", [["--port", "70000"], ["--port", "-1"], ["--workers", "0"], ["--host", "0.0.0.0"], ["extra"]]
 )
-def test_used_wrongly(run: Run, config: Path, arguments: list[str]) -> None:
+def test_wrong_options_of_serve(run: Run, config: Path, arguments: list[str]) -> None:
     code, out, errors = run("serve", *arguments)
     assert (code, out) == (2, "")
     assert errors.strip()
     assert not config.with_name("sessions.db").exists()
+
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def listening() -> Any:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound
+
+
+def _cannot_start(_sockets: list[socket.socket], _worker: Worker, _serves: Callable[[], None]) -> None:
+    raise SystemExit(3)
+
+
+def _ends_once(
+    folder: Path, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]
+) -> None:
+    """Serve; the first ends at once, the second notes whom it follows and has the parent told to stop."""
+    serves()
+    if not worker.ended:
+        folder.joinpath("first").write_text(worker.mark)
+        raise SystemExit(1)
+    folder.joinpath("second").write_text(f"{worker.ended} {sockets[0].getsockname()}")
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(PATIENCE)  # until it is told to end, which is at once
+
+
+def _hears(folder: Path, _sockets: list[socket.socket], _worker: Worker, serves: Callable[[], None]) -> None:
+    """Have the parent told of a hang-up, wait until it is handed on, and have the parent told to stop."""
+    heard = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: heard.set())
+    serves()
+    while not heard.wait(0.05):
+        os.kill(os.getppid(), signal.SIGHUP)
+    folder.joinpath("heard").touch()
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(PATIENCE)  # until it is told to end, which is at once
+
+
+def _deaf(_sockets: list[socket.socket], _worker: Worker, serves: Callable[[], None]) -> None:
+    """Serve, have the parent told twice to stop, and do not listen to it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    serves()
+    os.kill(os.getppid(), signal.SIGINT)
+    while True:
+        time.sleep(0.05)
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("failures", "pause"), [(0, 0.0), (1, 0.0), (2, 0.5), (3, 1.0), (4, 2.0), (20, 30.0), (10_000, 30.0)]
+)
+def test_a_worker_that_keeps_failing_is_replaced_ever_later(failures: int, pause: float) -> None:
+    assert pause_after(failures) == pause
+
+
+def test_a_worker_that_cannot_start_stops_the_start(listening: socket.socket) -> None:
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    assert not Workers(1, _cannot_start, (), [listening], PATIENCE).run(lambda: told.append("ready"))
+    assert told == []
+    assert listening.fileno() == -1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_replacement_gets_the_mark_of_its_predecessor(listening: socket.socket, tmp_path: Path) -> None:
+    told: list[str] = []
+    address = listening.getsockname()
+    assert Workers(1, _ends_once, (tmp_path,), [listening], PATIENCE).run(lambda: told.append("ready"))
+    assert told == ["ready"]
+    mark = tmp_path.joinpath("first").read_text()
+    assert tmp_path.joinpath("second").read_text() == f"({mark!r},) {address}"
+
+
+def test_sighup_is_passed_on_to_the_workers(
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: False)  # on a terminal it would end the tests
+    before = signal.getsignal(signal.SIGHUP)
+    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE).run(lambda: None)
+    assert tmp_path.joinpath("heard").exists()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_second_signal_kills_the_workers(
+    listening: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Workers(1, _deaf, (), [listening], 10 * PATIENCE).run(lambda: None)
+    assert "did not end in time and was killed" in caplog.text
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    listening: socket.socket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start = SpawnProcess.start
+    started: list[SpawnProcess] = []
+
+    def no_room_for_the_second(process: SpawnProcess) -> None:
+        started.append(process)
+        if len(started) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", no_room_for_the_second)
+    assert Workers(1, _ends_once, (tmp_path,), [listening], PATIENCE).run(lambda: None)
+    assert len(started) == 3
+    assert "a worker could not be started (Resource temporarily unavailable)" in caplog.text
+    assert tmp_path.joinpath("second").exists()

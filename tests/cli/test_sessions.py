@@ -1,9 +1,10 @@
-"""`sessions …` on a store with several tenants. One session's whole way: tests/e2e/test_command_line.py."""
+"""`sessions …`, `upgrade` and `downgrade` on a store with several tenants."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def listed(run: Run, *arguments: str) -> list[tuple[str, str]]:
     return [(row["tenant"], row["id"]) for row in json.loads(out)]
 
 
-def test_the_list_is_of_all_or_of_one(run: Run) -> None:
+def test_list_of_all_tenants_or_of_one(run: Run) -> None:
     everything = listed(run)
     assert everything[0] == ("anne", "会话/100%")
     assert sorted(everything) == [("anne", "shared"), ("anne", "会话/100%"), ("bert", "shared")]
@@ -53,14 +54,14 @@ def test_the_list_is_of_all_or_of_one(run: Run) -> None:
     assert "messages" in out
 
 
-def test_a_list_of_nothing(run: Run) -> None:
+def test_a_limit_of_0_is_refused(run: Run) -> None:
     code, _, errors = run("sessions", "list", "--limit", "0")
     assert code == 2
     assert "--limit" in errors
 
 
 @pytest.mark.parametrize("command", ["show", "export", "delete"])
-def test_a_name_of_two_needs_its_tenant(run: Run, command: str) -> None:
+def test_an_id_of_two_tenants_needs_the_tenant(run: Run, command: str) -> None:
     before = listed(run)
     code, out, errors = run("sessions", command, "shared")
     assert (code, out) == (2, "")
@@ -72,7 +73,7 @@ def test_a_name_of_two_needs_its_tenant(run: Run, command: str) -> None:
     assert listed(run) == before
 
 
-def test_show_gives_the_messages(run: Run) -> None:
+def test_show_prints_the_messages(run: Run) -> None:
     code, out, _ = run("sessions", "show", "shared", "--tenant", "bert", "--json")
     shown = json.loads(out)
     assert (code, shown["tenant"]) == (0, "bert")
@@ -112,13 +113,13 @@ def test_a_session_moves_to_another_tenant(run: Run, config: Path) -> None:
     ]
 
 
-def test_what_is_written_to_standard_output_is_the_file(run: Run, config: Path) -> None:
+def test_export_writes_the_same_to_standard_output(run: Run, config: Path) -> None:
     file = config.with_name("out.jsonl")
     assert run("sessions", "export", "会话/100%", "--out", file)[0] == 0
     assert run("sessions", "export", "会话/100%")[:2] == (0, file.read_text("utf-8"))
 
 
-def test_a_file_that_cannot_be_written(run: Run, config: Path) -> None:
+def test_export_to_a_file_that_cannot_be_written(run: Run, config: Path) -> None:
     for out in (config.parent / "none" / "out.jsonl", config.parent):
         code, told, errors = run("sessions", "export", "会话/100%", "--out", out)
         assert (code, told) == (2, "")
@@ -126,7 +127,7 @@ def test_a_file_that_cannot_be_written(run: Run, config: Path) -> None:
         assert "Traceback" not in errors
 
 
-def test_a_file_stays_where_there_is_nothing_to_export(run: Run, config: Path) -> None:
+def test_a_failed_export_leaves_the_file_alone(run: Run, config: Path) -> None:
     file = config.with_name("out.jsonl")
     file.write_text("precious")
     assert run("sessions", "export", "none", "--out", file)[0] == 2
@@ -143,7 +144,7 @@ def test_a_file_stays_where_there_is_nothing_to_export(run: Run, config: Path) -
         (b"{}", "name"),
     ],
 )
-def test_a_file_that_is_no_export(run: Run, config: Path, content: bytes, said: str) -> None:
+def test_import_of_a_file_that_is_no_export(run: Run, config: Path, content: bytes, said: str) -> None:
     file = config.with_name("in.jsonl")
     file.write_bytes(content)
     code, out, errors = run("sessions", "import", file)
@@ -151,7 +152,7 @@ def test_a_file_that_is_no_export(run: Run, config: Path, content: bytes, said: 
     assert said in errors
 
 
-def test_an_import_with_a_name_that_is_none(run: Run, config: Path) -> None:
+def test_import_with_an_invalid_name(run: Run, config: Path) -> None:
     file = config.with_name("out.jsonl")
     run("sessions", "export", "会话/100%", "--out", file)
     for given in (["--as", "a\nb"], ["--as", "x" * 513], ["--tenant", "\udc80", "--as", "y"]):
@@ -161,7 +162,7 @@ def test_an_import_with_a_name_that_is_none(run: Run, config: Path) -> None:
     assert run("sessions", "import", config.with_name("none.jsonl"))[0] == 2
 
 
-def test_a_store_that_cannot_be_read_is_exit_1(run: Run, config: Path) -> None:
+def test_an_unreadable_store_is_exit_1(run: Run, config: Path) -> None:
     config.write_text("store: {url: 'sqlite:////no/such/folder/s.db'}\n")
     for arguments in (["list"], ["show", "x"], ["delete", "x"]):
         code, out, errors = run("sessions", *arguments)
@@ -169,7 +170,7 @@ def test_a_store_that_cannot_be_read_is_exit_1(run: Run, config: Path) -> None:
         assert "Traceback" not in errors
 
 
-def test_the_figures_are_the_sessions(run: Run) -> None:
+def test_list_has_the_figures_of_each_session(run: Run) -> None:
     rows: list[dict[str, Any]] = json.loads(run("sessions", "list", "--json")[1])
     assert {row["messages"] for row in rows} == {2}
     assert {row["rounds"] for row in rows} == {1}
@@ -178,10 +179,35 @@ def test_the_figures_are_the_sessions(run: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "x"], ["export", "x"], ["delete", "x"]])
-def test_where_there_is_no_store_none_is_made(run: Run, config: Path, words: list[str]) -> None:
+def test_no_store_is_created(run: Run, config: Path, words: list[str]) -> None:
     elsewhere = config.with_name("elsewhere.yaml")
     elsewhere.write_text(f"store: {{url: 'sqlite:///{config.with_name('none.db')}'}}\n")
     code, out, errors = run("sessions", *words, "--config", elsewhere)
     assert (code, out) == (1, "")
     assert "There is no file" in errors
     assert not config.with_name("none.db").exists()
+
+
+def test_ids_are_never_cut_and_every_column_is_there(run: Run, config: Path) -> None:
+    long = "agent-" + "x" * 300
+    file = config.with_name("out.jsonl")
+    assert run("sessions", "export", "会话/100%", "--out", file)[0] == 0
+    assert run("sessions", "import", file, "--tenant", "a-tenant-with-a-long-name", "--as", long)[0] == 0
+    code, out, _ = run("sessions", "list")
+    head, *rows = out.splitlines()
+    assert (code, len(rows)) == (0, 4)
+    assert head.split("  ")[0] == "session"
+    assert all(
+        name in head for name in ("tenant", "messages", "rounds", "tokens", "sent", "saved", "last used")
+    )
+    assert any(row.startswith(f"{long}  a-tenant-with-a-long-name  ") for row in rows)
+    assert any(row.startswith("会话/100%  ") for row in rows)
+    assert all(re.search(r"\d\d:\d\d:\d\d", row) for row in rows)
+
+
+def test_a_list_without_sessions_has_the_head_only(run: Run) -> None:
+    code, out, _ = run("sessions", "list", "--tenant", "nobody")
+    assert (code, out.split()) == (
+        0,
+        ["session", *["tenant", "messages", "rounds", "tokens", "sent", "saved", "last", "used"]],
+    )

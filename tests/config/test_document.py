@@ -35,18 +35,18 @@ other:
         (("nowhere", "at", "all"), 1),
     ],
 )
-def test_it_knows_the_line_of_each_value_or_of_what_is_around_it(location: Location, line: int) -> None:
+def test_line_of_a_value_or_of_the_nearest_value_around_it(location: Location, line: int) -> None:
     assert Document.parse(TEXT, "f").line(location) == line
 
 
-def test_of_a_merged_and_an_own_key_the_own_one_counts() -> None:
+def test_a_mappings_own_key_wins_over_a_merged_one() -> None:
     document = Document.parse(b"a: &a {k: 1}\nb:\n  <<: *a\n  k: 2\n", "f")
     assert document.data["b"] == {"k": 2}
     assert document.line(("b", "k")) == 4
 
 
 @pytest.mark.parametrize("empty", [b"", b"# nothing\n", b"---\n", b"\xef\xbb\xbf"])
-def test_an_empty_file_says_nothing(empty: bytes) -> None:
+def test_an_empty_file_has_no_settings(empty: bytes) -> None:
     document = Document.parse(empty, "f")
     assert document.data == {}
     assert document.line(("server", "port")) == 1
@@ -55,8 +55,8 @@ def test_an_empty_file_says_nothing(empty: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "problems"),
     [
-        (b"a: 1\nb: 2\na: 3\n", ["f:3: the key 'a' stands here again, after line 1"]),
-        (b"{a: 1, a: 2}", ["f:1: the key 'a' stands here again, after line 1"]),
+        (b"a: 1\nb: 2\na: 3\n", ["f:3: the key 'a' is given twice, first in line 1"]),
+        (b"{a: 1, a: 2}", ["f:1: the key 'a' is given twice, first in line 1"]),
         (
             b"x:\n  on: 1\n  no: 2\n",
             ["f:2: YAML reads the key 'on' as a boolean", "f:3: YAML reads the key 'no'"],
@@ -70,22 +70,26 @@ def test_an_empty_file_says_nothing(empty: bytes) -> None:
         (b"? [a]\n: 1\n", ["f:1: a key must be text"]),
         (b"a:\n\tb: 1\n", ["f:2: a tab: YAML is indented with spaces only"]),
         (b"a: {b: 1\nc: 2\n", ["f:2: expected ',' or '}'"]),
-        (b"a:\n  - b\n c: 1\n", ["f:3: this does not fit what stands before it: is the indentation right?"]),
-        (b"a: b: c", ["f:1: a colon where none may stand"]),
+        (b"a:\n  - b\n c: 1\n", ["f:3: this does not fit the lines before it: check the indentation"]),
+        (
+            b"a: {k: ${X}}",
+            ['f:1: a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes'],
+        ),
+        (b"a: b: c", ["f:1: a colon is not allowed here"]),
         (b"a: *b", ["f:1: *NAME repeats"]),
-        (b"a: !b c", ["f:1: !NAME is no tag"]),
-        (b"a: !b!c d", ["f:1: !NAME is no tag"]),
+        (b"a: !b c", ["f:1: !NAME is an unknown tag"]),
+        (b"a: !b!c d", ["f:1: !NAME is an unknown tag"]),
         (b"a: !!int b", ["f: a value does not fit the tag"]),
         (b"a: 1\n---\nb: 2\n", ["f:2: --- begins a second document"]),
         (b"a: |\n  \x07\n", ["f:2: a control character"]),
         (b"a: 1\nb: \xff\n", ["f:2: not UTF-8 text"]),
         (b"- a\n", ["f:1: the file must be a mapping of sections", "not a list"]),
         (b"text", ["f:1: the file must be a mapping of sections", "not a single value"]),
-        (b"[" * 500, ["f: this is nested too deeply"]),
+        (b"[" * 500, ["f: the nesting is too deep"]),
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_what_is_no_clear_yaml_is_refused_with_its_line(content: bytes, problems: list[str]) -> None:
+def test_unclear_yaml_is_refused_with_its_line(content: bytes, problems: list[str]) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         Document.parse(content, "f")
     for problem in problems:
@@ -102,5 +106,5 @@ def test_messages_quote_nothing_of_the_file(content: bytes) -> None:
     assert refusal.value.__cause__ is None
 
 
-def test_an_anchor_may_lead_back_to_where_it_stands() -> None:
+def test_an_anchor_may_refer_to_itself() -> None:
     assert Document.parse(b"a: &a [*a]", "f").data["a"][0] is not None

@@ -1,8 +1,26 @@
+"""Which policy serves a request, and what `extends` takes over. Wrong ones: broken.yaml."""
+
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from proxy.config.policies import BUILT_IN, BUILT_INS, OFF, Policies, select_policy, with_built_in
+import pytest
+from pydantic import ValidationError
+
+from proxy.config.policies import (
+    BUILT_IN,
+    BUILT_INS,
+    OFF,
+    Policies,
+    ancestry,
+    extended,
+    laid_over,
+    problems,
+    select_policy,
+    unreachable,
+    with_built_in,
+)
+from proxy.config.settings import Settings
 from proxy.errors import InvalidRequest
 from proxy.trimming import Match, Policy, Trigger
 
@@ -21,16 +39,16 @@ ALL = Policy(match=Match())
         ("team-a", "", "all"),
     ],
 )
-def test_the_first_policy_that_matches_serves(tenant: str, model: str, name: str) -> None:
+def test_the_first_policy_that_matches_is_used(tenant: str, model: str, name: str) -> None:
     policies = {"small": SMALL, "odd": ODD, "all": ALL}
     assert select_policy(policies, tenant, model) == (name, policies[name])
 
 
-def test_the_name_that_the_client_sends_goes_before_the_match() -> None:
+def test_the_name_in_the_header_wins_over_the_match() -> None:
     assert select_policy({"small": SMALL, "all": ALL}, "x", "y", "small") == ("small", SMALL)
 
 
-def test_without_a_policy_for_everything_the_built_in_one_comes_last() -> None:
+def test_without_a_catch_all_the_built_in_policy_comes_last() -> None:
     assert with_built_in({}) == {"default": BUILT_IN}
     assert with_built_in({"small": SMALL}) == {"small": SMALL, "default": BUILT_IN}
     assert with_built_in({"default": SMALL}) == {"default": SMALL, "built-in": BUILT_IN}
@@ -39,19 +57,19 @@ def test_without_a_policy_for_everything_the_built_in_one_comes_last() -> None:
     assert select_policy({}, "x", "y", "default") == ("default", BUILT_IN)
 
 
-def test_the_built_in_policy_changes_nothing_on_arrival_and_trims_only_where_it_pays_or_must() -> None:
+def test_the_built_in_policy_trims_only_to_save_money_or_to_fit_the_window() -> None:
     assert BUILT_IN.on_arrival == ()
     assert BUILT_IN.trigger == Trigger(cost="auto", ratio=0.9)
     assert [edit.type for edit in BUILT_IN.edits] == ["clear_tool_results", "drop_oldest"]
     assert BUILT_IN.edits[1].when == Trigger(ratio=0.9)
 
 
-def test_the_names_of_the_built_in_policy_are_those_that_extends_knows() -> None:
+def test_extends_knows_the_names_of_the_built_in_policy() -> None:
     assert with_built_in({}).items() <= BUILT_INS.items()
     assert with_built_in({"default": SMALL})["built-in"] is BUILT_INS["built-in"]
 
 
-def test_the_policies_in_force_are_exchanged_as_a_whole() -> None:
+def test_a_reload_replaces_all_policies() -> None:
     policies = Policies({"all": ALL})
     assert policies.select("team-a", "gpt-5") == ("all", ALL)
     policies.current = {"small": SMALL}
@@ -60,10 +78,184 @@ def test_the_policies_in_force_are_exchanged_as_a_whole() -> None:
         policies.select("team-a", "gpt-5", "all")
 
 
-def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         select_policy({"small": SMALL}, "x", "y", "big")
     assert refusal.value.status == 400
     assert refusal.value.param == "X-Context-Policy"
     for word in ("'big'", "small", "default", OFF):
         assert word in refusal.value.message
+
+
+BASE: dict[str, Any] = {
+    "match": {"models": ["gpt-*"]},
+    "trigger": {"tokens": 50},
+    "target": {"tokens": 30},
+    "keep": {"rounds": 2, "spans": 9},
+    "pin": [{"regex": "never"}],
+    "edits": [{"type": "keep_tool_calls", "last": 2}, {"type": "drop_oldest"}],
+}
+
+
+def merged(name: str = "a", **policies: Any) -> Policy:
+    return Settings(policies=policies).policies[name]
+
+
+def test_extends_takes_over_everything_but_the_match() -> None:
+    base = merged("base", base=BASE)
+    taken = merged(a={"extends": "base"}, base=BASE)
+    assert taken == base.model_copy(update={"match": Match(), "extends": "base"})
+    assert taken.version == base.version
+
+
+def test_mappings_are_merged_and_lists_are_replaced() -> None:
+    own = {
+        "extends": "base",
+        "match": {"tenants": ["anne"]},
+        "trigger": {"messages": 10},
+        "keep": {"spans": 1},
+        "edits": [{"type": "drop_oldest"}],
+    }
+    policy = merged(base=BASE, a=own)
+    assert policy == Policy.model_validate(
+        {
+            "extends": "base",
+            "match": {"tenants": ["anne"]},
+            "trigger": {"tokens": 50, "messages": 10},
+            "target": {"tokens": 30},
+            "keep": {"rounds": 2, "spans": 1},
+            "pin": [{"regex": "never"}],
+            "edits": [{"type": "drop_oldest"}],
+        }
+    )
+    assert policy.version != merged("base", base=BASE).version
+
+
+def test_null_removes_a_key() -> None:
+    policy = merged(base=BASE, a={"extends": "base", "target": {"tokens": None, "ratio": 0.5}})
+    assert policy.target is not None
+    assert (policy.target.tokens, policy.target.ratio) == (None, 0.5)
+    with pytest.raises(ValidationError, match="drop_oldest needs a target"):
+        merged(base=BASE, a={"extends": "base", "target": None})
+
+
+def test_chains_are_followed_in_any_order() -> None:
+    policies = {
+        "c": {"extends": "b", "keep": {"spans": 3}},
+        "b": {"extends": "a", "match": {"models": ["x"]}, "keep": {"rounds": 5}, "pin": []},
+        "a": BASE,
+    }
+    policy = merged("c", **policies)
+    assert (policy.keep.rounds, policy.keep.spans, policy.pin) == (5, 3, ())
+    assert policy.match == Match()
+    assert policy.extends == "b"
+    assert ancestry("c", policies) == ["b", "a"]
+
+
+def test_the_version_changes_with_the_extended_policy() -> None:
+    other = {**BASE, "trigger": {"tokens": 60}}
+    child = {"extends": "base", "keep": {"spans": 3}}
+    assert merged(base=BASE, a=child).version != merged(base=other, a=child).version
+
+
+OTHER = Policy.model_validate({**BASE, "match": {"models": ["built"]}})
+OTHERS = {"default": OTHER, "built-in": OTHER}
+
+
+@pytest.mark.parametrize("name", ["default", "built-in"])
+def test_a_built_in_policy_can_be_extended(name: str) -> None:
+    (policy,) = extended({"a": {"extends": name, "keep": {"spans": 1}}}, OTHERS).values()
+    taken = Policy.model_validate(policy)
+    assert (taken.keep.rounds, taken.keep.spans, taken.edits) == (2, 1, OTHER.edits)
+    assert taken.match == Match()
+
+
+def test_a_policy_may_extend_the_built_in_one_of_the_same_name() -> None:
+    policies = {"default": {"extends": "default", "keep": {"spans": 1}}, "a": {"extends": "default"}}
+    assert list(problems(policies, OTHERS)) == []
+    found = {name: Policy.model_validate(policy) for name, policy in extended(policies, OTHERS).items()}
+    assert found["default"].keep.spans == found["a"].keep.spans == 1
+    assert found["default"].edits == found["a"].edits == OTHER.edits
+
+
+def test_a_policy_object_can_be_extended_and_takes_over_nothing() -> None:
+    settings = Settings(policies={"base": Policy.model_validate(BASE), "a": {"extends": "base"}})  # type: ignore[dict-item]  # pydantic reads it
+    assert settings.policies["a"].edits == settings.policies["base"].edits
+    again = Settings(policies=settings.policies)
+    assert again.policies == settings.policies
+
+
+def test_merged_policies_can_be_written_and_read_again() -> None:
+    settings = Settings(policies={"a": {"extends": "base", "keep": {"spans": 1}}, "base": BASE})  # type: ignore[dict-item]  # pydantic reads it
+    assert Settings.model_validate(settings.model_dump(mode="json")).policies == settings.policies
+
+
+def test_each_policy_of_a_circle_is_reported() -> None:
+    policies = {
+        "a": {"extends": "b"},
+        "b": {"extends": "c"},
+        "c": {"extends": "b"},
+        "d": {"extends": "d2"},
+        "d2": 7,
+    }
+    assert dict(problems(policies, {})) == {
+        "b": "a policy cannot extend itself: b -> c -> b",
+        "c": "a policy cannot extend itself: c -> b -> c",
+    }
+
+
+def test_each_unknown_base_is_reported() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        merged(a={"extends": "x"}, b={"extends": "y"}, c={"extends": "a"})
+    assert [error["loc"] for error in refusal.value.errors()] == [
+        ("policies", "a", "extends"),
+        ("policies", "b", "extends"),
+    ]
+
+
+def test_an_invalid_base_is_reported_as_such() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        merged(a={"extends": "base"}, base=7)
+    assert [error["loc"] for error in refusal.value.errors()] == [("policies", "base")]
+    with pytest.raises(ValidationError, match="valid dictionary"):
+        Settings(policies=[1])  # type: ignore[arg-type]  # that is what is shown
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "both"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"x": 1, "y": {"z": 1}}}, {"a": {"y": {"w": 2}}}, {"a": {"x": 1, "y": {"z": 1, "w": 2}}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"a": {"x": 1}}, {"a": None}, {"a": None}),
+        ({"a": None}, {"a": {"x": 1}}, {"a": {"x": 1}}),
+        ({"a": {"x": 1}}, {"a": {}}, {"a": {"x": 1}}),
+    ],
+)
+def test_laid_over_merges_mappings_and_replaces_everything_else(
+    below: dict[str, Any], above: dict[str, Any], both: dict[str, Any]
+) -> None:
+    assert laid_over(below, above) == both
+
+
+def test_laid_over_changes_neither_mapping() -> None:
+    below, above = {"a": {"x": 1}}, {"a": {"y": 2}}
+    laid_over(below, above)["a"]["z"] = 3
+    assert (below, above) == ({"a": {"x": 1}}, {"a": {"y": 2}})
+
+
+def test_a_policy_after_a_catch_all_is_unreachable_unless_it_is_extended() -> None:
+    base = Policy(match=Match(models=("gpt-*",)))
+    child = Policy(extends="base")
+    policies = {"small": SMALL, "child": child, "base": base, "late": ODD, "all": ALL}
+    assert list(unreachable(policies)) == [("late", "child"), ("all", "child")]
+    assert list(unreachable({"small": SMALL, "all": ALL})) == []
+
+
+def test_a_catch_all_alone_is_selected_without_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = Policies({})
+    monkeypatch.setattr(Match, "covers", None)
+    assert policies.select("x", "y") == ("default", BUILT_IN)
+    policies.current = {"all": ALL, "late": ODD}
+    assert policies.select("x", "odd") == ("all", ALL)
+    assert policies.select("x", "y", "late") == ("late", ODD)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from proxy.config.load import load
 from proxy.config.problems import dotted
+from proxy.config.source import load
 from proxy.errors import ConfigurationError
 
 
-@pytest.fixture(autouse=True)
-def an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):  # noqa: TID251 - the test must not depend on who runs it
-        if name.upper().startswith("PALIMPSEST_"):
-            monkeypatch.delenv(name)
-
-
-def said_of(text: str) -> list[str]:
+def lines_about(text: str) -> list[str]:
     Path("config.yaml").write_text(text, "utf-8")
     with pytest.raises(ConfigurationError) as refusal:
         load()
@@ -33,14 +24,14 @@ BROKEN: list[dict[str, str]] = yaml.safe_load((Path(__file__).parent / "broken.y
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=[broken["case"] for broken in BROKEN])
-def test_a_broken_file_is_told_line_setting_and_cure(broken: dict[str, str]) -> None:
-    (said,) = said_of(broken["file"])
+def test_a_mistake_is_reported_with_line_setting_and_hint(broken: dict[str, str]) -> None:
+    (said,) = lines_about(broken["file"])
     pattern = ".*".join(map(re.escape, broken["says"].split("[…]")))
     assert re.fullmatch(pattern, said), said
 
 
 def test_each_mistake_has_a_line_of_its_own() -> None:
-    lines = said_of("server:\n  port: -1\n  workers: 0\nauth:\n  mode: nobody\n")
+    lines = lines_about("server:\n  port: -1\n  workers: 0\nauth:\n  mode: nobody\n")
     assert [line.partition(": ")[0] for line in lines] == ["config.yaml:2", "config.yaml:3", "config.yaml:5"]
 
 
@@ -61,21 +52,21 @@ def test_each_mistake_has_a_line_of_its_own() -> None:
         "auth: hush\n",
     ],
 )
-def test_no_message_shows_what_may_be_a_secret(text: str) -> None:
-    assert "hush" not in "".join(said_of(text))
+def test_no_message_shows_a_possible_secret(text: str) -> None:
+    assert "hush" not in "".join(lines_about(text))
 
 
 @pytest.mark.parametrize("number", ["api_key: 1234567", "base_url: 1234567"])
-def test_a_key_in_digits_is_not_shown_either(number: str) -> None:
-    assert "1234567" not in "".join(said_of(f"upstream: {{{number}}}\n"))
+def test_a_key_of_digits_is_not_shown(number: str) -> None:
+    assert "1234567" not in "".join(lines_about(f"upstream: {{{number}}}\n"))
 
 
-def test_the_error_carries_no_other_one_that_would_print_the_values() -> None:
+def test_the_error_hides_the_original_one_with_its_values() -> None:
     Path("config.yaml").write_text("upstream: {api_key: 'hush hush'}\n")
     with pytest.raises(ConfigurationError) as refusal:
         load()
     assert refusal.value.__suppress_context__
 
 
-def test_names_that_are_no_plain_words_are_quoted() -> None:
+def test_unusual_names_are_quoted() -> None:
     assert dotted(("policies", "my policy", "edits", 0, "last")) == "policies['my policy'].edits[0].last"

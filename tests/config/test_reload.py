@@ -17,9 +17,9 @@ import anyio.to_thread
 import pytest
 
 from proxy.config import reload
-from proxy.config.load import Loaded, Source
-from proxy.config.model import Settings
 from proxy.config.reload import Reload, hears_hangup
+from proxy.config.settings import Settings
+from proxy.config.source import Loaded, Source
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -31,13 +31,7 @@ BROKEN = "policies: {a: {keep: {rounds: two}}}\n"
 
 
 @pytest.fixture(autouse=True)
-def a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):  # noqa: TID251 - the test must not depend on who runs it
-        if name.upper().startswith("PALIMPSEST_"):
-            monkeypatch.delenv(name)
+def log_of_the_configuration(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "palimpsest.configuration")
 
 
@@ -121,7 +115,7 @@ async def test_a_file_that_comes_later_is_taken() -> None:
         await becomes(lambda: process.policies, "the policy is there")
 
 
-async def test_what_changed_before_it_served_is_taken_first() -> None:
+async def test_a_change_before_the_start_is_taken_first() -> None:
     file = config(FIRST)
     process = _Process(Source(path=file).read())
     file.write_text(SECOND)
@@ -129,7 +123,7 @@ async def test_what_changed_before_it_served_is_taken_first() -> None:
         assert process.rounds == 2
 
 
-async def test_a_broken_file_is_refused_with_the_lines_of_check(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_file_is_refused_with_the_lines_of_check(caplog: pytest.LogCaptureFixture) -> None:
     file = config(FIRST)
     async with following() as process:
         file.write_text(BROKEN)
@@ -139,16 +133,16 @@ async def test_a_broken_file_is_refused_with_the_lines_of_check(caplog: pytest.L
         assert refused == [
             (
                 "configuration refused: config.yaml:1: policies.a.keep.rounds: "
-                "Input should be a valid integer, unable to parse string as an integer (got 'two')"
+                "a whole number is expected here (got 'two')"
             ),
-            "the configuration that was read before stays in force",
+            "the previous configuration stays in force",
         ]
         file.write_text(SECOND)
         await becomes(lambda: process.rounds == 2, "the mended file is taken")
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-async def test_an_emptied_file_takes_nothing_away(text: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_emptied_file_is_refused(text: str, caplog: pytest.LogCaptureFixture) -> None:
     process = _Process(Source().parse(FIRST.encode()))
     config(text)
     await process.reload.look()
@@ -158,9 +152,9 @@ async def test_an_emptied_file_takes_nothing_away(text: str, caplog: pytest.LogC
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [(None, "there is no such file any more"), (Path("named.yaml"), "there is no such file")],
+    [(None, "the file does not exist any more"), (Path("named.yaml"), "there is no such file")],
 )
-async def test_a_file_that_is_gone_takes_nothing_away(
+async def test_a_deleted_file_is_refused(
     path: Path | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = config(FIRST, str(path or "config.yaml"))
@@ -175,7 +169,7 @@ async def test_a_file_that_is_gone_takes_nothing_away(
     assert process.rounds == 2
 
 
-async def test_a_file_that_was_empty_from_the_start_stays_what_it_is(
+async def test_a_file_that_was_empty_at_the_start_may_not_become_empty_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config("")
@@ -188,7 +182,7 @@ async def test_a_file_that_was_empty_from_the_start_stays_what_it_is(
     assert "refused" in caplog.text  # what was written there may have been more than a comment
 
 
-async def test_what_cannot_change_is_named_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_settings_that_need_a_restart_are_named_and_stay(caplog: pytest.LogCaptureFixture) -> None:
     file = config(FIRST)
     process = _Process(Source().read())
     file.write_text(
@@ -213,7 +207,7 @@ async def test_what_cannot_change_is_named_and_stays(caplog: pytest.LogCaptureFi
     assert caplog.messages == ["configuration read again; changed: nothing"]
 
 
-async def test_environment_and_command_line_still_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_and_command_line_still_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_POLICIES__A__KEEP__SPANS", "7")
     file = config(FIRST)
     process = _Process(Source(overrides={"telemetry": {"log_level": "error"}}).read())
@@ -231,7 +225,7 @@ async def test_the_order_of_policies_is_a_change() -> None:
     assert list(process.policies) == ["b", "a"]
 
 
-async def test_what_does_nothing_is_told_then_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_warnings_are_logged_at_a_reload(caplog: pytest.LogCaptureFixture) -> None:
     process = _Process(Source().read())
     edits = "edits: [{type: keep_tool_calls}]"
     config(f"policies: {{a: {{trigger: {{every_request: true, tokens: 9}}, {edits}}}}}")
@@ -239,7 +233,7 @@ async def test_what_does_nothing_is_told_then_too(caplog: pytest.LogCaptureFixtu
     assert "config.yaml:1: policies.a.trigger.tokens: beside every_request" in caplog.messages[0]
 
 
-async def test_a_fault_of_our_own_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_does_not_stop_the_reload(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: Settings) -> None:
         raise ZeroDivisionError
 
@@ -247,10 +241,10 @@ async def test_a_fault_of_our_own_ends_nothing(caplog: pytest.LogCaptureFixture)
     follows = Reload(Source().read(), {"policies": fail})
     file.write_text(SECOND)
     await follows.look()
-    assert "by a fault of the proxy's own" in caplog.text
+    assert "a mistake of the proxy's own" in caplog.text
 
 
-async def test_what_else_changes_in_the_folder_is_not_its_business(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_files_in_the_folder_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A database in the folder is written all the time."""
     monkeypatch.setattr(reload, "LOOK_SECONDS", 3600.0)
     monkeypatch.setattr(reload, "GLANCE_SECONDS", 0.01)
@@ -282,7 +276,7 @@ async def test_what_else_changes_in_the_folder_is_not_its_business(monkeypatch: 
         await becomes(lambda: process.rounds == 2, "the policy changes")
 
 
-async def test_links_in_a_circle_lead_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_circle_of_links_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     config(FIRST)
     async with following() as process:
         link("other.yaml", "config.yaml")
@@ -301,7 +295,7 @@ async def test_a_link_into_another_folder_is_followed(tmp_path: Path, absolute: 
         await becomes(lambda: process.rounds == 2, "the policy changes")
 
 
-async def test_a_change_that_nothing_shows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_with_an_equal_stamp_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on file systems whose times are coarse."""
     monkeypatch.setattr(reload, "_stamp_of", lambda _: (1,))
     monkeypatch.setattr(reload, "LOOK_SECONDS", 0.1)
@@ -311,7 +305,7 @@ async def test_a_change_that_nothing_shows_is_found(monkeypatch: pytest.MonkeyPa
         await becomes(lambda: process.rounds == 2, "the policy changes")
 
 
-async def test_a_hangup_reads_again(
+async def test_sighup_reads_the_configuration_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda _: False)
@@ -324,7 +318,9 @@ async def test_a_hangup_reads_again(
     assert signal.getsignal(signal.SIGHUP) == before
 
 
-def test_who_hears_a_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sighup_counts_in_the_main_thread_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard: list[bool] = []
     for on_terminal in (False, True):
         monkeypatch.setattr(os, "isatty", lambda _, on_terminal=on_terminal: on_terminal)

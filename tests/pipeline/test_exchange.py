@@ -18,9 +18,9 @@ import orjson
 import pytest
 
 from proxy.errors import StoreUnavailable, UpstreamBusy, UpstreamError
-from proxy.pipeline import exchange
+from proxy.pipeline import Call, settle
 from proxy.pipeline.exchange import _is_stream
-from proxy.pipeline.turn import Call, settlement_of
+from proxy.pipeline.settle import settlement_of
 from proxy.store import Status
 from proxy.upstream import Answer
 from tests.support.house import KEY, LONG, Heard, House, opened
@@ -255,7 +255,7 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
         threads.append(threading.current_thread().name)
         return settlement_of(*given)
 
-    monkeypatch.setattr(exchange, "settlement_of", noting)
+    monkeypatch.setattr(settle, "settlement_of", noting)
     async with opened(provider, tmp_path) as house:
         for content in ("short", "long " * 5_000):
             asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": content}]})

@@ -16,10 +16,13 @@ from proxy.pipeline.receipt import (
     log_line,
     plan_lines,
     receipt_of,
+    report_of,
+    response_headers,
     runs_of,
 )
 from proxy.store import StandingCut
-from proxy.trimming import Change, Cut, Gap, Plan, Summary
+from proxy.trimming import Change, Cut, Entry, Gap, Plan, PlanningContext, Summary, bypass
+from tests.support.talk import message
 
 STUB = ChatMessage(b'{"role":"tool","tool_call_id":"c","content":"short"}')
 
@@ -110,12 +113,16 @@ def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tu
         warnings=warnings,
         made=(_drop(2), _drop(3, 20)) if moved else (),
         earlier=(GAP,) if moved else cut.gaps,
+        messages_before=4,
     )
 
 
-def ticket(plan: Plan, instructions: int, messages: int, **told: Any) -> PlanReport:
-    return PlanReport(
-        session="s", exchange="e", plan=plan, instructions=instructions, messages=messages, **told
+def report(plan: Plan, instructions: int = 1, *, session: str | None = "s", **context: Any) -> PlanReport:
+    """Return the report of a plan; `context` are fields of the planning context."""
+    warnings = context.pop("warnings", ())
+    planning = PlanningContext(count=lambda _: 10, **context)
+    return report_of(
+        plan, planning, session=session, exchange="e1", instructions=instructions, warnings=warnings
     )
 
 
@@ -131,7 +138,7 @@ def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
     assert expanded(runs, node_at) == plan_lines(changes, node_at)
 
 
-def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
+def test_a_change_is_shown_with_the_node_of_its_message() -> None:
     lines = plan_lines((_drop(3), _shorten(4)), node_at)
     assert [(line["node"], line["action"], line["tokens_after"]) for line in lines] == [
         ("n3", "drop", 0),
@@ -139,8 +146,8 @@ def test_a_change_is_shown_with_its_node_if_it_became_one() -> None:
     ]
 
 
-def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
-    receipt = receipt_of(ticket(_plan(), 1, 4), None)
+def test_the_receipt_of_a_trim_tells_its_changes() -> None:
+    receipt = receipt_of(report(_plan()), None)
     assert receipt["cut"] == {
         "position": 5,
         "node": None,  # not there yet
@@ -154,15 +161,15 @@ def test_the_exchange_that_moves_the_cut_tells_its_changes() -> None:
     assert (receipt["messages_before"], receipt["messages_sent"]) == (5, 2)
 
 
-def test_a_later_one_tells_where_the_cut_is_and_what_it_changed_itself() -> None:
-    receipt = receipt_of(ticket(_plan(moved=False, arrivals=(_shorten(5),)), 1, 4), FOUND)
+def test_a_later_receipt_tells_the_cut_and_its_own_changes() -> None:
+    receipt = receipt_of(report(_plan(moved=False, arrivals=(_shorten(5),))), FOUND)
     assert receipt["cut"]["node"] == "n3"
     assert [run["start"] for run in receipt["plan"]] == [5]
     assert [(gap["start"], gap["stop"]) for gap in receipt["gaps"]] == [(0, 1), (2, 4)]
 
 
-def test_a_move_tells_what_earlier_ones_did_to_what_it_drops() -> None:
-    receipt = receipt_of(ticket(_plan(), 1, 4), FOUND)
+def test_a_trim_tells_what_earlier_trims_did_to_what_it_drops() -> None:
+    receipt = receipt_of(report(_plan()), FOUND)
     told = [
         (run["edit"], run["action"], run["start"], run["before"], run["after"]) for run in receipt["plan"]
     ]
@@ -172,14 +179,14 @@ def test_a_move_tells_what_earlier_ones_did_to_what_it_drops() -> None:
     ]
 
 
-def test_a_move_of_another_version_began_anew() -> None:
+def test_a_trim_of_another_policy_version_tells_nothing_of_earlier_trims() -> None:
     old = replace(FOUND, cut=replace(FOUND.cut, version="v0"))
     anew = replace(_plan(), earlier=())
-    receipt = receipt_of(ticket(anew, 1, 4), old)
+    receipt = receipt_of(report(anew), old)
     assert [run["edit"] for run in receipt["plan"]] == ["drop_oldest"]
 
 
-def test_a_summary_is_told_with_what_it_stands_for() -> None:
+def test_a_receipt_tells_what_a_summary_stands_for() -> None:
     summary = Summary(
         text="So far.",
         role="system",
@@ -191,7 +198,7 @@ def test_a_summary_is_told_with_what_it_stands_for() -> None:
         generation=2,
         state={"of": "its own"},
     )
-    receipt = receipt_of(ticket(replace(_plan(), summary=summary), 1, 4), None)
+    receipt = receipt_of(report(replace(_plan(), summary=summary)), None)
     assert receipt["summary"] == {
         "kind": "statistics",
         "role": "system",
@@ -202,13 +209,13 @@ def test_a_summary_is_told_with_what_it_stands_for() -> None:
         "generation": 2,
         "model": None,
     }
-    assert receipt_of(ticket(_plan(), 1, 4), None)["summary"] is None
+    assert receipt_of(report(_plan()), None)["summary"] is None
 
 
-def test_counts_are_told_as_upstream_has_them() -> None:
-    scaled = ticket(_plan(), 1, 4, window=1_000, fixed_tokens=20, scale=1.3)
+def test_tokens_are_told_as_upstream_counts_them() -> None:
+    scaled = report(_plan(), context_window=1_000, fixed_tokens=20, scale=1.3)
     assert (scaled.tokens_before, scaled.tokens_sent) == (260, 65)
-    headers = dict(scaled.headers())
+    headers = dict(response_headers(scaled))
     assert (headers[b"x-context-tokens-before"], headers[b"x-context-tokens-sent"]) == (b"260", b"65")
     assert receipt_of(scaled, None)["calibration"] == 1.3
     line = log_line(scaled, "resend", "complete", 1.0)
@@ -216,7 +223,7 @@ def test_counts_are_told_as_upstream_has_them() -> None:
     assert [line[name] for name in told] == [26, 260, 65, 1_000, 0.26]
 
 
-def test_a_merged_summary_without_instructions_is_a_message_more() -> None:
+def test_a_merged_summary_without_instructions_counts_as_one_more_message() -> None:
     summary = Summary(
         text="So far.",
         role="merge",
@@ -227,18 +234,18 @@ def test_a_merged_summary_without_instructions_is_a_message_more() -> None:
         covered_tokens=130,
     )
     plan = replace(_plan(), summary=summary)
-    assert [ticket(plan, lead, 4).messages_sent for lead in (0, 1)] == [2, 2]
+    assert [report(plan, lead).messages_sent for lead in (0, 1)] == [2, 2]
 
 
-def test_the_log_line_of_a_window_that_is_not_known() -> None:
-    line = log_line(ticket(_plan(), 1, 4), "resend", "complete", 1.0)
+def test_the_log_line_without_a_known_window() -> None:
+    line = log_line(report(_plan()), "resend", "complete", 1.0)
     assert (line["window"], line["ratio"], line["budget"]) == (None, None, None)
 
 
 GAPS = [GAP, Gap(start=2, stop=4, edit="drop_oldest", reason="old", tokens=30, tool_calls=0)]
 
 
-def test_gaps_are_one_line_each_in_a_receipt() -> None:
+def test_each_gap_of_a_receipt_is_one_line() -> None:
     told = gaps_told(GAPS)
     lines = gap_lines(told, node_at, lambda _start, _stop: 0)
     (first,) = plan_lines(
@@ -270,13 +277,9 @@ def test_gaps_are_shown_message_by_message() -> None:
     )
 
 
-def test_headers_tell_what_was_done() -> None:
+def test_response_headers_tell_what_was_done() -> None:
     plan = _plan(warnings=("a", "b\nc"))
-    headers = dict(
-        PlanReport(
-            session="会话", exchange="e1", plan=plan, instructions=1, messages=4, warnings=("d",)
-        ).headers()
-    )
+    headers = dict(response_headers(report(plan, session="会话", warnings=("d",))))
     assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
     assert headers[b"x-context-tokens-before"] == b"200"
     assert headers[b"x-context-messages-sent"] == b"2"
@@ -284,31 +287,29 @@ def test_headers_tell_what_was_done() -> None:
     assert headers[b"x-context-warning"] == b"a; b c; d"
 
 
-def test_a_stateless_request_has_no_session_to_name() -> None:
-    headers = dict(
-        PlanReport(
-            session=None,
-            exchange="e1",
-            plan=Plan(
-                policy="off",
-                version="",
-                cut=None,
-                moved=False,
-                fired="",
-                arrivals=(),
-                tokens_before=0,
-                tokens_sent=0,
-                view=(),
-            ),
-            instructions=0,
-            messages=1,
-        ).headers()
-    )
+def test_a_stateless_request_has_no_session_header() -> None:
+    nothing = bypass((), PlanningContext(count=lambda _: 10))
+    headers = dict(response_headers(report(nothing, session=None)))
     assert b"x-session-id" not in headers
     assert headers[b"x-context-edits"] == b""
     assert b"x-context-warning" not in headers
 
 
+def test_a_report_tells_what_is_known_of_an_exchange() -> None:
+    messages = (message("user", "a"), message("assistant", "b"), message("user", "c"))
+    entries = [
+        Entry(message=each, tokens=10, ref=f"ref_{at}", position=at) for at, each in enumerate(messages)
+    ]
+    known = PlanningContext(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
+    told = report_of(
+        bypass(entries, known), known, session="s", exchange="e", instructions=1, warnings=("told",)
+    )
+    assert (told.session, told.exchange, told.window) == ("s", "e", 1_000)
+    assert (told.messages_before, told.messages_sent) == (4, 4)
+    assert (told.tokens_before, told.tokens_sent, told.instructions_tokens) == (70, 70, 10)
+    assert told.warnings == ("told",)
+
+
 def test_the_log_line_says_how_much_was_saved() -> None:
-    line = log_line(ticket(_plan(), 1, 4), "resend", "complete", 12.4)
+    line = log_line(report(_plan()), "resend", "complete", 12.4)
     assert (line["saved_percent"], line["ms"], line["kind"]) == (75.0, 12, "resend")

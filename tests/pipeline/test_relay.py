@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from proxy.errors import PalimpsestError, UpstreamUnreachable
-from proxy.pipeline.relay import Outcome, StreamRelay, read_outcome, relay_json, relay_refusal
+from proxy.pipeline.relay import Answered, StreamRelay, read_answer, relay_json, relay_refusal
 from proxy.store import Status
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +56,7 @@ class _Client:
         self.status = 0
         self.got = b""
         self.seen_at_settling: bytes | None = None
-        self.outcome: Outcome | None = None
+        self.answered: Answered | None = None
         self.ended = False
 
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -73,9 +73,9 @@ class _Client:
     async def fail(self, error: PalimpsestError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         raise AssertionError((error, headers))
 
-    async def settle(self, outcome: Outcome) -> None:
-        assert self.outcome is None
-        self.outcome, self.seen_at_settling = outcome, self.got
+    async def settle(self, answered: Answered) -> None:
+        assert self.answered is None
+        self.answered, self.seen_at_settling = answered, self.got
 
 
 async def _relay(*pieces: bytes, fault: PalimpsestError | None = None, hides_usage: bool = False) -> _Client:
@@ -87,16 +87,16 @@ async def _relay(*pieces: bytes, fault: PalimpsestError | None = None, hides_usa
 
 
 def _text(client: _Client) -> Any:
-    assert client.outcome is not None
-    return [(message.data["content"], partial) for message, partial in client.outcome.replies]
+    assert client.answered is not None
+    return [(message.data["content"], partial) for message, partial in client.answered.replies]
 
 
 async def test_the_end_is_held_back_until_the_reply_is_settled() -> None:
     client = await _relay(HELLO + STOP + USAGE + DONE)
     assert client.got == HELLO + STOP + USAGE + DONE
     assert client.seen_at_settling == HELLO + STOP + USAGE
-    assert client.outcome is not None
-    assert (client.outcome.status, client.outcome.usage) == (Status.COMPLETE, {"prompt_tokens": 3})
+    assert client.answered is not None
+    assert (client.answered.status, client.answered.usage) == (Status.COMPLETE, {"prompt_tokens": 3})
     assert _text(client) == [("Hello", False)]
 
 
@@ -121,15 +121,15 @@ async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(e
 async def test_the_usage_that_only_the_proxy_asked_for_is_kept_back() -> None:
     client = await _relay(HELLO + STOP + USAGE + USAGE, DONE, hides_usage=True)
     assert client.got == HELLO + STOP + DONE
-    assert client.outcome is not None
-    assert client.outcome.usage == {"prompt_tokens": 3}
+    assert client.answered is not None
+    assert client.answered.usage == {"prompt_tokens": 3}
 
 
 async def test_a_close_after_the_finish_reason_is_a_whole_reply() -> None:
     client = await _relay(HELLO, STOP)
     assert client.got == HELLO + STOP
-    assert client.outcome is not None
-    assert client.outcome.status is Status.COMPLETE
+    assert client.answered is not None
+    assert client.answered.status is Status.COMPLETE
 
 
 @pytest.mark.parametrize("fault", [None, UpstreamUnreachable("it broke")])
@@ -138,8 +138,8 @@ async def test_a_stream_that_breaks_ends_in_one_error_event(fault: PalimpsestErr
     head, _, tail = client.got.rpartition(b"data: ")
     assert head == HELLO  # the half event is not passed on: with the error it would be one line
     assert "error" in orjson.loads(tail)
-    assert client.outcome is not None
-    assert client.outcome.status is Status.PARTIAL
+    assert client.answered is not None
+    assert client.answered.status is Status.PARTIAL
     assert _text(client) == [("Hello", True)]
 
 
@@ -147,16 +147,16 @@ async def test_an_error_of_upstreams_own_is_not_repeated() -> None:
     error = b'data: {"error": {"message": "overloaded"}}\n\n'
     client = await _relay(HELLO + error)
     assert client.got == HELLO + error
-    assert client.outcome is not None
-    assert (client.outcome.status, client.outcome.error) == (Status.PARTIAL, "overloaded")
+    assert client.answered is not None
+    assert (client.answered.status, client.answered.error) == (Status.PARTIAL, "overloaded")
 
 
 async def test_a_stream_without_a_reply_is_a_failure() -> None:
     for pieces in ((), (b": ping\n\n",), (DONE,), (b'data: {"error": "no"}\n\n', DONE)):
         client = await _relay(*pieces)
-        assert client.outcome is not None
-        assert client.outcome.status is Status.FAILED
-        assert client.outcome.error
+        assert client.answered is not None
+        assert client.answered.status is Status.FAILED
+        assert client.answered.error
 
 
 async def test_what_is_no_json_is_relayed_all_the_same() -> None:
@@ -179,8 +179,8 @@ async def test_an_error_with_half_a_character_is_an_error_like_others() -> None:
     error = b'data: {"error": {"code": "\\ud83d"}}\n\n'
     client = await _relay(HELLO + error)
     assert client.got == HELLO + error
-    assert client.outcome is not None
-    assert (client.outcome.status, client.outcome.error) == (Status.PARTIAL, '{"code":"\\ud83d"}')
+    assert client.answered is not None
+    assert (client.answered.status, client.answered.error) == (Status.PARTIAL, '{"code":"\\ud83d"}')
 
 
 async def test_of_several_choices_each_is_whole_or_not_by_itself() -> None:
@@ -191,8 +191,8 @@ async def test_of_several_choices_each_is_whole_or_not_by_itself() -> None:
     calls = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]
     first = chunk(0, {"tool_calls": calls}) + chunk(0, {}, "tool_calls")
     client = await _relay(first + chunk(1, {"content": "half"}) + chunk(2, {"role": "assistant"}))
-    assert client.outcome is not None
-    assert client.outcome.status is Status.PARTIAL
+    assert client.answered is not None
+    assert client.answered.status is Status.PARTIAL
     assert _text(client) == [(None, False), ("half", True)]
 
 
@@ -209,8 +209,8 @@ async def test_nothing_is_added_to_a_stream_that_cannot_be_read() -> None:
     answer.readable = False
     await StreamRelay(answer, client, hides_usage=False).run([], client.settle)
     assert client.got == b"\x1f\x8b..."
-    assert client.outcome is not None
-    assert client.outcome.status is Status.FAILED
+    assert client.answered is not None
+    assert client.answered.status is Status.FAILED
 
 
 async def test_what_follows_the_end_is_relayed_too() -> None:
@@ -220,14 +220,14 @@ async def test_what_follows_the_end_is_relayed_too() -> None:
 def test_a_client_that_leaves_keeps_what_had_come() -> None:
     answer: Any = _Answer()
     relay = StreamRelay(answer, _Client(), hides_usage=False)
-    assert relay.outcome(left=True).status is Status.CANCELLED
+    assert relay.answered(left=True).status is Status.CANCELLED
     relay._read(relay._events.feed(HELLO))
-    assert (relay.outcome(left=True).status, relay.outcome(left=True).error) == (
+    assert (relay.answered(left=True).status, relay.answered(left=True).error) == (
         Status.PARTIAL,
         "the client left",
     )
     relay._read(relay._events.feed(STOP))
-    assert relay.outcome(left=True).status is Status.COMPLETE
+    assert relay.answered(left=True).status is Status.COMPLETE
 
 
 async def test_a_json_answer_is_settled_before_it_is_sent() -> None:
@@ -250,21 +250,21 @@ async def test_a_json_answer_is_settled_before_it_is_sent() -> None:
     ],
 )
 def test_an_answer_without_a_reply_is_a_failure_with_its_reason(body: bytes, error: str) -> None:
-    outcome = read_outcome(body, 200)
-    assert (outcome.status, outcome.replies) == (Status.FAILED, ())
-    assert error in (outcome.error or "")
+    answered = read_answer(body, 200)
+    assert (answered.status, answered.replies) == (Status.FAILED, ())
+    assert error in (answered.error or "")
 
 
 def test_an_empty_reply_is_a_reply() -> None:
     body = b'{"choices":[{"message":{"role":"assistant","content":""},"finish_reason":"length"}]}'
-    outcome = read_outcome(body, 200)
-    assert (outcome.status, outcome.replies[0][0].text) == (Status.COMPLETE, "")
+    answered = read_answer(body, 200)
+    assert (answered.status, answered.replies[0][0].text) == (Status.COMPLETE, "")
 
 
 async def test_an_empty_stream_that_finished_is_a_reply() -> None:
     client = await _relay(_chunk({"role": "assistant", "content": ""}) + STOP + DONE)
-    assert client.outcome is not None
-    assert client.outcome.status is Status.COMPLETE
+    assert client.answered is not None
+    assert client.answered.status is Status.COMPLETE
     assert _text(client) == [("", False)]
 
 
@@ -276,5 +276,5 @@ async def test_a_refusal_goes_through_as_it_is(body: bytes, error: str) -> None:
     answer: Any = _Answer(body, status=429)
     await relay_refusal(answer, client, [], body, client.settle)
     assert (client.status, client.got) == (429, body)
-    assert client.outcome is not None
-    assert client.outcome.error == error
+    assert client.answered is not None
+    assert client.answered.error == error

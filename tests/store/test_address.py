@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.config import StoreUrl
 from proxy.errors import ConfigurationError
-from proxy.store.address import PostgresServer, SqliteFile, address_of
+from proxy.store.database import PostgresServer, SqliteFile, address_of
 
 
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite", "sqlite+pysqlite"])

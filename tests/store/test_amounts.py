@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.store.amounts import LIMIT, Amount, Time
+from proxy.store.records import LIMIT, Amount, Time
 
 
 @pytest.mark.parametrize(

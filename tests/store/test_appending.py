@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Kind
 from proxy.errors import Conflict
-from proxy.store.recollection import TooLong
-from proxy.store.records import Body, Kept
+from proxy.store.records import Body, Kept, TooLong
 from proxy.store.store import Store
 from proxy.trimming import Change, Gap
 from tests.support.recalling import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.store.branches import Branches
+from proxy.store.history import Branches
 from proxy.store.records import Mark
 
 

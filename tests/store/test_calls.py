@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store.calls import calls_of, decode_calls, encode_calls
 from proxy.store.records import Reply, SessionRow
 from proxy.store.store import Store
+from proxy.store.tree import calls_of, decode_calls, encode_calls
 from tests.support.asides import settle
 from tests.support.talk import Talk, body, message
 

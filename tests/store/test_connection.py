@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import bindparam, delete, func, insert, select, true, update
 from sqlalchemy.exc import MultipleResultsFound
 
-from proxy.store.connection import Connection
-from proxy.store.database import Database
+from proxy.store.database import Connection, Database
 from proxy.store.schema import NODES, SECRETS, insert_into
 from proxy.store.store import Store
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
-from proxy.store.cursor import Cursor
+from proxy.store.records import Cursor
 
 
 @given(st.integers(0, 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))

@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from proxy.errors import StoreUnavailable
-from proxy.store.connection import Connection
-from proxy.store.database import Database
+from proxy.store.database import Connection, Database
 from proxy.store.schema import SECRETS, insert_new
 from proxy.store.store import Store
 

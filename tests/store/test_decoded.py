@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.store.decoded import DecodedCuts
+from proxy.store.cuts import DecodedCuts
 from proxy.store.encoding import decode_cut, encode_cut
 from proxy.trimming import Change, Gap
 from tests.support.talk import message

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.errors import StoreUnavailable
-from proxy.store.failures import is_worth_another_try, translated, unavailable
+from proxy.store.database import is_worth_another_try, translated, unavailable
 
 
 def of_sqlite(code: int, text: str) -> OperationalError:

@@ -11,9 +11,9 @@ from sqlalchemy import delete
 
 from proxy.conversation import ROOT, body_id
 from proxy.errors import Conflict, InvalidRequest, NotFound
-from proxy.store import fork as module
+from proxy.store import archive as module
+from proxy.store.archive import fork_session
 from proxy.store.database import Result, Unit
-from proxy.store.fork import fork_session
 from proxy.store.records import FORKED, Kept, SessionRow
 from proxy.store.schema import BODIES
 from proxy.store.store import Store
@@ -260,18 +260,16 @@ class Meddled:
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         return await self._database.read(unit, short=short)
 
-    async def write(
-        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
-    ) -> Result:
+    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         self._left -= 1
         if self._left == 0:
             await self._action()
-        return await self._database.write(unit, short=short, lasting=lasting, again=again)
+        return await self._database.write(unit, durable=durable, again=again)
 
     def start(
-        self, unit: Unit[Result], *, short: bool = False, lasting: bool = True, again: bool = True
+        self, unit: Unit[Result], *, durable: bool = True, again: bool = True
     ) -> asyncio.Future[Result]:
-        return self._database.start(unit, short=short, lasting=lasting, again=again)
+        return self._database.start(unit, durable=durable, again=again)
 
     async def close(self) -> None:
         await self._database.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.store.hidden import HiddenRecord, hidden_at
 from proxy.store.records import Reply
 from proxy.store.store import Store
+from proxy.store.tree import HiddenRecord, hidden_at
 from proxy.trimming import Hidden
 from tests.support.asides import HIDDEN, reply, say, settle
 from tests.support.talk import Talk, body

@@ -5,11 +5,10 @@ from unittest.mock import patch
 import pytest
 
 from proxy.conversation import ROOT
-from proxy.store import lineage
-from proxy.store.lineage import Lineage
+from proxy.store import tree as lineage
 from proxy.store.records import Settled
 from proxy.store.store import Store
-from proxy.store.tree import marks_to
+from proxy.store.tree import Lineage, marks_to
 from tests.support.talk import Talk, body
 
 pytestmark = pytest.mark.anyio

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.store.plain import is_plain, require_plain, sanitize
+from proxy.store.records import is_plain, require_plain, sanitize
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from sqlalchemy import select, text
 
 from proxy.errors import StoreUnavailable
-from proxy.store.address import PostgresServer, address_of
-from proxy.store.connection import Connection
+from proxy.store.database import Connection, PostgresServer, address_of
 from proxy.store.postgres import PostgresDatabase
 from tests.support import postgres
 

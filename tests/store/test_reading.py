@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import JsonObject
 from proxy.errors import InvalidRequest
-from proxy.store.reading import read_records
+from proxy.store.archive import read_records
 from proxy.store.store import Store
 from tests.support.story import told
 

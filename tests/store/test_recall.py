@@ -11,11 +11,9 @@ from sqlalchemy import Executable
 from proxy.conversation import ROOT, Kind, Manner
 from proxy.dialects import Message
 from proxy.store import store as module
-from proxy.store.branches import Branches
-from proxy.store.connection import Connection, Parameters, Rows
-from proxy.store.recall import recall
-from proxy.store.recollection import HistoryQuery, HistorySnapshot, TooLong
-from proxy.store.records import Body, Kept, Status
+from proxy.store.database import Connection, Parameters, Rows
+from proxy.store.history import Branches, recall
+from proxy.store.records import Body, HistoryQuery, HistorySnapshot, Kept, Status, TooLong
 from proxy.store.store import Store
 from proxy.trimming import Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, say, settle, summary

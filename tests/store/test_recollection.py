@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.store.recollection import TooLong, allow
+from proxy.store.records import TooLong, allow
 
 
 @pytest.mark.parametrize("most", [None, 3, 4])

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Table, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.schema import (
     BODIES,
     HIDDEN,

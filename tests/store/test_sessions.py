@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import func, select
 
 from proxy.errors import InvalidRequest
-from proxy.store.connection import Connection
+from proxy.store.database import Connection
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.sessions import open_session

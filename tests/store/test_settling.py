@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from sqlalchemy import Executable
 
 from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
-from proxy.store import settling
-from proxy.store.connection import Connection, Dialect, Parameters, Rows
+from proxy.store import exchanges as settling
+from proxy.store.database import Connection, Parameters, Rows, SqlDialect
+from proxy.store.exchanges import settle
 from proxy.store.records import Body, Reply, SessionRow, Settled, Source, Status
-from proxy.store.settling import settle
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut
 from tests.support.asides import HIDDEN, reply
@@ -585,7 +585,7 @@ class Counted:
         self.statements: list[str] = []
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SqlDialect:
         return self._connection.dialect
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:

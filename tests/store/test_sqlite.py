@@ -8,17 +8,15 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from proxy.errors import StoreUnavailable
 from proxy.store import sqlite
-from proxy.store.connection import Connection
-from proxy.store.database import Unit
-from proxy.store.jobs import Job, Outcome
-from proxy.store.sqlite import SqliteDatabase
-from proxy.store.sqlite_file import create_file
+from proxy.store.database import Connection, Unit
+from proxy.store.sqlite import SqliteDatabase, connect, create_file, sqlite_engine
 
 pytestmark = pytest.mark.anyio
 
@@ -73,33 +71,29 @@ async def test_only_its_owner_can_read_the_file(path: Path) -> None:
     assert modes == {"palimpsest.db": 0o600, "palimpsest.db-wal": 0o600, "palimpsest.db-shm": 0o600}
 
 
-async def test_what_was_committed_outlives_a_loss_of_power_and_what_was_deleted_is_gone(path: Path) -> None:
+async def test_commits_survive_a_power_loss_and_deletes_overwrite_the_file(path: Path) -> None:
     database = SqliteDatabase(path)
-    for run in (database.write, database.read):
-        for short in (False, True):
-            assert await run(partial(setting, name="journal_mode"), short=short) == "wal"
-            assert await run(partial(setting, name="synchronous"), short=short) == 2
-            assert await run(partial(setting, name="secure_delete"), short=short) == 1
-            # An event loop waits for no lock.
-            assert await run(partial(setting, name="busy_timeout"), short=short) == (0 if short else 15_000)
+    runs: tuple[Any, ...] = (database.write, database.read, partial(database.read, short=True))
+    for run, patience in zip(runs, (15_000, 15_000, 0), strict=True):  # an event loop waits for no lock
+        assert await run(partial(setting, name="journal_mode")) == "wal"
+        assert await run(partial(setting, name="synchronous")) == 2
+        assert await run(partial(setting, name="secure_delete")) == 1
+        assert await run(partial(setting, name="busy_timeout")) == patience
     await database.close()
 
 
-@pytest.mark.parametrize("short", [False, True])
-async def test_what_may_be_lost_with_the_power_waits_for_no_disk_and_what_may_not_does(
-    path: Path, short: bool
-) -> None:
+async def test_only_durable_commits_wait_for_the_disk(path: Path) -> None:
     database = SqliteDatabase(path)
     found: list[tuple[object, object]] = []
 
     def note(connection: Connection) -> None:
         found.append((setting(connection, "synchronous"), setting(connection, "wal_autocheckpoint")))
 
-    for lasting in (True, False, False, True):
-        await database.write(note, short=short, lasting=lasting)
-    async with Held(database), asyncio.TaskGroup() as tasks:  # two in one transaction: both last
-        tasks.create_task(database.write(note, short=short, lasting=False))
-        tasks.create_task(database.write(note, short=short, lasting=True))
+    for durable in (True, False, False, True):
+        await database.write(note, durable=durable)
+    async with Held(database), asyncio.TaskGroup() as tasks:  # two in one transaction: both are durable
+        tasks.create_task(database.write(note, durable=False))
+        tasks.create_task(database.write(note, durable=True))
         await asyncio.sleep(0)
     assert found == [(2, 4_000), (1, 0), (1, 0), (2, 4_000), (2, 4_000), (2, 4_000)]
     await database.close()
@@ -108,13 +102,13 @@ async def test_what_may_be_lost_with_the_power_waits_for_no_disk_and_what_may_no
 async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = SqliteDatabase(path)
     batches: list[int] = []
-    write = SqliteDatabase._write
+    commit = SqliteDatabase._commit
 
-    def counting(self: SqliteDatabase, batch: list[Job]) -> list[Outcome]:
+    def counting(self: SqliteDatabase, batch: list[Any]) -> list[Any]:
         batches.append(len(batch))
-        return write(self, batch)
+        return commit(self, batch)
 
-    monkeypatch.setattr(SqliteDatabase, "_write", counting)
+    monkeypatch.setattr(SqliteDatabase, "_commit", counting)
     async with Held(database), asyncio.TaskGroup() as tasks:
         for number in range(300):
             tasks.create_task(database.write(partial(put, name=str(number))))
@@ -124,25 +118,23 @@ async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: p
     await database.close()
 
 
-@pytest.mark.parametrize("short", [False, True])
 async def test_a_lock_that_is_held_too_long_is_told_and_harms_no_later_write(
-    path: Path, monkeypatch: pytest.MonkeyPatch, short: bool
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     database = SqliteDatabase(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="Another process holds its lock"):
-            await database.write(partial(put, name="a"), short=short)
+            await database.write(partial(put, name="a"))
         assert await database.read(names) == []  # readers do not wait for a writer
         other.execute("COMMIT")
-    await database.write(partial(put, name="b"), short=short)
+    await database.write(partial(put, name="b"))
     assert await database.read(names) == ["b"]
     await database.close()
 
 
-@pytest.mark.parametrize("short", [False, True])
-async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: Path, short: bool) -> None:
+async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: Path) -> None:
     database = SqliteDatabase(path)
 
     def fill(connection: Connection) -> None:
@@ -152,10 +144,7 @@ async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: 
             put(connection, f"{number:0500}")
 
     async with Held(database), asyncio.TaskGroup() as tasks:
-        others = [
-            tasks.create_task(_outcome(database, unit, short=short))
-            for unit in (partial(put, name="other"), fill)
-        ]
+        others = [tasks.create_task(_outcome(database, unit)) for unit in (partial(put, name="other"), fill)]
         await asyncio.sleep(0)
     assert [type(task.result()) for task in others] == [StoreUnavailable, StoreUnavailable]
     assert await database.read(names) == ["held"]
@@ -164,17 +153,17 @@ async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: 
     await database.close()
 
 
-async def _outcome(database: SqliteDatabase, unit: Unit[None], *, short: bool) -> BaseException | None:
+async def _outcome(database: SqliteDatabase, unit: Unit[None]) -> BaseException | None:
     try:
-        await database.write(unit, short=short)
+        await database.write(unit)
     except StoreUnavailable as why:
         return why
     return None
 
 
-@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("durable", [False, True])
 async def test_a_transaction_that_cannot_be_committed_is_told_and_harms_no_later_write(
-    path: Path, lasting: bool
+    path: Path, durable: bool
 ) -> None:
     database = SqliteDatabase(path)
     database._writing.executescript(
@@ -187,8 +176,8 @@ async def test_a_transaction_that_cannot_be_committed_is_told_and_harms_no_later
         connection.execute(text("INSERT INTO b VALUES (1)"))  # it is the COMMIT that finds fault with it
 
     with pytest.raises(sqlite3.IntegrityError):
-        await database.write(orphan, short=True, lasting=lasting)
-    await database.write(partial(put, name="next"), short=True, lasting=lasting)
+        await database.write(orphan, durable=durable)
+    await database.write(partial(put, name="next"), durable=durable)
     assert await database.read(names) == ["next"]
     await database.close()
 
@@ -207,92 +196,52 @@ class Where:
         return write
 
 
-async def test_short_units_run_where_they_are_asked_for_and_others_in_threads(path: Path) -> None:
+async def test_writes_run_in_one_thread_and_short_reads_on_the_event_loop(path: Path) -> None:
     database, where, here = SqliteDatabase(path), Where(), threading.current_thread().name
-    for name, short, lasting in (("a", True, True), ("b", True, False), ("c", False, True)):
-        await database.write(where.unit(name), short=short, lasting=lasting)
+    for name, durable in (("a", True), ("b", False)):
+        await database.write(where.unit(name), durable=durable)
         with closing(sqlite3.connect(path)) as other:  # whoever hears of it can rely on it
             assert (name,) in other.execute("SELECT name FROM names").fetchall()
-    assert where.threads == {"a": here, "b": here, "c": "palimpsest-write"}
+    assert where.threads == {"a": "palimpsest-write", "b": "palimpsest-write"}
     seen = [
         await database.read(lambda _: threading.current_thread().name, short=short) for short in (True, False)
     ]
     assert seen[0] == here
-    assert seen[1].startswith("palimpsest-read-")
+    assert seen[1].startswith("palimpsest-read_")
     await database.close()
 
 
-async def test_short_units_that_wait_share_transactions_of_bounded_length_in_their_order(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_units_run_in_the_order_of_submission(path: Path) -> None:
     database = SqliteDatabase(path)
-    batches: list[int] = []
     order: list[int] = []
 
     def note(_: Connection, number: int) -> None:
         order.append(number)
 
-    run = SqliteDatabase._run_here
-
-    def counting(self: SqliteDatabase, batch: list[Job]) -> None:
-        batches.append(len(batch))
-        run(self, batch)
-
-    monkeypatch.setattr(SqliteDatabase, "_run_here", counting)
-    monkeypatch.setattr(sqlite, "_SLICE_SECONDS", 60)
     async with Held(database), asyncio.TaskGroup() as tasks:
-        for number in range(70):
-            tasks.create_task(database.write(partial(note, number=number), short=True))
+        for number in range(300):
+            tasks.create_task(database.write(partial(note, number=number)))
         await asyncio.sleep(0)
-    assert batches == [32, 32, 6]
-    assert order == list(range(70))
+    assert order == list(range(300))
     await database.close()
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-async def test_an_event_loop_is_not_held_for_long(
-    path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
-) -> None:
-    monkeypatch.setattr(sqlite, "_SLICE_SECONDS", -1)  # each unit takes longer
-    database, seen = SqliteDatabase(path), list[tuple[str, int]]()
-    turns = 0
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while len(seen) < 5:
-            turns += 1
-            await asyncio.sleep(0)
-
-    def note(_: Connection, name: str) -> None:
-        seen.append((name, turns))
-
-    async with Held(database), asyncio.TaskGroup() as tasks:
-        for name in "abcde":
-            tasks.create_task(database.write(partial(note, name=name), short=True, lasting=lasting))
-        tasks.create_task(take_turns())
-        await asyncio.sleep(0)
-    assert [name for name, _ in seen] == list("abcde")
-    assert len({turn for _, turn in seen}) == 5  # between any two of them others had theirs
-    await database.close()
-
-
-async def test_after_a_slow_unit_the_event_loops_are_spared_for_a_while(
+async def test_after_a_slow_read_on_the_event_loop_reads_run_in_threads_for_a_while(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, where, here = SqliteDatabase(path), Where(), threading.current_thread().name
+    database, here = SqliteDatabase(path), threading.current_thread().name
     monkeypatch.setattr(sqlite, "_SLOW_SECONDS", -1)  # each is slow
     monkeypatch.setattr(sqlite, "_SPARED_SECONDS", 600)
-    await database.write(where.unit("a"), short=True)
-    await database.write(where.unit("b"), short=True)
-    read = await database.read(lambda _: threading.current_thread().name, short=True)
-    assert read.startswith("palimpsest-read-")
-    database._spared_until = 0  # the while is over
-    await database.write(where.unit("c"), short=True)
-    assert where.threads == {"a": here, "b": "palimpsest-write", "c": here}
+    reads = [database.read(lambda _: threading.current_thread().name, short=True) for _ in range(3)]
+    first, *others = await asyncio.gather(*reads)
+    assert first == here
+    assert all(name.startswith("palimpsest-read_") for name in others)
+    database._slow_until = 0  # the while is over
+    assert await database.read(lambda _: threading.current_thread().name, short=True) == here
     await database.close()
 
 
-async def test_a_short_unit_that_fails_takes_back_its_own_work_only(path: Path) -> None:
+async def test_a_unit_that_fails_takes_back_its_own_work_only(path: Path) -> None:
     database = SqliteDatabase(path)
 
     def fail(connection: Connection) -> None:
@@ -300,9 +249,9 @@ async def test_a_short_unit_that_fails_takes_back_its_own_work_only(path: Path) 
         raise KeyError("mine")
 
     async with Held(database), asyncio.TaskGroup() as tasks:
-        tasks.create_task(database.write(partial(put, name="before"), short=True))
+        tasks.create_task(database.write(partial(put, name="before")))
         failing = tasks.create_task(_failure(database, fail))
-        tasks.create_task(database.write(partial(put, name="after"), short=True))
+        tasks.create_task(database.write(partial(put, name="after")))
         await asyncio.sleep(0)
     assert failing.result() == "'mine'"
     assert await _failure(database, fail) == "'mine'"  # alone in its transaction
@@ -312,32 +261,14 @@ async def test_a_short_unit_that_fails_takes_back_its_own_work_only(path: Path) 
 
 async def _failure(database: SqliteDatabase, unit: Unit[None]) -> str:
     with pytest.raises(KeyError) as caught:
-        await database.write(unit, short=True)
+        await database.write(unit)
     return str(caught.value)
-
-
-def test_what_stops_the_program_leaves_no_transaction_open(path: Path) -> None:
-    database = SqliteDatabase(path)
-
-    def stop(connection: Connection) -> None:
-        put(connection, "stopped")
-        raise KeyboardInterrupt
-
-    async def go_on() -> list[str]:
-        await database.write(partial(put, name="next"), short=True)
-        found = await database.read(names)
-        await database.close()
-        return found
-
-    with pytest.raises(KeyboardInterrupt):  # it ends the event loop in which the unit ran
-        asyncio.run(database.write(stop, short=True))
-    assert asyncio.run(go_on()) == ["next"]
 
 
 async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
     database, commits = SqliteDatabase(path), list[str]()
     database._writing.set_trace_callback(commits.append)  # pyright: ignore[reportPrivateUsage]
-    units = [database.start(partial(put, name=f"{number}"), short=True, lasting=False) for number in range(3)]
+    units = [database.start(partial(put, name=f"{number}"), durable=False) for number in range(3)]
     assert not any(unit.done() for unit in units)
     assert not commits
     await asyncio.gather(*units)
@@ -348,7 +279,7 @@ async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
 
 async def test_who_does_not_wait_for_a_unit_has_it_done_all_the_same(path: Path) -> None:
     database = SqliteDatabase(path)
-    database.start(partial(put, name="a"), short=True).cancel()
+    database.start(partial(put, name="a")).cancel()
     await database.close()
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM names").fetchall() == [("a",)]
@@ -360,7 +291,7 @@ async def test_a_lock_of_another_process_holds_up_no_event_loop(path: Path) -> N
         other.execute("BEGIN IMMEDIATE")
         # This can be called only if the event loop goes on.
         asyncio.get_running_loop().call_later(0.05, other.execute, "ROLLBACK")
-        await database.write(where.unit("a"), short=True)
+        await database.write(where.unit("a"))
     assert where.threads == {"a": "palimpsest-write"}
     assert await database.read(names, short=True) == ["a"]
     await database.close()
@@ -379,11 +310,10 @@ async def test_a_short_read_waits_for_nothing_here(path: Path) -> None:
         return "read"
 
     assert await database.read(busy_at_first, short=True) == "read"
-    await asyncio.sleep(0)
-    with database._reading:  # another event loop reads
+    with database._near_lock:  # another event loop reads
         assert await database.read(busy_at_first, short=True) == "read"
     assert runs[0] == threading.current_thread().name
-    assert all(name.startswith("palimpsest-read-") for name in runs[1:])
+    assert all(name.startswith("palimpsest-read_") for name in runs[1:])
     assert len(runs) == 3
     with pytest.raises(StoreUnavailable, match="run `palimpsest upgrade`"):
         await database.read(lambda connection: connection.execute(text("SELECT 1 FROM none")), short=True)
@@ -392,48 +322,21 @@ async def test_a_short_read_waits_for_nothing_here(path: Path) -> None:
         await database.read(names, short=True)
 
 
-async def test_short_reads_that_come_together_see_one_state_and_later_ones_what_was_written(
-    path: Path,
-) -> None:
+async def test_a_short_read_sees_one_state_and_holds_up_no_checkpoint(path: Path) -> None:
     database = SqliteDatabase(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        assert await database.read(names, short=True) == []
-        other.execute("INSERT INTO names VALUES ('a')")
-        assert await database.read(names, short=True) == []  # as it was when the first one read
-        await asyncio.sleep(0)
+
+        def twice(connection: Connection) -> list[list[str]]:
+            before = names(connection)
+            other.execute("INSERT INTO names VALUES ('a')")
+            return [before, names(connection)]
+
+        assert await database.read(twice, short=True) == [[], []]
         assert await database.read(names, short=True) == ["a"]
-        await asyncio.sleep(0)
-        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nobody reads any more
-    await database.write(partial(put, name="b"), short=True)
+        assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0  # nobody reads any more
+    await database.write(partial(put, name="b"))
     assert await database.read(names, short=True) == ["a", "b"]
     await database.close()
-
-
-async def test_after_a_slow_one_those_that_came_with_it_are_read_in_threads(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite, "_SLOW_SECONDS", -1.0)
-    database = SqliteDatabase(path)
-    ran = [database.read(lambda _: threading.current_thread().name, short=True) for _ in range(3)]
-    first, *others = await asyncio.gather(*ran)
-    assert first == threading.current_thread().name
-    assert all(name.startswith("palimpsest-read-") for name in others)
-    await database.close()
-
-
-def test_an_event_loop_that_ends_in_the_turn_in_which_it_read_holds_nothing_up(path: Path) -> None:
-    database = SqliteDatabase(path)
-
-    async def read() -> None:
-        assert await database.read(names, short=True) == []
-        asyncio.get_running_loop().stop()
-
-    loop = asyncio.new_event_loop()
-    reading = loop.create_task(read())
-    loop.run_forever()
-    assert reading.done()
-    loop.close()
-    asyncio.run(database.close())
 
 
 async def test_a_short_read_that_fails_leaves_the_others_their_state(path: Path) -> None:
@@ -541,7 +444,7 @@ async def test_the_log_says_what_failed_for_a_caller_who_left(
     go_on.set()
     await database.write(partial(put, name="a"))
     assert caplog.messages == [
-        "work that nobody waits for any more failed: The store cannot be used. It is a test."
+        "a write failed after its caller was cancelled: The store cannot be used. It is a test."
     ]
     assert await database.read(names) == ["a"]
     await database.close()
@@ -559,7 +462,7 @@ def test_what_an_event_loop_that_ended_had_asked_for_is_done(path: Path, then: s
     async def leave() -> None:
         tasks = [
             asyncio.get_running_loop().create_task(write)
-            for write in (database.write(hold), database.write(partial(put, name="a"), short=True))
+            for write in (database.write(hold), database.write(partial(put, name="a")))
         ]
         await asyncio.to_thread(begun.wait)
         for task in tasks:
@@ -571,7 +474,7 @@ def test_what_an_event_loop_that_ended_had_asked_for_is_done(path: Path, then: s
 
     async def stay() -> None:
         if then == "write":
-            await database.write(partial(put, name="b"), short=True)
+            await database.write(partial(put, name="b"))
         await database.close()
 
     asyncio.run(stay())
@@ -599,3 +502,40 @@ def test_a_loop_that_ended_leaves_the_writer_working(path: Path) -> None:
         return found
 
     assert asyncio.run(stay()) == ["a", "b"]
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "palimpsest.db"
+    create_file(path)
+    path.chmod(0o640)
+    create_file(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"folder '.*/none' of its file does not exist"):
+        create_file(tmp_path / "none" / "palimpsest.db")
+
+
+def test_a_folder_in_place_of_the_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be opened: Is a directory"):
+        create_file(tmp_path)
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "palimpsest.db"
+    file.write_text("no database " * 100)
+    with pytest.raises(StoreUnavailable, match="no SQLite database"):
+        create_file(file)
+
+
+def test_an_engines_transactions_begin_as_they_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "palimpsest.db"
+    create_file(path)
+    engine = sqlite_engine(path, "BEGIN IMMEDIATE")
+    with closing(connect(path)) as other, engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+        other.execute("PRAGMA busy_timeout=0")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+    engine.dispose()

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from proxy.conversation import ROOT
+from proxy.store.exchanges import Standing, standing
 from proxy.store.records import Body, Status
-from proxy.store.standing import Standing, standing
 from proxy.store.store import Store
 from proxy.store.tree import Place
 from tests.support.talk import Talk, body, settlement

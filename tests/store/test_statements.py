@@ -26,8 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateTable
 
-from proxy.store import statements
-from proxy.store.statements import SqliteConnection
+from proxy.store import sqlite as statements
+from proxy.store.sqlite import SqliteConnection
 
 THINGS = Table(
     "things", MetaData(), Column("id", Integer, primary_key=True), Column("name", Text), Column("on", Boolean)
@@ -64,13 +64,13 @@ def test_an_insert_has_a_text_for_each_set_of_columns(connection: SqliteConnecti
 
 def test_a_statement_is_compiled_once(connection: SqliteConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
-    compile_ = statements._compile
+    compile_ = statements._Compiled
 
     def counting(statement: select, columns: list[str]) -> object:  # type: ignore[valid-type]
         compiled.append(statement)
         return compile_(statement, columns)
 
-    monkeypatch.setattr(statements, "_compile", counting)
+    monkeypatch.setattr(statements, "_Compiled", counting)
     several = select(THINGS.c.name).where(THINGS.c.id.in_(bindparam("ids", expanding=True)))
     for size in range(9):
         assert connection.execute(several, {"ids": list(range(size))}).all() == []

@@ -6,7 +6,7 @@ from proxy.conversation import body_id
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store.records import Body
 from proxy.store.store import Store
-from proxy.store.texts import is_message, messages_in, named_bodies
+from proxy.store.tree import is_message, messages_in, named_bodies
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio

@@ -70,7 +70,7 @@ class House:
         self.upstream = Upstream(settings.upstream, shares_key=False)
         self.background = Background()
         counter = TokenCounter(settings.tokens.method)
-        memory = HistoryLoader(store, counter, settings.upstream.reasoning)
+        loader = HistoryLoader(store, counter, settings.upstream.reasoning)
         seconds = count(1_000)  # each later than the last, so that there is a newest one
         knowledge = Knowledge(
             counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds))
@@ -78,17 +78,17 @@ class House:
         summarizer = Summarizer(settings.summarizer, self.upstream)
         summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start)
         recall = Recall(store)
-        self.means = AppServices(
+        self.services = AppServices(
             store=store,
             upstream=self.upstream,
             background=self.background,
-            memory=memory,
+            loader=loader,
             knowledge=knowledge,
             summaries=summaries,
             recall=recall,
             counter=counter,
         )
-        self.chat = ChatCompletions(settings, self.means)
+        self.chat = ChatCompletions(settings, self.services)
 
     async def ask(
         self, model: str = "echo", *headers: tuple[bytes, bytes], client: Heard | None = None, **body: Any

@@ -15,7 +15,7 @@ from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError
-from proxy.pipeline import Outcome, Rounds, VirtualRelay, request_form
+from proxy.pipeline import Answered, Background, Rounds, VirtualRelay
 from tests.support.api_rules import check
 from tests.support.replies import USAGE, body_of, events_of
 
@@ -78,7 +78,7 @@ class World:
         self.slow = ""
         """The id of a call that is never answered."""
         self.status, self.headers, self.got, self.ended = 0, list[tuple[bytes, bytes]](), b"", False
-        self.outcome: Outcome | None = None
+        self.answered: Answered | None = None
         self.seen_at_settling = b""
 
     # the proxy's tools
@@ -121,9 +121,9 @@ class World:
     async def fail(self, error: PalimpsestError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         raise AssertionError((error, headers))
 
-    async def settle(self, outcome: Outcome) -> None:
-        assert self.outcome is None
-        self.outcome, self.seen_at_settling = outcome, self.got
+    async def settle(self, answered: Answered) -> None:
+        assert self.answered is None
+        self.answered, self.seen_at_settling = answered, self.got
 
     # what a test does with all that
 
@@ -134,30 +134,31 @@ class World:
             self,
             lambda answer: [(b"x-status", b"%d" % answer.status)],
             Rounds(
-                self, self.ask_again, lambda message, partial: request_form(message, "auto", partial=partial)
+                self, self.ask_again, lambda message, partial: message.as_request("auto", partial=partial)
             ),
             stream=stream,
             hides_usage=hides_usage,
+            start=Background().start,
             interval=interval,
         )
         return self.relay
 
-    async def run(self, *, stream: bool = True, hides_usage: bool = False) -> Outcome:
+    async def run(self, *, stream: bool = True, hides_usage: bool = False) -> Answered:
         await self.open(stream=stream, hides_usage=hides_usage).run(self.settle)
         return self.settled()
 
-    def settled(self) -> Outcome:
-        assert self.outcome is not None
-        return self.outcome
+    def settled(self) -> Answered:
+        assert self.answered is not None
+        return self.answered
 
     def next_view(self) -> list[dict[str, Any]]:
         """Return the messages of the next request: every call of the client is answered."""
-        outcome = self.settled()
-        [(reply, partial)] = outcome.replies
+        answered = self.settled()
+        [(reply, partial)] = answered.replies
         view: list[Message] = [ChatMessage.of(USER)]
-        sent = request_form(reply, "auto", partial=partial)
-        if outcome.hidden is not None:
-            view += [*outcome.hidden.before, outcome.hidden.reply or sent, *outcome.hidden.after]
+        sent = reply.as_request("auto", partial=partial)
+        if answered.hidden is not None:
+            view += [*answered.hidden.before, answered.hidden.reply or sent, *answered.hidden.after]
         else:
             view.append(sent)
         data = [message.data for message in view]

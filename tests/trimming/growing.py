@@ -12,13 +12,14 @@ from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
-from proxy.trimming.engine import compaction, plan
-from proxy.trimming.gaps import standing
-from proxy.trimming.plan import Change, Entry, Hidden, Plan, PlanningContext, Prepared, SummaryRequest
+from proxy.trimming.history import outside_gaps
+from proxy.trimming.model import Change, Entry, Hidden, Plan, PlanningContext, Prepared, SummaryRequest
+from proxy.trimming.planner import compaction, plan
 from proxy.trimming.policy import Policy
-from proxy.trimming.protection import protected
+from proxy.trimming.trim import protected
 from proxy.trimming.view import merged
 from tests.support import api_rules
+from tests.trimming.notation import DIALECT
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def requests(
         cut = last.cut if last is not None else None
         whole = [replace(each, arrival=then) for each, then in zip(log, arrivals, strict=False)]
         whole += log[len(arrivals) : stop]
-        left = standing(whole, cut.gaps, attrgetter("position")) if cut is not None else whole
+        left = outside_gaps(whole, cut.gaps, attrgetter("position")) if cut is not None else whole
         made = plan(left, policy, "p", asked, cut, composed=True)
         if made.needs_whole:
             left, made = whole, plan(whole, policy, "p", asked, cut, composed=True)
@@ -121,7 +122,7 @@ def check(
     made = request.plan
     sent = tuple(instructions)
     if made.summary is not None and made.summary.role == "merge":
-        sent = merged(sent, made.summary)
+        sent = merged(sent, made.summary, DIALECT)
     assert problems(made.view) == []
     if sent or made.view:
         body = {"model": "m", "messages": [message.data for message in (*sent, *made.view)]}
@@ -157,7 +158,9 @@ def check_protected(request: Request, policy: Policy) -> None:
         return
     cut = last.cut if last is not None else None
     same = cut is not None and cut.version == policy.version
-    left = standing(request.entries, cut.gaps, attrgetter("position")) if cut is not None and same else None
+    left = (
+        outside_gaps(request.entries, cut.gaps, attrgetter("position")) if cut is not None and same else None
+    )
     entries = request.entries if left is None else left
     log = [entry.message for entry in entries]
     kept = {entries[place].position for place in protected(log, spans(log), rounds(log), policy)}

@@ -16,7 +16,7 @@ from typing import Any
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.plan import Entry, PlanningContext
+from proxy.trimming.model import Entry, PlanningContext
 
 MESSAGE_TOKENS = 10
 
@@ -90,4 +90,5 @@ def log(*given: str) -> list[Entry]:
     return entries(messages(given))
 
 
+DIALECT = ChatMessage.dialect
 KNOWN = PlanningContext(count=count)

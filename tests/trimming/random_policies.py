@@ -12,8 +12,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES
+from proxy.trimming.model import Prices, Step
 from proxy.trimming.policy import Policy
-from proxy.trimming.prices import Prices, Step
 
 Settings = dict[str, Any]
 

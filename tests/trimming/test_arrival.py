@@ -6,10 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.trimming.arrival import arrive, moved
-from proxy.trimming.plan import Change, Entry, Gap, PlanningContext
+from proxy.trimming.history import arrive, trimmed_history
+from proxy.trimming.model import Change, Cut, Entry, Gap, PlanningContext, Size
 from proxy.trimming.policy import Policy
-from proxy.trimming.trigger import Size
 from tests.trimming.notation import KNOWN, count, log, message
 from tests.trimming.notation import entries as entries_of
 
@@ -138,12 +137,11 @@ def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
     entries = with_long_results("user so", "user and")
     arrived = arrive(entries, policy(), KNOWN)
     assert arrived.without(()) is arrived
-    left = arrived.without(
-        [
-            Gap(start=0, stop=1, edit="e", reason="", tokens=0, tool_calls=0),
-            Gap(start=4, stop=5, edit="e", reason="", tokens=0, tool_calls=0),
-        ]
+    gaps = (
+        Gap(start=0, stop=1, edit="e", reason="", tokens=0, tool_calls=0),
+        Gap(start=4, stop=5, edit="e", reason="", tokens=0, tool_calls=0),
     )
+    left = arrived.without(gaps)
     assert [entry.position for entry in left.entries] == [1, 2, 3, 5]
     assert (left.messages, left.tokens) == (
         tuple(arrived.messages[at] for at in (1, 2, 3, 5)),
@@ -154,5 +152,15 @@ def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
         Change(position=at, edit="e", reason="", message=None, tokens_before=1, tokens_after=0)
         for at in (0, 2, 5, 9)
     ]
-    assert [change.position for change in left.placed(changes)] == [1, 3]
-    assert moved(changes[1], 2) is changes[1]
+    cut = Cut(
+        position=6,
+        policy="p",
+        version="v",
+        changes=tuple(changes),
+        tokens=0,
+        messages=0,
+        tool_calls=0,
+        gaps=gaps,
+    )
+    assert [change.position for change in trimmed_history(arrived, cut).changes] == [1, 3]
+    assert changes[1].at(2) is changes[1]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trimming.broadcasts import (
+from proxy.trimming.edits.digest_agent_calls import (
     BUILT_IN,
     Broadcast,
     Digest,
+    broadcast_digest,
     broadcast_of,
     checked_pattern,
-    digest_of,
 )
 
 
@@ -104,7 +104,7 @@ def test_a_digest_is_written_as_it_is_documented() -> None:
     ids=lambda text: text[:40],
 )
 def test_what_is_no_digest(text: str) -> None:
-    assert digest_of(text) is None
+    assert broadcast_digest(text) is None
 
 
 NAMES = st.text(min_size=1, max_size=30).map(lambda name: f"n{name}")
@@ -122,7 +122,7 @@ def test_a_digest_reads_what_it_wrote(kind: str, agent: str, tools: list[str], c
         speaker = told.speaker
         counted[told.tool] = counted.get(told.tool, 0) + 1
     digest = Digest(speaker=speaker, tools=counted, chinese=chinese)
-    assert digest_of(digest.text) == digest
+    assert broadcast_digest(digest.text) == digest
 
 
 SPLIT = "\x00\x01"

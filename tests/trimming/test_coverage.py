@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from proxy.trimming.coverage import Beginning, beginnings, start_of_newest
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Gap
+from proxy.trimming.edits.summarize import Beginning, beginnings
+from proxy.trimming.model import Gap
 from tests.trimming.edits.held import draft_of
 from tests.trimming.notation import messages
 
@@ -33,7 +33,7 @@ def test_a_beginning_ends_with_a_round_of_the_history() -> None:
     assert list(beginnings(draft, 1)) == [
         Beginning(stop=4, until=4, messages=4, tokens=44, rounds=1, new_messages=4, new_tokens=44)
     ]
-    assert start_of_newest(draft.rounds, 1) == 4
+    assert draft.history_before(1) == 4
 
 
 def test_where_no_round_need_stay_it_may_end_in_the_current_one_but_not_after_the_newest_span() -> None:

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.trimming.demand import asked_for, in_time, pays, until_it_fires
+from proxy.trimming.cost import NO_CHANGE, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
-from proxy.trimming.plan import Account, Prepared, Summary, SummaryRequest
+from proxy.trimming.model import Account, Prepared, Prices, Size, Summary, SummaryRequest
+from proxy.trimming.planner import requested_in_time, tokens_left
 from proxy.trimming.policy import Policy
-from proxy.trimming.prices import Prices
-from proxy.trimming.trigger import Size
-from proxy.trimming.worth import NO_MOVE, Costs
 from tests.trimming.edits.held import draft_of
 from tests.trimming.notation import KNOWN, messages
 
@@ -68,10 +66,10 @@ def test_a_summary_is_due_from_a_part_of_what_moves_the_cut(
 ) -> None:
     known = replace(KNOWN, context_window=2000)
     sums = edit(**settings)
-    assert until_it_fires(policy(trigger, sums), sums, known, size) == added
+    assert tokens_left(policy(trigger, sums), sums, known, size) == added
     # Where upstream counts twice as many, half as many are enough.
     twice, half = replace(known, scale=2.0), replace(size, tokens=size.tokens // 2)
-    later = until_it_fires(policy(trigger, sums), sums, twice, half)
+    later = tokens_left(policy(trigger, sums), sums, twice, half)
     if size.tokens % 2 == 0:
         assert later == (None if added is None else added // 2)
 
@@ -79,11 +77,11 @@ def test_a_summary_is_due_from_a_part_of_what_moves_the_cut(
 def test_what_comes_before_the_trigger_fires_counts() -> None:
     draft = replace(talk(9), target=1500)
     assert draft.total == 9 * 220 + 17
-    near = in_time(draft, edit(budget_ratio=0.1), 0, None)
+    near = requested_in_time(draft, edit(budget_ratio=0.1), 0, None)
     assert near == SummaryRequest(stop=6, room=150, urgent=False)
-    later = in_time(draft, edit(budget_ratio=0.1), 300, None)
+    later = requested_in_time(draft, edit(budget_ratio=0.1), 300, None)
     assert later == SummaryRequest(stop=10, room=150, urgent=False)
-    assert in_time(draft, edit(min_messages=20), 0, None) is None
+    assert requested_in_time(draft, edit(min_messages=20), 0, None) is None
 
 
 def costs(draft: Draft, turns: int) -> Costs:
@@ -105,29 +103,29 @@ def costs(draft: Draft, turns: int) -> Costs:
 def test_where_cost_moves_the_cut_it_must_pay_what_it_costs_to_make() -> None:
     draft = talk(9)
     sums = edit(max_tokens=100)
-    assert in_time(draft, sums, None, costs(draft, 8)) is None
-    wanted = in_time(draft, sums, None, costs(draft, 30))
+    assert requested_in_time(draft, sums, None, costs(draft, 8)) is None
+    wanted = requested_in_time(draft, sums, None, costs(draft, 30))
     assert wanted == SummaryRequest(stop=16, room=1759, urgent=False)
-    assert in_time(draft, sums, None, None) is None
-    assert in_time(draft, edit(min_messages=99), None, costs(draft, 30)) is None
+    assert requested_in_time(draft, sums, None, None) is None
+    assert requested_in_time(draft, edit(min_messages=99), None, costs(draft, 30)) is None
     # 1760 tokens are read to write 100; 337 are sent instead of 1997, of which 1980 were cached. Later ones
     # cost 166 less each.
     loss = 1.25 * 337 - 0.1 * 1980 - 1.25 * 17 + 1760 + 5 * 100
     gain = 0.1 * 1660
     for turns in (8, 13, 15, 30):
         assert wanted is not None
-        paying = pays(sums, draft, wanted, costs(draft, turns), NO_MOVE)
+        paying = costs(draft, turns).summary_pays(draft, sums.imagined(draft, wanted), NO_CHANGE)
         assert paying == (loss <= gain * turns)
 
 
 def test_who_asks_gets_all_of_it_but_what_must_stay() -> None:
     draft = talk(9)
-    assert asked_for(draft, edit(keep_rounds=2)) == SummaryRequest(stop=14, room=1539, urgent=False)
+    assert edit(keep_rounds=2).requested_now(draft) == SummaryRequest(stop=14, room=1539, urgent=False)
     # No more rounds stay than leave one to sum up, and no condition counts.
     strict = edit(keep_rounds=99, min_messages=99, min_new_messages=99, growth_ratio=9)
-    assert asked_for(draft, strict) == SummaryRequest(stop=2, room=219, urgent=False)
+    assert strict.requested_now(draft) == SummaryRequest(stop=2, room=219, urgent=False)
     # A target that is met already, and upper and lower, are no reason to stop.
-    assert asked_for(replace(draft, target=9999), edit(upper=9999, lower=9000)) == SummaryRequest(
+    assert edit(upper=9999, lower=9000).requested_now(replace(draft, target=9999)) == SummaryRequest(
         stop=16, room=1759, urgent=False
     )
 
@@ -135,21 +133,23 @@ def test_who_asks_gets_all_of_it_but_what_must_stay() -> None:
 def test_in_one_long_round_what_lies_behind_is_summed_up() -> None:
     calls = [line for n in range(9) for line in (f"assistant | c{n} f", f"tool c{n} {'=' * 90}")]
     draft = draft_of(messages(["user do it", *calls]), {"rounds": 1, "spans": 4})
-    assert asked_for(draft, COMPACTION) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
-    assert asked_for(draft, edit(keep_rounds=10)) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
+    assert COMPACTION.requested_now(draft) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
+    assert edit(keep_rounds=10).requested_now(draft) == SummaryRequest(
+        stop=11, room=5 * 110 - 1, urgent=False
+    )
 
 
 def test_what_is_summed_up_is_not_again() -> None:
     draft = talk(9)
     made = Prepared(text="so", tokens=12, until=16, model="small", covered_messages=16, covered_tokens=1760)
-    assert asked_for(replace(draft, prepared=made), edit()) is None
+    assert edit().requested_now(replace(draft, prepared=made)) is None
     standing = Summary(
         text="so", role="merge", until=16, tokens=12, kind="model", covered_messages=16, covered_tokens=1760
     )
-    assert asked_for(replace(draft, summary=standing), edit()) is None
+    assert edit().requested_now(replace(draft, summary=standing)) is None
     # It is made of that one and of a round, and has fewer tokens than these.
-    assert asked_for(replace(draft, prepared=replace(made, until=14)), edit()) == SummaryRequest(
+    assert edit().requested_now(replace(draft, prepared=replace(made, until=14))) == SummaryRequest(
         stop=16, room=12 + 220 - 1, urgent=False
     )
-    assert asked_for(draft_of(messages(["user hi"])), COMPACTION) is None
-    assert asked_for(draft_of([]), COMPACTION) is None
+    assert COMPACTION.requested_now(draft_of(messages(["user hi"]))) is None
+    assert COMPACTION.requested_now(draft_of([])) is None

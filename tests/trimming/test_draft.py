@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from proxy.conversation import rounds, spans
 from proxy.trimming.draft import Draft, overlay
-from proxy.trimming.plan import Hidden, Summary
-from proxy.trimming.trigger import Size, Target
+from proxy.trimming.model import Hidden, Size, Summary
+from proxy.trimming.settings import Target
 from tests.trimming.notation import count, entries, lines, message, messages
 
 LOG = ("user hello", "assistant | a search", "tool a sunny")
@@ -45,8 +45,8 @@ def test_changes_make_another_draft() -> None:
     assert (removed.tokens_before, removed.tokens_after, removed.message) == (15, 0, None)
     assert (replaced.tokens_before, replaced.tokens_after) == (15, 12)
     assert after.size == Size(tokens=122, messages=2, tool_calls=0)
-    assert lines(each for _, each in after.standing(0, 3)) == ["user hi", "assistant | a search"]
-    assert [position for position, _ in after.standing(1, 3)] == [1]
+    assert lines(each for _, each in after.remaining(0, 3)) == ["user hi", "assistant | a search"]
+    assert [position for position, _ in after.remaining(1, 3)] == [1]
     assert before == draft()
 
 

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.dialects.chat.protocol import NO_RESULT
-from proxy.trimming.demand import ASKED
-from proxy.trimming.engine import UNKNOWN_PRICES, bypass, compaction, plan
-from proxy.trimming.plan import (
+from proxy.trimming.model import (
     Change,
     Cut,
     Entry,
@@ -21,13 +19,15 @@ from proxy.trimming.plan import (
     Plan,
     PlanningContext,
     Prepared,
+    Prices,
+    Step,
     Summary,
     SummaryRequest,
 )
+from proxy.trimming.planner import ASKED, UNKNOWN_PRICES, bypass, compaction, plan
 from proxy.trimming.policy import Policy
-from proxy.trimming.prices import Prices, Step
-from proxy.trimming.trigger import UNKNOWN_WINDOW
-from tests.trimming.notation import KNOWN, count, lines, log, message
+from proxy.trimming.settings import UNKNOWN_WINDOW
+from tests.trimming.notation import DIALECT, KNOWN, count, lines, log, message
 
 DROP = {"type": "drop_oldest"}
 SHORT = {"type": "truncate_tool_output", "max_bytes": 100}
@@ -765,7 +765,7 @@ def test_a_summary_stands_before_the_view_or_in_the_instructions(role: str) -> N
     assert made.cut is not None
     assert made.cut.summary == made.summary
     # One whole round stays, and the current one; what is covered is not sent.
-    lead = [] if role == "merge" else [made.summary.message]
+    lead = [] if role == "merge" else [made.summary.message(DIALECT)]
     assert list(made.view) == [*lead, *(entry.message for entry in log(*LONG_TURNS[:9])[6:])]
     assert (made.summary.until, made.summary.covered_messages) == (6, 6)
     assert made.tokens_sent == made.summary.tokens + sum(entry.tokens for entry in log(*LONG_TURNS[:9])[6:])

@@ -21,7 +21,7 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store import decode_cut, encode_cut
 from proxy.trimming.edits import Edit
-from proxy.trimming.plan import Cut, Entry, PlanningContext
+from proxy.trimming.model import Cut, Entry, PlanningContext
 from proxy.trimming.policy import Policy
 from tests.trimming.growing import check, hidden, requests
 from tests.trimming.random_policies import PRICES, SETTINGS, chances, policy

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.conversation import spans
-from proxy.trimming.gaps import TOLD_APART, clipped, gaps_of, joined, missing, standing
-from proxy.trimming.plan import Change, Gap
-from proxy.trimming.trigger import Size
+from proxy.trimming.draft import clipped
+from proxy.trimming.history import KEPT_APART, gaps_of, joined, missing_of, outside_gaps
+from proxy.trimming.model import Change, Gap, Size
 from tests.trimming.notation import log, messages
 
 
@@ -35,31 +35,31 @@ def gone(place: int, edit: str = "drop_oldest") -> Change:
     ],
 )
 def test_what_lies_in_no_gap_stands(gaps: list[Gap], left: list[int]) -> None:
-    assert standing(range(6), gaps, int) == left
-    assert standing(left, gaps, int) == left
+    assert outside_gaps(range(6), gaps, int) == left
+    assert outside_gaps(left, gaps, int) == left
 
 
 def test_what_is_not_given_is_told_with_its_size() -> None:
     entries = log("user 0", "user 1", "user 2", "user 3", "user 4", "user 5")
     gaps = [gap(1, 3), gap(4, 5)]
-    left = standing(entries, gaps, attrgetter("position"))
-    assert missing(left, gaps, 0) == [
+    left = outside_gaps(entries, gaps, attrgetter("position"))
+    assert missing_of(left, gaps, 0) == [
         (3, Size(tokens=20, messages=2, tool_calls=2)),
         (5, Size(tokens=10, messages=1, tool_calls=1)),
     ]
-    assert missing(entries, gaps, 0) == []
-    assert missing([*entries[:3], *left[2:]], gaps, 0) == [(5, Size(tokens=10, messages=1, tool_calls=1))]
-    assert missing([], gaps, 0) == [
+    assert missing_of(entries, gaps, 0) == []
+    assert missing_of([*entries[:3], *left[2:]], gaps, 0) == [(5, Size(tokens=10, messages=1, tool_calls=1))]
+    assert missing_of([], gaps, 0) == [
         (3, Size(tokens=20, messages=2, tool_calls=2)),
         (5, Size(tokens=10, messages=1, tool_calls=1)),
     ]
     # From position 2 on; one message of the first gap is not spoken of.
-    assert missing(left[1:], gaps, 2) == [
+    assert missing_of(left[1:], gaps, 2) == [
         (3, Size(tokens=10, messages=1, tool_calls=1)),
         (5, Size(tokens=10, messages=1, tool_calls=1)),
     ]
-    assert missing(entries[3:], gaps, 3) == []
-    assert missing([entries[3], entries[5]], gaps, 3) == [(5, Size(tokens=10, messages=1, tool_calls=1))]
+    assert missing_of(entries[3:], gaps, 3) == []
+    assert missing_of([entries[3], entries[5]], gaps, 3) == [(5, Size(tokens=10, messages=1, tool_calls=1))]
 
 
 def test_a_part_of_a_gap_has_its_share() -> None:
@@ -111,15 +111,15 @@ def test_gaps_side_by_side_become_one_where_they_say_the_same() -> None:
 
 
 def test_where_edits_took_turns_the_oldest_become_one() -> None:
-    turns = [gap(2 * each, 2 * each + 2, f"reason {each}") for each in range(TOLD_APART + 2)]
+    turns = [gap(2 * each, 2 * each + 2, f"reason {each}") for each in range(KEPT_APART + 2)]
     found = joined([*turns, gap(90, 95)])
     assert found == (gap(0, 6, "reason 1"), *turns[3:], gap(90, 95))
     # The longer one says why.
-    longer = [gap(0, 5, "long"), *(gap(5 + each, 6 + each, f"reason {each}") for each in range(TOLD_APART))]
+    longer = [gap(0, 5, "long"), *(gap(5 + each, 6 + each, f"reason {each}") for each in range(KEPT_APART))]
     assert joined(longer)[0] == gap(0, 6, "long")
     # What then says the same as the next one joins it.
     same = [gap(0, 1, "a"), gap(1, 4, "b"), gap(4, 5, "a")]
-    same += [gap(5 + each, 6 + each, f"reason {each}") for each in range(TOLD_APART - 1)]
+    same += [gap(5 + each, 6 + each, f"reason {each}") for each in range(KEPT_APART - 1)]
     assert joined([same[0], same[1], gap(4, 5, "c"), gap(5, 6, "b"), *same[4:]])[0] == gap(0, 6, "b")
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_lost_and_joining_again_changes_nothing(parts: list[tuple[int
         at += length
     found = joined(gaps)
     assert joined(found) == found
-    assert standing(range(at), found, int) == standing(range(at), gaps, int)
+    assert outside_gaps(range(at), found, int) == outside_gaps(range(at), gaps, int)
     assert sum(each.tokens for each in found) == sum(each.tokens for each in gaps)
     assert all(each.tokens == each.messages * 10 == each.tool_calls * 10 for each in found)
 

@@ -20,11 +20,11 @@ from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
-from proxy.trimming.engine import plan
-from proxy.trimming.gaps import TOLD_APART, joined, standing
-from proxy.trimming.plan import Cut, Entry, Plan, PlanningContext, Prepared
+from proxy.trimming.history import KEPT_APART, joined, outside_gaps
+from proxy.trimming.model import Cut, Entry, Plan, PlanningContext, Prepared
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
-from proxy.trimming.protection import protected
+from proxy.trimming.trim import protected
 from tests.support import api_rules
 from tests.trimming.growing import check_counts, check_prefix, check_target, hidden
 from tests.trimming.histories import SPANS, TRIED, broken, grown, valid
@@ -400,7 +400,7 @@ def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
         every = _recorded(log, last)
         whole = plan(every, policy, "p", known, standing_cut, composed=True)
         gaps = standing_cut.gaps if standing_cut is not None else ()
-        left = standing(every, gaps, attrgetter("position"))
+        left = outside_gaps(every, gaps, attrgetter("position"))
         part = plan(left, policy, "p", known, standing_cut, composed=True)
         assert len(part.decided) == len(left)
         if part.needs_whole:
@@ -433,9 +433,9 @@ def _check_cut(made: Plan, log: list[Message]) -> None:
             sum(message.is_result for message in inside),
         )
         last = gap.stop
-    outside = standing(range(cut.position), cut.gaps, int)
+    outside = outside_gaps(range(cut.position), cut.gaps, int)
     assert {change.position for change in cut.changes} <= set(outside)
-    assert len(cut.gaps) <= (len(outside) + 1) * TOLD_APART
+    assert len(cut.gaps) <= (len(outside) + 1) * KEPT_APART
     assert joined(cut.gaps) == cut.gaps
     if made.summary is not None and made.summary.kind == "statistics":
         gone = set(range(made.summary.until)) - set(outside)

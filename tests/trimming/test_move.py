@@ -10,15 +10,13 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.arrival import arrive
+from proxy.trimming.cost import NO_CHANGE, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
-from proxy.trimming.move import BEYOND_KEEP, Move, decide, rescue
-from proxy.trimming.plan import Account, Change, Cut, Gap, Summary
+from proxy.trimming.history import TrimmedHistory, arrive, trimmed_history
+from proxy.trimming.model import Account, Change, Cut, Gap, Prices, Summary
 from proxy.trimming.policy import Policy
-from proxy.trimming.prices import Prices
-from proxy.trimming.remains import TrimmedHistory, trimmed_history
-from proxy.trimming.worth import NO_MOVE, Costs
+from proxy.trimming.trim import BEYOND_KEEP, Trim, rescue, trim
 from tests.trimming.notation import KNOWN, count, lines, log
 
 TEN = [f"user {place}{'.' * 89}" for place in range(10)]
@@ -88,7 +86,7 @@ class ClearsWhole(BaseEdit, frozen=True):
     keep: int
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        found = [at for at, message in draft.standing(0, len(draft.messages)) if message.role == "tool"]
+        found = [at for at, message in draft.remaining() if message.role == "tool"]
         for at in found[: len(found) - self.keep]:
             if draft.messages[at] == (message := draft.entries[at].message):
                 cleared = message.replacing("content", f"[cleared {at}" + "-" * 150)
@@ -125,7 +123,7 @@ def costs(standing: TrimmedHistory, **fields: Any) -> Costs:
     return Costs(**{**known, **fields})
 
 
-def places(move: Move) -> list[int]:
+def places(move: Trim) -> list[int]:
     return [change.position for change in move.made]
 
 
@@ -135,15 +133,15 @@ SHORT = "." * 10
 
 def test_edits_run_in_order_until_the_target_is_met() -> None:
     edits = [Puts(texts={at: SHORT}) for at in (4, 2, 6)]
-    assert places(decide(base(), policy(*edits), KNOWN, 840, None)) == [2, 4]
-    assert places(decide(base(), policy(*edits), KNOWN, None, None)) == [2, 4, 6]
-    assert places(decide(base(), policy(*edits), KNOWN, 1000, None)) == []
+    assert places(trim(base(), policy(*edits), KNOWN, 840, None)) == [2, 4]
+    assert places(trim(base(), policy(*edits), KNOWN, None, None)) == [2, 4, 6]
+    assert places(trim(base(), policy(*edits), KNOWN, 1000, None)) == []
 
 
 def test_an_edit_runs_only_where_its_condition_holds_by_then() -> None:
     fewer = Puts.model_validate({"texts": {1: None}, "when": {"messages": 9}})
     edits = (fewer, fewer.model_copy(update={"texts": {2: None}}))
-    assert places(decide(base(), policy(*edits), KNOWN, None, None)) == [1]
+    assert places(trim(base(), policy(*edits), KNOWN, None, None)) == [1]
 
 
 def test_what_a_move_leaves() -> None:
@@ -168,7 +166,7 @@ def test_what_a_move_leaves() -> None:
         )
     )
     edits = (Puts(texts={0: None, 3: SHORT, 5: SHORT, 6: None}), Puts(texts={6: "", 3: ""}))
-    move = decide(standing, policy(*edits), KNOWN, None, None)
+    move = trim(standing, policy(*edits), KNOWN, None, None)
     assert [(change.position, change.tokens_before, change.tokens_after) for change in move.made] == [
         (0, 100, 0),
         (3, 20, 10),
@@ -181,9 +179,9 @@ def test_what_a_move_leaves() -> None:
     ]
     # What an earlier move did to a message that is still sent comes first.
     assert [(change.position, change.tokens_after) for change in move.changes] == [(3, 20), (3, 10), (5, 20)]
-    assert move.tokens == (0, 100, 100, 10, 100, 20, 0, 100, 100, 100)
-    assert (move.total, move.last, move.summary, move.balance) == (630, 5, None, NO_MOVE)
-    nothing = decide(base(), policy(), KNOWN, None, None)
+    assert move.draft.tokens == (0, 100, 100, 10, 100, 20, 0, 100, 100, 100)
+    assert (move.draft.total, move.last, move.summary, move.balance) == (630, 5, None, NO_CHANGE)
+    nothing = trim(base(), policy(), KNOWN, None, None)
     assert (nothing.made, nothing.gaps, nothing.changes, nothing.last) == ((), [], (), None)
 
 
@@ -192,52 +190,52 @@ def test_what_does_not_pay_is_not_done_unless_others_rewrite_it_anyway() -> None
     late = Puts.model_validate({"texts": {2: SHORT}, **pays})
     standing = base()
     # It would cost 590 now and save 8 at each of ten requests.
-    assert places(decide(standing, policy(late), KNOWN, None, costs(standing))) == []
+    assert places(trim(standing, policy(late), KNOWN, None, costs(standing))) == []
     # Where nobody reckons, nobody knows that it pays.
-    assert places(decide(standing, policy(late), KNOWN, None, None)) == []
+    assert places(trim(standing, policy(late), KNOWN, None, None)) == []
     early = Puts(texts={1: SHORT})
-    both = decide(standing, policy(late, early), KNOWN, None, costs(standing))
+    both = trim(standing, policy(late, early), KNOWN, None, costs(standing))
     assert places(both) == [1, 2]
     # 80 tokens are read, 160 freed, 760 written; else 800 are read and 200 written.
     assert both.balance.loss == 0.1 * 100 + 1.25 * 740 - (80 + 250)
     # Those that run are not asked once more, those that are refused twice are left out.
     other = Puts.model_validate({"texts": {0: "." * 80}, **pays})
-    assert places(decide(standing, policy(late, other, early), KNOWN, None, costs(standing))) == [1, 2]
+    assert places(trim(standing, policy(late, other, early), KNOWN, None, costs(standing))) == [1, 2]
 
 
 def test_where_a_move_must_pay_each_edit_must() -> None:
     standing = base()
     edits = (Puts(texts={1: SHORT}), Puts(texts={9: SHORT}))
-    assert places(decide(standing, policy(*edits), KNOWN, None, costs(standing), paying=True)) == [9]
-    assert places(decide(standing, policy(*edits), KNOWN, None, costs(standing))) == [1, 9]
+    assert places(trim(standing, policy(*edits), KNOWN, None, costs(standing), paying=True)) == [9]
+    assert places(trim(standing, policy(*edits), KNOWN, None, costs(standing))) == [1, 9]
     long = costs(standing, account=Account(turns=100, untrimmed=10**6, saved=0.0))
-    assert places(decide(standing, policy(*edits), KNOWN, None, long, paying=True)) == [1, 9]
+    assert places(trim(standing, policy(*edits), KNOWN, None, long, paying=True)) == [1, 9]
 
 
 def test_of_what_can_be_done_one_by_one_the_best_part_is() -> None:
     standing = base()
     some = PutsOneByOne(texts={0: "." * 80, 6: ""})
-    move = decide(standing, policy(some), KNOWN, None, costs(standing), paying=True)
+    move = trim(standing, policy(some), KNOWN, None, costs(standing), paying=True)
     assert places(move) == [6]
     assert (move.balance.freed, move.balance.rewritten) == (90, 310)
     # From 6 on it costs 117.5, and each request since then has paid 9 for it.
     early, late = (costs(standing, reads=(requests,) * 10) for requests in (13, 14))
-    assert places(decide(standing, policy(some), KNOWN, None, early, paying=True)) == []
-    assert places(decide(standing, policy(some), KNOWN, None, late, paying=True)) == [6]
-    assert places(decide(standing, policy(some), KNOWN, None, costs(standing))) == [0, 6]
+    assert places(trim(standing, policy(some), KNOWN, None, early, paying=True)) == []
+    assert places(trim(standing, policy(some), KNOWN, None, late, paying=True)) == [6]
+    assert places(trim(standing, policy(some), KNOWN, None, costs(standing))) == [0, 6]
     # Beside an edit that is all or nothing, all of it is done.
     all_or_nothing = Puts(texts={8: SHORT})
     both = policy(all_or_nothing, some)
-    assert places(decide(standing, both, KNOWN, None, costs(standing), paying=True)) == [0, 6, 8]
+    assert places(trim(standing, both, KNOWN, None, costs(standing), paying=True)) == [0, 6, 8]
     # So it is where what is sent now is not what the edits began with.
     other = costs(standing, messages=(None, *standing.messages[1:]), tokens=(0, *standing.tokens[1:]))
-    assert places(decide(standing, policy(some), KNOWN, None, other, paying=True)) == [0, 6]
+    assert places(trim(standing, policy(some), KNOWN, None, other, paying=True)) == [0, 6]
 
 
 def test_a_summary_takes_the_place_of_what_is_removed() -> None:
     standing = base()
     sums = Sums(texts=dict.fromkeys(range(4)))
-    move = decide(standing, policy(sums), KNOWN, None, costs(standing))
+    move = trim(standing, policy(sums), KNOWN, None, costs(standing))
     assert move.summary == Summary(
         text="So far.",
         role="merge",
@@ -251,22 +249,22 @@ def test_a_summary_takes_the_place_of_what_is_removed() -> None:
         [Gap(start=0, stop=4, edit="sums", reason="why", tokens=400, tool_calls=0)],
         (),
     )
-    assert move.total == 630
+    assert move.draft.total == 630
     # Nothing of the log is in the cache any more.
     assert move.balance.rewritten == 630
-    assert places(decide(standing, policy(sums), KNOWN, None, costs(standing), paying=True)) == []
+    assert places(trim(standing, policy(sums), KNOWN, None, costs(standing), paying=True)) == []
 
 
 def test_what_must_follow_from_what_the_others_did_follows() -> None:
     back = PutsBack(texts={5: "." * 50})
-    move = decide(base(), policy(back, Puts(texts={0: None, 5: SHORT})), KNOWN, None, None)
+    move = trim(base(), policy(back, Puts(texts={0: None, 5: SHORT})), KNOWN, None, None)
     assert [(change.edit, change.position, change.tokens_after) for change in move.made] == [
         ("puts", 0, 0),
         ("puts", 5, 20),
         ("puts_back", 5, 60),
     ]
     assert [change.tokens_after for change in move.changes] == [20, 60]
-    assert places(decide(base(), policy(back, Puts(texts={5: SHORT})), KNOWN, None, None)) == [5]
+    assert places(trim(base(), policy(back, Puts(texts={5: SHORT})), KNOWN, None, None)) == [5]
 
 
 SAME = "=" * 200
@@ -288,14 +286,14 @@ def test_where_what_was_put_back_takes_too_much_room_more_goes() -> None:
         }
     )
     standing = base(*TWICE)
-    pointing = decide(standing, edits, KNOWN, 600, None)
+    pointing = trim(standing, edits, KNOWN, 600, None)
     assert places(pointing) == [6, 10]
-    assert pointing.total < 600
-    move = decide(standing, edits, KNOWN, 330, None)
+    assert pointing.draft.total < 600
+    move = trim(standing, edits, KNOWN, 330, None)
     # Without the first round both results are whole again, or one points to the other: that is too much.
-    assert lines(message for message in move.messages if message is not None) == TWICE[8:]
-    assert move.total == sum(count(entry.message) for entry in log(*TWICE)[8:]) <= 330
-    assert decide(standing, edits, KNOWN, 20, None).total == 14
+    assert lines(message for message in move.draft.messages if message is not None) == TWICE[8:]
+    assert move.draft.total == sum(count(entry.message) for entry in log(*TWICE)[8:]) <= 330
+    assert trim(standing, edits, KNOWN, 20, None).draft.total == 14
 
 
 SEVERAL = [
@@ -319,20 +317,22 @@ def twice(keep: int, **keys: Any) -> Policy:
     )
 
 
-def kinds(move: Move) -> dict[int, str]:
+def kinds(move: Trim) -> dict[int, str]:
     """Return for each result how it stands."""
     starts = {"[same": "pointer", "[clea": "stub", "=====": "whole"}
     return {
         place: starts[message.text[:5]]
-        for place, message in enumerate(move.messages)
+        for place, message in enumerate(move.draft.messages)
         if message is not None and message.role == "tool"
     }
 
 
-def dangling(move: Move) -> list[str]:
+def dangling(move: Trim) -> list[str]:
     """Return pointers to what does not stand whole."""
     whole = {f"ref_{place}" for place, kind in kinds(move).items() if kind == "whole"}
-    texts = [message.text for message in move.messages if message is not None and message.role == "tool"]
+    texts = [
+        message.text for message in move.draft.messages if message is not None and message.role == "tool"
+    ]
     refs = [text.rpartition("ref=")[2].rstrip("]") for text in texts if text.startswith("[same")]
     return [ref for ref in refs if ref not in whole]
 
@@ -343,9 +343,9 @@ def test_what_one_edit_puts_back_another_trims_in_the_same_move(keep: int, longe
     standing = base(*SEVERAL)
     pointing, clearing = twice(keep).edits
     edits = policy(pointing, ClearsWhole(keep=keep) if longer else clearing)
-    move = decide(standing, edits, KNOWN, None, None)
-    cleared = decide(standing, policy(*edits.edits[1:]), KNOWN, None, None)
-    assert move.total <= cleared.total
+    move = trim(standing, edits, KNOWN, None, None)
+    cleared = trim(standing, policy(*edits.edits[1:]), KNOWN, None, None)
+    assert move.draft.total <= cleared.draft.total
     old = [*kinds(move)][: 6 - keep]
     assert all(kinds(move)[place] != "whole" for place in old if place < 10) or keep == 6
     assert dangling(move) == []
@@ -357,12 +357,12 @@ def test_what_one_edit_puts_back_another_trims_in_the_same_move(keep: int, longe
             policy="p",
             version="v",
             changes=move.changes,
-            tokens=move.total,
+            tokens=move.draft.total,
             messages=15,
             tool_calls=6,
         ),
     )
-    assert decide(later, edits, KNOWN, None, None).made == ()
+    assert trim(later, edits, KNOWN, None, None).made == ()
 
 
 def test_of_an_output_that_came_very_often_one_copy_may_stay_until_the_next_move() -> None:
@@ -372,7 +372,7 @@ def test_of_an_output_that_came_very_often_one_copy_may_stay_until_the_next_move
     cut = None
     edits = policy(twice(0).edits[0], ClearsWhole(keep=0))
     for _ in range(3):
-        move = decide(base(*given, cut=cut), edits, KNOWN, None, None)
+        move = trim(base(*given, cut=cut), edits, KNOWN, None, None)
         assert dangling(move) == []
         found.append([*kinds(move).values()])
         cut = Cut(
@@ -380,7 +380,7 @@ def test_of_an_output_that_came_very_often_one_copy_may_stay_until_the_next_move
             policy="p",
             version="v",
             changes=move.changes,
-            tokens=move.total,
+            tokens=move.draft.total,
             messages=len(given),
             tool_calls=12,
         )
@@ -390,20 +390,20 @@ def test_of_an_output_that_came_very_often_one_copy_may_stay_until_the_next_move
 
 def test_what_was_put_back_and_stays_is_no_change() -> None:
     standing = base(*TWICE)
-    back = decide(standing, policy(*twice(1).edits[:1], Puts(texts={2: ""})), KNOWN, None, None)
+    back = trim(standing, policy(*twice(1).edits[:1], Puts(texts={2: ""})), KNOWN, None, None)
     # The second result was made a pointer and put back; the third points to it now.
     assert [(change.edit, change.position) for change in back.made] == [
         ("puts", 2),
         ("deduplicate_results", 10),
         ("deduplicate_results", 10),
     ]
-    assert back.messages[6] == standing.messages[6]
+    assert back.draft.messages[6] == standing.messages[6]
 
 
 def test_edits_that_undo_each_other_end() -> None:
     back = PutsBack(texts={5: "." * 50})
-    move = decide(base(), policy(back, Puts(texts={0: None, 5: SHORT})), KNOWN, None, None)
-    assert (move.messages[5], move.messages[0]) == (user("." * 50), None)
+    move = trim(base(), policy(back, Puts(texts={0: None, 5: SHORT})), KNOWN, None, None)
+    assert (move.draft.messages[5], move.draft.messages[0]) == (user("." * 50), None)
 
 
 def test_what_is_left_out_since_it_does_not_pay_is_not_done_at_another_pass() -> None:
@@ -411,7 +411,7 @@ def test_what_is_left_out_since_it_does_not_pay_is_not_done_at_another_pass() ->
     standing = base(*given)
     early = PutsOneByOne(texts={0: "look"})  # it frees next to nothing, and rewrites all
     both = twice(1).model_copy(update={"edits": (*twice(1).edits, early)})
-    assert decide(standing, both, KNOWN, None, None).made[0].position == 0
+    assert trim(standing, both, KNOWN, None, None).made[0].position == 0
     firsts: set[int] = set()
     for requests in range(60):
         known = costs(
@@ -419,21 +419,23 @@ def test_what_is_left_out_since_it_does_not_pay_is_not_done_at_another_pass() ->
             reads=(requests,) * len(given),
             account=Account(turns=requests, untrimmed=10**6, saved=0.0),
         )
-        move = decide(standing, both, KNOWN, None, known, paying=True)
+        move = trim(standing, both, KNOWN, None, known, paying=True)
         first = min(places(move), default=len(given))
         firsts.add(first)
-        assert move.messages[:first] == standing.messages[:first]
+        assert move.draft.messages[:first] == standing.messages[:first]
         assert dangling(move) == []
-        assert move.total == sum(count(message) for message in move.messages if message is not None)
+        assert move.draft.total == sum(
+            count(message) for message in move.draft.messages if message is not None
+        )
         if move.made:
-            assert move.balance.freed == sum(standing.tokens) - move.total
-            assert known.timely(move.balance, move.tokens)
+            assert move.balance.freed == sum(standing.tokens) - move.draft.total
+            assert known.timely(move.balance, move.draft.tokens)
     assert firsts == {4, len(given)}
 
 
 def test_what_followed_from_a_part_that_is_left_out_is_undone() -> None:
     """A pointer to what was put back only in the part that is not made would dangle."""
-    pointing = decide(base(*TWICE[:8]), policy(*twice(1).edits[:1]), KNOWN, None, None)
+    pointing = trim(base(*TWICE[:8]), policy(*twice(1).edits[:1]), KNOWN, None, None)
     standing = base(
         *TWICE,
         cut=Cut(
@@ -441,18 +443,18 @@ def test_what_followed_from_a_part_that_is_left_out_is_undone() -> None:
             policy="p",
             version="v",
             changes=pointing.changes,
-            tokens=pointing.total,
+            tokens=pointing.draft.total,
             messages=8,
             tool_calls=2,
         ),
     )
     assert kinds(pointing) == {2: "whole", 6: "pointer"}
     some = policy(*twice(1).edits[:1], PutsOneByOne(texts={2: SAME[:-9], 11: ""}))
-    every = decide(standing, some, KNOWN, None, costs(standing))
+    every = trim(standing, some, KNOWN, None, costs(standing))
     assert dangling(every) == []
     known = costs(standing, reads=(10,) * len(TWICE))
-    move = decide(standing, some, KNOWN, None, known, paying=True)
-    assert move.messages[2] == standing.messages[2]
+    move = trim(standing, some, KNOWN, None, known, paying=True)
+    assert move.draft.messages[2] == standing.messages[2]
     assert dangling(move) == []
 
 
@@ -465,7 +467,7 @@ def test_a_rescue_drops_what_is_oldest_though_no_edit_says_so() -> None:
     standing = base(*turns(1, 4))
     move, warnings = rescue(standing, policy(keep={"rounds": 1, "spans": 2}), KNOWN, 90, None)
     assert (places(move), warnings) == ([0, 1, 2, 3], ())
-    assert (move.total, [gap.edit for gap in move.gaps]) == (80, ["drop_oldest"])
+    assert (move.draft.total, [gap.edit for gap in move.gaps]) == (80, ["drop_oldest"])
     # Its own edits run before, and `drop_oldest` goes to this target, whatever its own says.
     short = Puts(texts={6: ""})
     both = policy(
@@ -482,7 +484,7 @@ def test_a_rescue_goes_beyond_keep_where_nothing_else_helps_and_says_so() -> Non
     standing = base(*turns(1, 4))
     kept = policy(keep={"rounds": 4, "spans": 2, "first_user": True})
     move, warnings = rescue(standing, kept, KNOWN, 90, None)
-    assert (move.total, warnings) == (80, (BEYOND_KEEP,))
+    assert (move.draft.total, warnings) == (80, (BEYOND_KEEP,))
     # The latest user message stays, whatever upstream says; nothing that was kept could go.
     least = base("user a question that is too long by itself")
     move, warnings = rescue(least, policy(keep={"rounds": 1}), KNOWN, 20, None)
@@ -495,15 +497,15 @@ def test_a_rescue_cuts_tool_output_before_it_drops_the_newest() -> None:
     one = base(*asked, "tool c1 " + "x" * 8000, "tool c2 short")
     move, warnings = rescue(one, kept, KNOWN, 1000, None)
     assert (set(places(move)), warnings, list(move.gaps)) == ({10}, (BEYOND_KEEP,), [])
-    assert move.total <= 1000
-    cut = move.messages[10]
+    assert move.draft.total <= 1000
+    cut = move.draft.messages[10]
     assert cut is not None
     assert "ref_" in cut.text
     # Several that are too much together are cut further, and stay.
     several = base(*asked, "tool c1 " + "x" * 8000, "tool c2 " + "y" * 8000)
     move, warnings = rescue(several, kept, KNOWN, 1200, None)
     assert (set(places(move)), warnings, list(move.gaps)) == ({10, 11}, (BEYOND_KEEP,), [])
-    assert move.total <= 1200
+    assert move.draft.total <= 1200
 
 
 def test_a_rescue_counts_what_is_sent_beside_the_log() -> None:
@@ -529,6 +531,6 @@ def test_a_rescue_counts_what_is_sent_beside_the_log() -> None:
     known = replace(KNOWN, fixed_tokens=30)
     # The log alone would fit when two rounds are left: 80 tokens. With the rest that is 160.
     move, warnings = rescue(standing, kept, known, 150, None)
-    assert (move.total, warnings) == (80 + 40, (BEYOND_KEEP,))
+    assert (move.draft.total, warnings) == (80 + 40, (BEYOND_KEEP,))
     move, warnings = rescue(standing, kept, known, 160, None)
-    assert (move.total, warnings) == (160, ())
+    assert (move.draft.total, warnings) == (160, ())

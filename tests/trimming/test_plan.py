@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.trimming.plan import Change, Cut, Gap, Plan, Summary, SummaryRole
-from tests.trimming.notation import line, message
+from proxy.trimming.model import Change, Cut, Gap, Plan, Summary, SummaryRole
+from tests.trimming.notation import DIALECT, line, message
 
 
 def planned(arrivals: tuple[Change, ...], cut: Cut | None, *, moved: bool = False, **more: Any) -> Plan:
@@ -122,7 +122,7 @@ def test_a_summary_is_a_message(role: SummaryRole, sent: str) -> None:
                 kind="statistics",
                 covered_messages=2,
                 covered_tokens=25,
-            ).message
+            ).message(DIALECT)
         )
         == sent
     )

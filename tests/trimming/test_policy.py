@@ -11,7 +11,7 @@ from proxy.trimming.edits import TOOL_OUTPUT_TYPES
 from proxy.trimming.edits.drop_oldest import DropOldest
 from proxy.trimming.edits.summarize import COMPACTION
 from proxy.trimming.policy import Match, Pin, Policy
-from proxy.trimming.trigger import Target, Trigger
+from proxy.trimming.settings import Target, Trigger
 from tests.trimming.notation import message
 
 FULL: dict[str, Any] = {

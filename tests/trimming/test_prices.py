@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trimming.prices import Prices, Step
+from proxy.trimming.model import Prices, Step
 
 FLAT = Prices(read=0.1, write=1.0, output=5.0, lifetime=300.0, minimum=1024)
 

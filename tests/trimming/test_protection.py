@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.conversation import rounds, spans
+from proxy.trimming.history import is_pinned
 from proxy.trimming.policy import Policy
-from proxy.trimming.protection import pinned_so_far, protected
+from proxy.trimming.trim import protected
 from tests.trimming.notation import messages
 
 LOG = messages(
@@ -82,7 +83,7 @@ def test_without_a_question_the_last_span_stays_so_that_something_is_sent() -> N
 
 def test_what_comes_later_pins_nothing_on_arrival() -> None:
     policy = Policy.model_validate({"pin": [{"regex": "two"}]})
-    assert [pinned_so_far(LOG, position, policy) for position in (7, 8, 10)] == [False, True, False]
+    assert [is_pinned(LOG, position, policy) for position in (7, 8, 10)] == [False, True, False]
     by_its_block = Policy.model_validate({"pin": [{"regex": "more", "roles": ["assistant"]}]})
-    assert pinned_so_far(LOG, 10, by_its_block)
-    assert not pinned_so_far(LOG, 8, Policy())
+    assert is_pinned(LOG, 10, by_its_block)
+    assert not is_pinned(LOG, 8, Policy())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trimming.regex import checked, group_names, is_found, named_groups
+from proxy.trimming.settings import checked, group_names, is_found, named_groups
 
 
 def test_a_pattern_that_is_taken_is_the_very_same() -> None:

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from proxy.conversation import rounds, spans
 from proxy.trimming.draft import Draft
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Change, Entry, Hidden
+from proxy.trimming.model import Change, Entry, Hidden
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
-from proxy.trimming.release import Release, exempt
+from proxy.trimming.trim import ReleaseHidden, recalled_lately
 from tests.trimming.edits.held import draft_of
 from tests.trimming.growing import hidden
 from tests.trimming.notation import KNOWN, log, messages
@@ -36,11 +36,11 @@ def draft(target: int | None, *protected: int) -> Draft:
 
 def test_what_is_old_goes_from_the_oldest_until_the_target_is_met() -> None:
     each = draft(None).hidden[1].tokens
-    assert [change.position for change in Release().apply(draft(None))] == [1, 3, 9]
-    assert [change.position for change in Release().apply(draft(None, 3))] == [1, 9]
+    assert [change.position for change in ReleaseHidden().apply(draft(None))] == [1, 3, 9]
+    assert [change.position for change in ReleaseHidden().apply(draft(None, 3))] == [1, 9]
     before = draft(None)
-    assert [change.position for change in Release().apply(draft(before.total - each))] == [1]
-    (change,) = Release().apply(draft(before.total - each))
+    assert [change.position for change in ReleaseHidden().apply(draft(before.total - each))] == [1]
+    (change,) = ReleaseHidden().apply(draft(before.total - each))
     assert change == Change(
         position=1,
         edit="hidden_rounds",
@@ -57,23 +57,23 @@ def test_what_is_old_goes_from_the_oldest_until_the_target_is_met() -> None:
 def test_what_costs_nothing_or_is_gone_stays_as_it_is() -> None:
     before = draft(None)
     free = replace(before, tokens=tuple(each.tokens for each in before.entries))
-    assert list(Release().apply(free)) == []
+    assert list(ReleaseHidden().apply(free)) == []
     gone = replace(before, messages=(None,) * 10)
-    assert list(Release().apply(gone)) == []
+    assert list(ReleaseHidden().apply(gone)) == []
 
 
 def test_of_the_newest_rounds_it_stays() -> None:
     given = messages(TALK)
     parts, turns = spans(given), rounds(given)
-    assert exempt(parts, turns, ()) == frozenset()
-    assert exempt(parts, turns, (1, 3, 5, 9)) == {5, 9}
-    assert exempt(parts[:2], turns[:1], (1,)) == {1}
+    assert recalled_lately(parts, turns, ()) == frozenset()
+    assert recalled_lately(parts, turns, (1, 3, 5, 9)) == {5, 9}
+    assert recalled_lately(parts[:2], turns[:1], (1,)) == {1}
 
 
 def test_of_one_long_round_the_newest_spans_count() -> None:
     calls = [line for n in range(20) for line in (f"assistant | c{n} f", f"tool c{n} 1")]
     given = messages(["user 1", *calls])
-    assert exempt(spans(given), rounds(given), range(1, 41, 2)) == set(range(9, 41))
+    assert recalled_lately(spans(given), rounds(given), range(1, 41, 2)) == set(range(9, 41))
 
 
 def test_a_move_lets_it_go_before_anything_else_and_the_view_stays_so() -> None:

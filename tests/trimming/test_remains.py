@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from proxy.trimming.arrival import arrive
-from proxy.trimming.plan import Change, Cut, Gap, Hidden, Summary
+from proxy.trimming.history import TrimmedHistory, arrive, trimmed_history
+from proxy.trimming.model import Change, Cut, Gap, Hidden, Summary
 from proxy.trimming.policy import Policy
-from proxy.trimming.remains import TrimmedHistory, trimmed_history
 from tests.trimming.notation import KNOWN, lines, log, message
 
 LOG = ("user one", "assistant | a f", "tool a long and long", "user two", "assistant three", "user four")
@@ -121,10 +120,10 @@ def test_what_of_a_log_is_sent_where_something_else_remains() -> None:
     sent = trimmed_history(
         ARRIVED, cut(SHORT, gaps=(Gap(start=3, stop=5, edit="e", reason="", tokens=0, tool_calls=0),))
     )
-    stood = whole.standing_as(sent)
+    stood = whole.sent_as(sent)
     assert [tokens for _, tokens in stood] == [13, 10, 15, 0, 0, 14]
     assert [message is None for message, _ in stood] == [False, False, False, True, True, False]
-    assert sent.standing_as(sent) == list(zip(sent.messages, sent.tokens, strict=True))
+    assert sent.sent_as(sent) == list(zip(sent.messages, sent.tokens, strict=True))
 
 
 def test_what_the_client_was_not_shown_goes_with_a_message_that_is_as_it_was() -> None:

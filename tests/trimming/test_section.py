@@ -7,7 +7,7 @@ from functools import cached_property
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.trimming.section import Natural, Positive, Section, Share
+from proxy.trimming.settings import Natural, Positive, Section, Share
 
 
 class Example(Section, frozen=True):

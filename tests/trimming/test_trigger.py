@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proxy.trimming.plan import Cut, PlanningContext
-from proxy.trimming.prices import ASSUMED
-from proxy.trimming.trigger import Size, Target, Trigger
+from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
+from proxy.trimming.settings import Target, Trigger
 
 
 def known(window: int | None = None, idle: float | None = None) -> PlanningContext:

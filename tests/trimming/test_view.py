@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import NO_RESULT
-from proxy.trimming.plan import Hidden, PlanningContext, Summary
-from proxy.trimming.view import View, merged, view_of, with_hidden
-from tests.trimming.notation import count, lines, message, messages
+from proxy.trimming.model import Hidden, PlanningContext, Summary
+from proxy.trimming.view import View, merged, view_of
+from tests.trimming.notation import DIALECT, count, entries, lines, message, messages
 
 KNOWN = PlanningContext(count=count, fixed_tokens=100)
 SOUND = messages(("user one", "assistant | a f", "tool a 1", "user two"))
@@ -33,18 +34,24 @@ def summary(role: Any) -> Summary:
     )
 
 
+def shown(
+    left: Sequence[Message | None], given: Sequence[int], context: PlanningContext, **more: Any
+) -> View:
+    return view_of(entries(SOUND), left, given, context, **more)
+
+
 def test_what_stands_is_sent_with_its_tokens() -> None:
-    view = view_of([SOUND[0], None, None, SOUND[3]], [13, 0, 0, 13], KNOWN, repairing=True)
+    view = shown([SOUND[0], None, None, SOUND[3]], [13, 0, 0, 13], KNOWN, repairing=True)
     assert view == View(messages=(SOUND[0], SOUND[3]), tokens=126, notes=())
-    assert view.tool_calls == 0
-    assert view_of(SOUND, tokens(SOUND), KNOWN, repairing=False).tool_calls == 1
-    assert view_of([], [], KNOWN, repairing=True) == View(messages=(), tokens=100)
+    assert view.size.tool_calls == 0
+    assert shown(SOUND, tokens(SOUND), KNOWN, repairing=False).size.tool_calls == 1
+    assert shown([], [], KNOWN, repairing=True) == View(messages=(), tokens=100)
 
 
 @pytest.mark.parametrize("repairing", [True, False])
 def test_a_summary_is_sent_before_it_or_added_to_the_instructions(repairing: bool) -> None:
     def view(role: str) -> View:
-        return view_of(SOUND, tokens(SOUND), KNOWN, repairing=repairing, summary=summary(role))
+        return shown(SOUND, tokens(SOUND), KNOWN, repairing=repairing, summary=summary(role))
 
     assert lines(view("user").messages) == ["user So far.", *lines(SOUND)]
     assert lines(view("system").messages) == ["system So far.", *lines(SOUND)]
@@ -54,9 +61,9 @@ def test_a_summary_is_sent_before_it_or_added_to_the_instructions(repairing: boo
 
 def test_what_breaks_the_rules_is_repaired_where_that_is_asked_and_counted_anew() -> None:
     broken = [SOUND[1], SOUND[0], SOUND[2], SOUND[3]]
-    as_it_is = view_of(broken, tokens(broken), KNOWN, repairing=False)
+    as_it_is = shown(broken, tokens(broken), KNOWN, repairing=False)
     assert (as_it_is.messages, as_it_is.tokens, as_it_is.notes) == (tuple(broken), 147, ())
-    view = view_of([None, *broken], [0, *tokens(broken)], KNOWN, repairing=True, summary=summary("user"))
+    view = shown([None, *broken], [0, *tokens(broken)], KNOWN, repairing=True, summary=summary("user"))
     assert lines(view.messages) == [
         "user So far.",
         "assistant | a f",
@@ -70,25 +77,25 @@ def test_what_breaks_the_rules_is_repaired_where_that_is_asked_and_counted_anew(
 
 def test_tokens_that_were_given_are_kept_where_a_message_stays() -> None:
     # What the counter says now may differ from what was stored: only what is put in is counted here.
-    view = view_of(SOUND[:2], [1000, 2000], KNOWN, repairing=True)
+    view = shown(SOUND[:2], [1000, 2000], KNOWN, repairing=True)
     assert view.tokens == 100 + 3000 + 10 + len(NO_RESULT)
 
 
 def test_a_summary_ends_the_last_instruction() -> None:
     first, last = message("system be good"), message("developer be short")
-    assert lines(merged((first, last), summary("merge"))) == [
+    assert lines(merged((first, last), summary("merge"), DIALECT)) == [
         "system be good",
         "developer be short\n\nSo far.",
     ]
-    assert lines(merged((), summary("merge"))) == ["system So far."]
+    assert lines(merged((), summary("merge"), DIALECT)) == ["system So far."]
     empty = ChatMessage.of({"role": "system", "content": None})
-    assert lines(merged((empty,), summary("merge"))) == ["system So far."]
+    assert lines(merged((empty,), summary("merge"), DIALECT)) == ["system So far."]
 
 
 def test_instructions_in_parts_get_another_part() -> None:
     part = {"type": "text", "text": "be good", "cache_control": {"type": "ephemeral"}}
     given = ChatMessage.of({"role": "system", "content": [part], "name": "boss"})
-    (longer,) = merged((given,), summary("merge"))
+    (longer,) = merged((given,), summary("merge"), DIALECT)
     assert longer.data == {
         "role": "system",
         "content": [part, {"type": "text", "text": "So far."}],
@@ -103,10 +110,8 @@ OWN = tuple(messages(("assistant | x recall", "tool x found")))
 def test_what_the_client_was_not_shown_is_sent_where_it_belongs() -> None:
     both = message("assistant | a f, y recall")
     mixed = Hidden(before=OWN, reply=both, after=(message("tool y also"),), tokens=50)
-    assert with_hidden(SOUND[1], mixed) == (*OWN, both, message("tool y also"))
-    assert with_hidden(SOUND[1], None) == (SOUND[1],)
     given = [13, 60, 11, 13]
-    view = view_of(SOUND, given, KNOWN, repairing=True, hidden={1: mixed})
+    view = shown(SOUND, given, KNOWN, repairing=True, hidden={1: mixed})
     assert lines(view.messages) == [
         "user one",
         "assistant | x recall",
@@ -116,13 +121,13 @@ def test_what_the_client_was_not_shown_is_sent_where_it_belongs() -> None:
         "tool a 1",
         "user two",
     ]
-    assert (view.tokens, view.notes, view.tool_calls) == (100 + sum(given), (), 3)
+    assert (view.tokens, view.notes, view.size.tool_calls) == (100 + sum(given), (), 3)
 
 
 def test_beside_what_is_repaired_it_stays_and_with_it_it_goes() -> None:
     before = Hidden(before=OWN, reply=None, after=(), tokens=24)
     lost = [None, *SOUND[:2], SOUND[3]]
-    view = view_of(lost, [0, 13, 34, 13], KNOWN, repairing=True, hidden={2: before})
+    view = shown(lost, [0, 13, 34, 13], KNOWN, repairing=True, hidden={2: before})
     assert lines(view.messages)[1:5] == [
         "assistant | x recall",
         "tool x found",
@@ -132,6 +137,6 @@ def test_beside_what_is_repaired_it_stays_and_with_it_it_goes() -> None:
     assert view.tokens == 100 + 13 + 34 + 10 + len(NO_RESULT) + 13
     nameless = message("assistant so | f")
     bare = nameless.replacing("tool_calls", [{"type": "function"}])
-    view = view_of([SOUND[0], bare], [13, 36], KNOWN, repairing=True, hidden={1: before})
+    view = shown([SOUND[0], bare], [13, 36], KNOWN, repairing=True, hidden={1: before})
     assert lines(view.messages) == ["user one", "assistant so"]
     assert view.tokens == 100 + 13 + 12

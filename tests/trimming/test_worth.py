@@ -9,12 +9,9 @@ import pytest
 from msgspec.structs import astuple, replace
 
 from proxy.conversation import rounds, spans
-from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Account, Change, Cut, Entry, PlanningContext, Summary
-from proxy.trimming.prices import ASSUMED, Prices, Step
-from proxy.trimming.worth import (
+from proxy.trimming.cost import (
     EXPECTED_TURNS,
-    NO_MOVE,
+    NO_CHANGE,
     Balance,
     Costs,
     account_after,
@@ -24,6 +21,8 @@ from proxy.trimming.worth import (
     prices_of,
     reads_of,
 )
+from proxy.trimming.draft import Draft
+from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, PlanningContext, Prices, Step, Summary
 from tests.trimming.notation import count, message
 
 PRICES = Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=0, source="known")
@@ -182,9 +181,9 @@ def test_a_new_summary_takes_the_whole_log_out_of_the_cache() -> None:
 
 
 def test_nothing_changed_changes_nothing() -> None:
-    assert costs().balance(draft({})) == replace(NO_MOVE, rewritten=200)
-    assert not NO_MOVE.pays_within(100)
-    assert costs().paid_back(NO_MOVE) == 0
+    assert costs().balance(draft({})) == replace(NO_CHANGE, rewritten=200)
+    assert not NO_CHANGE.pays_within(100)
+    assert costs().paid_back(NO_CHANGE) == 0
     assert not timely(costs(reads=(1000,) * 10), draft({}))
 
 

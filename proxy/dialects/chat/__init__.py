@@ -17,4 +17,7 @@ from __future__ import annotations
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage
 
-__all__ = ["CHAT", "INSTRUCTION_ROLES", "ChatMessage"]
+DIALECT = CHAT
+"""The name under which `dialect_named` finds it."""
+
+__all__ = ["CHAT", "DIALECT", "INSTRUCTION_ROLES", "ChatMessage"]

@@ -49,6 +49,8 @@ REPLY_FIELDS: Final = frozenset(
 """Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
 
 _DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+_PLAIN: Final = frozenset({"role", "content"})
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _MAX_DEPTH: Final = 100
 """Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
@@ -71,9 +73,13 @@ def canonical(data: Mapping[str, Any]) -> bytes:
     Never raises, whatever JSON values stand in whatever place.
     """
     role, content = data.get("role"), data.get("content")
-    if len(data) == 2 and type(content) is str and content and type(role) is str and role:
-        # Most messages: nothing to leave out. The same bytes as below, in a fraction of the time.
-        return write({"content": content, "role": "system" if role == "developer" else role})
+    if type(content) is str and content and type(role) is str and role:
+        # Most messages: nothing else that counts. The same bytes as below, in a fraction of the time.
+        for key, value in data.items():
+            if key not in _PLAIN and value not in _EMPTY:
+                break
+        else:
+            return write({"content": content, "role": "system" if role == "developer" else role})
     form: dict[str, Any] = {}
     reply: dict[str, Any] = {}
     for key, value in data.items():

@@ -1,4 +1,4 @@
-"""Calls of the proxy's own tools in a reply: told from the client's, answered, taken out of what it is shown."""
+"""Calls of the proxy's own tools in a reply: told from the client's, and taken out of what it is shown."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
-from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText
+from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, hash_of
+from proxy.dialects.chat.canonical import canonical
+from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText, has_calls
 from proxy.dialects.jsontext import (
     RawFields,
     emitted,
@@ -62,6 +63,10 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     """What it says in `stream_options.include_usage`; None where it says nothing about it."""
     reply_tokens: int | None = None
     """How many tokens the reply may have at most; None where it says nothing about it."""
+    replies: tuple[int, ...] = ()
+    """Positions of the assistant messages in `messages`."""
+    parameters: Mapping[str, Any] = {}
+    """The values of all fields but `messages` and `tools`."""
     has_own_fields: bool = True
     """Whether any message has, or may have, fields that are ours."""
 
@@ -79,7 +84,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     lead = 0
     while lead < len(facts) and facts[lead].role in INSTRUCTION_ROLES:
         lead += 1
-    tools = values.get("tools")
+    tools = values.pop("tools", None)
     if tools is not None and not is_array(tools):
         raise _wrong_type("tools", "an array of objects", tools)
     return ChatRequest(
@@ -93,6 +98,8 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
+        replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
+        parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
     )
 
@@ -241,7 +248,9 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     if isinstance(content, (bool, int, float)):
         raise _wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    return Facts(raw, data["role"], has_own_fields=own, has_calls=bool(data.get("tool_calls"))), data
+    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
+    facts.content = hash_of(canonical(data))
+    return facts, data
 
 
 def _model(values: Mapping[str, Any]) -> str:

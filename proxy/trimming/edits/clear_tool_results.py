@@ -1,19 +1,23 @@
-"""`clear_tool_results`: of older tool results a stub stays, with a digest of the values in them."""
+"""`clear_tool_results`: of older tool results a stub stays, with a digest of the values in them.
+
+    [cleared: read_file {"path":"src/main.c"}; 4210 tokens; ref=9f3a; main,parse_args,EXIT_CODE=12]
+
+What a stub repeats is verbatim (white space aside) or ends with `…`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Annotated, ClassVar, Final, Literal
 
-from msgspec import Struct
 from pydantic import Field
 
 from proxy.dialects import Message, Span
-from proxy.trimming.digest import digest_in, digest_of, shorter_arguments, shorter_text, stub_of, words_of
-from proxy.trimming.draft import Draft
+from proxy.textscan import JsonValue, Number, digest_of, is_items, is_members, read, words_of, write
+from proxy.trimming.draft import Draft, Result
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
-from proxy.trimming.section import Natural
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Natural
 
 _LONGEST: Final = 6
 """A digest is at most so many times as long as `digest_chars`, whatever others have left over."""
@@ -25,15 +29,16 @@ _SHORTER: Final = 0.75
 """Where a digest is too dear, the next one tried has at most this part of its characters."""
 _CHEAPEST: Final = 16
 """Tokens of the message with the shortest stub; what costs no more is not looked at."""
-
-
-class _Result(Struct, frozen=True, kw_only=True):
-    """A tool result that stands, and the call that it answers."""
-
-    position: int
-    span: Span
-    tool: str
-    arguments: str
+_NAME: Final = 100
+"""Characters of a tool's name that are repeated."""
+_ARGUMENTS: Final = 80
+"""Characters of a call's arguments that are repeated."""
+_STRING: Final = 80
+"""Characters of a string among arguments that stays as it is."""
+_ITEMS: Final = 10
+"""Items of a list among arguments that stay."""
+_LEVELS: Final = 32
+"""Levels of arguments that are looked into."""
 
 
 class ClearToolResults(BaseEdit, frozen=True):
@@ -64,12 +69,8 @@ class ClearToolResults(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Clear results until the draft is within its target; none where that would free too little."""
         changes = tuple(_Clearing(self, draft).changes())
-        if sum(map(_freed, changes)) >= self.at_least:
+        if sum(change.freed for change in changes) >= self.at_least:
             yield from changes
-
-    def results(self, draft: Draft) -> Sequence[_Result]:
-        """Return the results that are counted, in order."""
-        return [each for each in _results(draft) if each.tool not in self.exclude_tools]
 
 
 class _Clearing:
@@ -78,9 +79,9 @@ class _Clearing:
     def __init__(self, edit: ClearToolResults, draft: Draft) -> None:
         self._edit = edit
         self._draft = draft
-        results = edit.results(draft)
+        results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
         self._old = results[: max(0, len(results) - edit.keep)]
-        self._cleared = {result.position for result in results if self._is_stub(result.position)}
+        self._cleared = {result.place for result in results if self._is_stub(result.place)}
         self._known: set[str] | None = None
         self._spare = sum(edit.digest_chars - len(self._digest_at(position)) for position in self._cleared)
 
@@ -91,29 +92,29 @@ class _Clearing:
             if draft.target is not None and total <= draft.target and freed >= self._edit.at_least:
                 return
             for change in self._cleared_by(result):
-                total -= _freed(change)
-                freed += _freed(change)
+                total -= change.freed
+                freed += change.freed
                 yield change
 
-    def _cleared_by(self, result: _Result) -> Iterator[Change]:
+    def _cleared_by(self, result: Result) -> Iterator[Change]:
         """Yield what clearing one result changes: nothing if it is protected, a stub, or cheaper as it is."""
-        if result.position in self._draft.protected or result.position in self._cleared:
+        if result.place in self._draft.protected or result.place in self._cleared:
             return
         change = self._stub(result)
         if change is None:
             return
-        self._cleared.add(result.position)
+        self._cleared.add(result.place)
         yield change
         if self._edit.clear_inputs:
             yield from self._inputs(result.span)
 
-    def _stub(self, result: _Result) -> Change | None:
+    def _stub(self, result: Result) -> Change | None:
         """Return the change that puts a stub in the place of a result; None where none would be cheaper.
 
         Whether one would is a matter of the result alone, not of the characters that happen to be left over:
         what stays at one move stays at the next. A digest that is too dear is made shorter.
         """
-        draft, edit, position = self._draft, self._edit, result.position
+        draft, edit, position = self._draft, self._edit, result.place
         message = draft.messages[position]
         if message is None or draft.tokens[position] <= _CHEAPEST:
             return None
@@ -122,34 +123,35 @@ class _Clearing:
         original = draft.entries[position].message.text
         digest = digest_of(original, budget, self._words()) if budget else ""
         change = self._with_digest(result, message, digest)
-        if _freed(change) <= 0 and _freed(self._with_digest(result, message, "")) <= 0:
+        if change.freed <= 0 and self._with_digest(result, message, "").freed <= 0:
             self._words().update(words_of(message.text))
             return None
-        while _freed(change) <= 0:
+        while change.freed <= 0:
             digest = digest_of(original, int(len(digest) * _SHORTER), self._words())
             change = self._with_digest(result, message, digest)
         self._spare = self._spare + edit.digest_chars - len(digest)
         self._words().update(words_of(digest))
         return change
 
-    def _with_digest(self, result: _Result, message: Message, digest: str) -> Change:
+    def _with_digest(self, result: Result, message: Message, digest: str) -> Change:
         """Return the change that puts the stub with this digest in the place of a message."""
-        entry = self._draft.entries[result.position]
-        stub = stub_of(result.tool, result.arguments, entry.tokens, entry.ref, digest)
+        entry = self._draft.entries[result.place]
+        arguments = result.call.arguments if result.call is not None else ""
+        stub = stub_of(result.tool, arguments, entry.tokens, entry.ref, digest)
         reason = f"not among the newest {self._edit.keep} tool results"
         shorter = message.with_text(stub)
-        return self._draft.replacing(result.position, self._edit.type, reason, shorter)
+        return self._draft.replacing(result.place, self._edit.type, reason, shorter)
 
     def _inputs(self, span: Span) -> Iterator[Change]:
         """Yield the change that clears the arguments of calls, once no result of them stands."""
         draft, block = self._draft, self._draft.messages[span.start]
-        standing = (at for at, message in draft.standing(span.start + 1, span.stop) if message.is_result)
+        standing = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
         if block is None or not self._cleared.issuperset(standing):
             return
         reason = "all results of its calls are cleared"
         shorter = _with_shorter_inputs(block, self._edit.digest_chars // _INPUT_SHARE, self._words())
         change = draft.replacing(span.start, self._edit.type, reason, shorter)
-        if _freed(change) > 0:
+        if change.freed > 0:
             yield change
 
     def _words(self) -> set[str]:
@@ -157,7 +159,7 @@ class _Clearing:
         if self._known is None:
             texts = [
                 _said(message, arguments=not self._edit.clear_inputs)
-                for at, message in self._draft.standing(0, len(self._draft.messages))
+                for at, message in self._draft.remaining()
                 if not message.is_result or at in self._cleared
             ]
             self._known = words_of("\n".join(texts))
@@ -171,22 +173,6 @@ class _Clearing:
         """Return the digest in a stub of an earlier move."""
         stub = self._draft.messages[position]
         return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
-
-
-def _results(draft: Draft) -> Iterator[_Result]:
-    """Yield each result that stands, with the name and the arguments of its call."""
-    for span in draft.spans:
-        block = draft.entries[span.start].message
-        for position, message in draft.standing(span.start, span.stop):
-            if message.is_result:
-                call = next((call for call in block.calls if message.answers_call(call)), None)
-                tool = (call.name if call is not None else "") or message.name
-                yield _Result(
-                    position=position,
-                    span=span,
-                    tool=tool,
-                    arguments=call.arguments if call is not None else "",
-                )
 
 
 def _said(message: Message, *, arguments: bool) -> str:
@@ -207,5 +193,64 @@ def _with_shorter_inputs(block: Message, budget: int, known: set[str]) -> Messag
     )
 
 
-def _freed(change: Change) -> int:
-    return change.tokens_before - change.tokens_after
+def stub_of(tool: str, arguments: str, tokens: int, ref: str, digest: str) -> str:
+    """Return the stub of a result of `tool`, called with `arguments`, that cost so many tokens."""
+    named = _cut(tool, _NAME) or "a tool"
+    called = _cut(arguments, _ARGUMENTS)
+    said = f"{named} {called}" if called not in ("", "{}") else named
+    return f"[cleared: {said}; {tokens} tokens; {_reference(ref)}{f'; {digest}' if digest else ''}]"
+
+
+def digest_in(stub: str, ref: str) -> str:
+    """Return the digest of a stub that names `ref`; empty where it has none."""
+    return stub.partition(f"{_reference(ref)}; ")[2].removesuffix("]")
+
+
+def shorter_arguments(arguments: str, budget: int, known: Collection[str]) -> str:
+    """Return a call's arguments, JSON like before, each long string with a digest of `budget` characters.
+
+    Names, numbers and short strings stay as they are written, and so do arguments that would not get shorter.
+    What is no JSON object becomes one that holds its digest.
+    """
+    document = read(arguments)
+    if not is_members(document):
+        shorter = write((("cleared", shorter_text(arguments, budget, known)),))
+    else:
+        cleared = _shorter(document, budget, known, _LEVELS)
+        if cleared == document:
+            return arguments
+        shorter = write(cleared)
+    return shorter if len(shorter) < len(arguments) else arguments
+
+
+def shorter_text(text: str, budget: int, known: Collection[str]) -> str:
+    """Return a text, or in the place of a long one its length and a digest of at most `budget` characters."""
+    if len(text) <= _STRING:
+        return text
+    digest = digest_of(text, budget, known)
+    return f"[cleared: {len(text)} characters{f'; {digest}' if digest else ''}]"
+
+
+def _shorter(value: JsonValue, budget: int, known: Collection[str], levels: int) -> JsonValue:
+    """Return a value of a document with its long strings and lists cleared."""
+    if isinstance(value, str) and not isinstance(value, Number):
+        return shorter_text(value, budget, known)
+    if not levels and (is_members(value) or is_items(value)):
+        return "[cleared]"
+    if is_members(value):
+        return tuple([(name, _shorter(member, budget, known, levels - 1)) for name, member in value])
+    if is_items(value):
+        kept = [_shorter(item, budget, known, levels - 1) for item in value[:_ITEMS]]
+        more = len(value) - len(kept)
+        return [*kept, f"[cleared: {more} more]"] if more else kept
+    return value
+
+
+def _reference(ref: str) -> str:
+    return f"ref={ref}"
+
+
+def _cut(text: str, most: int) -> str:
+    """Return a text on one line, cut where it is longer than `most` characters."""
+    line = " ".join(text[: 4 * most].split())
+    return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"

@@ -13,20 +13,27 @@ from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 from proxy.dialects import Message
-from proxy.trimming.compaction.blob import without_blobs
-from proxy.trimming.compaction.document import Value, write
-from proxy.trimming.compaction.embedded import Embedded, pieces
-from proxy.trimming.compaction.log import condensed
-from proxy.trimming.compaction.mark import ending, names_ref
-from proxy.trimming.compaction.markup import is_markup, shown
-from proxy.trimming.compaction.preview import preview
-from proxy.trimming.compaction.table import tabulated, tabulated_lines
-from proxy.trimming.compaction.verbatim import spelled
-from proxy.trimming.compaction.weight import weight
-from proxy.trimming.compaction.whitespace import tidied
+from proxy.textscan import (
+    Embedded,
+    JsonValue,
+    condensed,
+    ending,
+    is_markup,
+    names_ref,
+    pieces,
+    preview,
+    shown,
+    spelled,
+    tabulated,
+    tabulated_lines,
+    tidied,
+    weight,
+    without_blobs,
+    write,
+)
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
-from proxy.trimming.plan import Entry
-from proxy.trimming.section import Natural, Positive
+from proxy.trimming.model import Entry
+from proxy.trimming.settings import Natural, Positive
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 
@@ -219,7 +226,7 @@ class _Form:
             len(piece.source) * self._per_byte > _HOPELESS * self._edit.over_tokens
         )
 
-    def _written(self, made: Value) -> str:
+    def _written(self, made: JsonValue) -> str:
         """Return a cut document as text: what it still holds of records may be a table."""
         table = tabulated(made) if "table" in self._edit.methods else None
         return write(made if table is None else table)

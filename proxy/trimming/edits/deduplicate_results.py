@@ -12,7 +12,7 @@ from msgspec import Struct
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change, Entry
+from proxy.trimming.model import Change, Entry
 
 _POINTER: Final = re.compile(
     r"\[same output as the earlier one of (.{0,200}): (\d{1,12}) characters; ref=(\S{1,200})\]"
@@ -21,7 +21,7 @@ _NAME: Final = 100
 """Characters of a tool's name that are told at most."""
 
 
-class _Result(Struct, frozen=True, kw_only=True):
+class _Whole(Struct, frozen=True, kw_only=True):
     """A tool result that stands whole."""
 
     position: int
@@ -47,8 +47,9 @@ class DeduplicateResults(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Put pointers in the place of results that an earlier one repeats."""
-        whole: dict[tuple[str, str | None], _Result] = {}
-        for position, message, tool in _results(draft):
+        whole: dict[tuple[str, str | None], _Whole] = {}
+        for result in draft.results():
+            position, message, tool = result.place, result.message, result.tool
             text = _text(message)
             if not text or self._pointer(draft, position, message) is not None:
                 continue
@@ -58,23 +59,24 @@ class DeduplicateResults(BaseEdit, frozen=True):
             older = whole.get(key)
             if older is not None and position not in draft.protected:
                 change = self._pointing(draft, position, message, older)
-                if change.tokens_after < change.tokens_before:
+                if change.freed > 0:
                     yield change
                     continue
-            whole[key] = _Result(position=position, tool=tool, ref=entry.ref, size=len(text))
+            whole[key] = _Whole(position=position, tool=tool, ref=entry.ref, size=len(text))
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
         standing: dict[str, list[tuple[int, int]]] = defaultdict(list)
         pointers: list[tuple[int, Message, str, str, int]] = []
-        for position, message, tool in _results(draft):
+        for result in draft.results():
+            position, message, tool = result.place, result.message, result.tool
             text = _text(message)
             found = self._pointer(draft, position, message)
             if found is not None:
                 pointers.append((position, message, tool, found[3], int(found[2])))
             elif text:
                 standing[draft.entries[position].ref].append((position, len(text)))
-        back: dict[str, _Result] = {}
+        back: dict[str, _Whole] = {}
         for position, message, tool, ref, size in pointers:
             if any(at < position and held == size for at, held in standing[ref]):
                 continue
@@ -87,7 +89,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             if older is not None:
                 yield self._pointing(draft, position, message, older)
             else:
-                back[text] = _Result(position=position, tool=tool, ref=entry.ref, size=len(text))
+                back[text] = _Whole(position=position, tool=tool, ref=entry.ref, size=len(text))
                 reason = "the earlier result that it pointed to does not stand whole any more"
                 yield draft.replacing(position, self.type, reason, first)
 
@@ -99,22 +101,12 @@ class DeduplicateResults(BaseEdit, frozen=True):
             return None
         return _POINTER.fullmatch(_text(message) or "")
 
-    def _pointing(self, draft: Draft, position: int, message: Message, older: _Result) -> Change:
+    def _pointing(self, draft: Draft, position: int, message: Message, older: _Whole) -> Change:
         """Return the change that lets a result point to an older one."""
         name = " ".join(older.tool.split())[:_NAME] or "a tool"
         pointer = f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
         reason = "an earlier result says the same"
-        return draft.replacing(position, self.type, reason, message.replacing("content", pointer))
-
-
-def _results(draft: Draft) -> Iterator[tuple[int, Message, str]]:
-    """Yield position, message and tool of each result that stands."""
-    for span in draft.spans:
-        calls = draft.entries[span.start].message.calls
-        for position, message in draft.standing(span.start, span.stop):
-            if message.is_result:
-                called = next((call.name for call in calls if message.answers_call(call)), message.name)
-                yield position, message, called
+        return draft.replacing(position, self.type, reason, message.with_text(pointer))
 
 
 def _text(message: Message) -> str | None:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from proxy.dialects import Call, Message, Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
+from proxy.trimming.model import Change
 
 _MARKED: Final = "it is marked as internal"
 _WITH_IT: Final = "its call or result is marked as internal"
@@ -33,7 +33,7 @@ class DropInternal(BaseEdit, frozen=True):
 
     def _without(self, draft: Draft, span: Span, marked: set[int]) -> Iterator[Change]:
         """Take what is marked out of a span, with what belongs to it."""
-        standing = list(draft.standing(span.start, span.stop))
+        standing = list(draft.remaining(span.start, span.stop))
         block = draft.messages[span.start]
         whole = span.start in marked
         answered = _answered(block, [message for at, message in standing if at in marked])

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
-from proxy.trimming.trigger import Target
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Target
 
 
 class DropOldest(BaseEdit, frozen=True):
@@ -43,10 +43,9 @@ class DropOldest(BaseEdit, frozen=True):
         for start, stop, reason in _groups(draft):
             if total <= target:
                 return
-            for position, _ in draft.standing(start, stop):
-                if position not in draft.protected:
-                    total -= draft.tokens[position]
-                    yield draft.removing(position, self.type, reason)
+            for place, _ in draft.free(start, stop):
+                total -= draft.tokens[place]
+                yield draft.removing(place, self.type, reason)
 
 
 def _groups(draft: Draft) -> Iterator[tuple[int, int, str]]:

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
-from proxy.trimming.plan import Change, Entry, Summary, SummaryRequest
-from proxy.trimming.section import Section
-from proxy.trimming.trigger import Target, Trigger
+from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
+from proxy.trimming.settings import Section, Target, Trigger
 
 
 class BaseEdit(Section, ABC, frozen=True):
@@ -56,9 +55,9 @@ class BaseEdit(Section, ABC, frozen=True):
     def apply(self, draft: Draft) -> Iterable[Change | Summary | SummaryRequest]:
         """Return what it changes in `draft`: at most one change per position, none where protected.
 
-        What it made at an earlier move still stands, and stays as it is, or is made anew where it has to take
+        What it made at an earlier trim still stands, and stays as it is, or is made anew where it has to take
         in what is new. At most one `Summary` may be among the changes that remove what it covers; or there is
-        nothing but one that is `Wanted`: it would have been used now.
+        nothing but one `SummaryRequest`: that summary would have been used now.
         """
 
     def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
@@ -88,12 +87,10 @@ class ToolOutputEdit(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
-        for position, message in draft.standing(0, len(draft.messages)):
-            if position in draft.protected or not message.is_result:
-                continue
-            shortened = self.shorten(message, draft.entries[position])
+        for place, message in draft.free():
+            shortened = self.shorten(message, draft.entries[place]) if message.is_result else None
             if shortened is None:
                 continue
-            change = draft.replacing(position, self.type, shortened.reason, shortened.message)
-            if change.tokens_after < change.tokens_before:
+            change = draft.replacing(place, self.type, shortened.reason, shortened.message)
+            if change.freed > 0:
                 yield change

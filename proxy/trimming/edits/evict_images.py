@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Literal
 
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
-from proxy.trimming.section import Natural
-
-_IMAGES: Final = frozenset({"image_url", "input_image", "image"})
-"""Types of parts that hold an image."""
-_TOLD: Final = 200
-"""Characters of an image's address that are told at most."""
-_SCHEME: Final = 16
-"""Characters in which an address has its scheme; what has none is the image itself, as base64."""
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Natural
 
 
 class EvictImages(BaseEdit, frozen=True):

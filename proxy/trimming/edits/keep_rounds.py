@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from proxy.trimming.coverage import start_of_newest
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
-from proxy.trimming.section import Natural
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Natural
 
 
 class KeepRounds(BaseEdit, frozen=True):
@@ -27,6 +26,5 @@ class KeepRounds(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Remove what is older than the rounds that stay."""
         reason = f"its round is not among the newest {self.last} of the history"
-        for position, _ in draft.standing(0, start_of_newest(draft.rounds, self.last)):
-            if position not in draft.protected:
-                yield draft.removing(position, self.type, reason)
+        for place, _ in draft.free(0, draft.history_before(self.last)):
+            yield draft.removing(place, self.type, reason)

@@ -11,8 +11,8 @@ from pydantic import Field
 from proxy.dialects import Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
-from proxy.trimming.section import Natural
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Natural
 
 
 class _Call(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class KeepToolCalls(BaseEdit, frozen=True):
         """Leave of a span only the calls of `kept`, with their results."""
         reason = f"not among the newest {self.last} tool calls"
         staying = {position for call in kept for position in call.results}
-        for position, message in draft.standing(span.start, span.stop):
+        for position, message in draft.remaining(span.start, span.stop):
             if position == span.start:
                 reduced = message.with_calls({call.index for call in kept})
                 if kept or reduced.has_content:
@@ -84,7 +84,7 @@ def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
     block = draft.messages[span.start]
     if block is None:
         return
-    results = list(draft.standing(span.start + 1, span.stop))
+    results = list(draft.remaining(span.start + 1, span.stop))
     seen: set[str] = set()
     for index, call in enumerate(block.calls):
         if call.legacy or (call.id and call.id not in seen):

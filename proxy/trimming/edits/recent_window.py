@@ -10,9 +10,8 @@ from pydantic import model_validator
 from proxy.dialects.jsontext import is_object
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change
-from proxy.trimming.section import Positive, Share
-from proxy.trimming.trigger import Target
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Positive, Share, Target
 
 
 class RecentWindow(BaseEdit, frozen=True):
@@ -74,7 +73,7 @@ class RecentWindow(BaseEdit, frozen=True):
         left = budget - sum(draft.tokens[position] for position in draft.protected)
         reason, stopped = "it is not among the newest that fit into the window", False
         for span in reversed(draft.spans):
-            free = [at for at, _ in draft.standing(span.start, span.stop) if at not in draft.protected]
+            free = [place for place, _ in draft.free(span.start, span.stop)]
             cost = sum(draft.tokens[at] for at in free)
             if cost <= left and not stopped:
                 left -= cost

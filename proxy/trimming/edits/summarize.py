@@ -8,17 +8,16 @@ from hashlib import blake2b
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from proxy.dialects import Span
-from proxy.trimming.coverage import Beginning, beginnings
-from proxy.trimming.draft import Draft
+from proxy.trimming.draft import Draft, clipped
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.plan import Change, Summary, SummaryRequest, SummaryRole
-from proxy.trimming.section import Natural, Positive, Share, contradiction
+from proxy.trimming.model import Change, Summary, SummaryRequest, SummaryRole
+from proxy.trimming.settings import Natural, Positive, Share, Target, contradiction
 from proxy.trimming.statistics import DETAILS, Language, Statistics, statistics_of
-from proxy.trimming.trigger import Target
 
 Mode: TypeAlias = Literal["model", "statistics"]
 
@@ -29,20 +28,50 @@ _LEAST_ROOM: Final = 120
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 
 
+class Beginning(Struct, frozen=True, kw_only=True):
+    """A beginning of the log that may be covered."""
+
+    stop: int
+    """Place after the last message of it."""
+    until: int
+    """Position of the first message that is not in it."""
+    messages: int
+    """Messages of it that stand and are not protected."""
+    tokens: int
+    """Their tokens."""
+    rounds: int
+    """Whole rounds in which there are any."""
+    new_messages: int
+    """Messages of it that no summary covers yet and that are not protected, those dropped before included."""
+    new_tokens: int
+    """Their tokens, as they would be sent if nothing were trimmed."""
+
+
+class _Group(Struct, frozen=True, kw_only=True):
+    """What is covered together: a round of the history, or a span of the current one."""
+
+    start: int
+    stop: int
+    is_round: bool
+    """Whether it is a whole round that a user's message begins."""
+    ends: bool
+    """Whether a beginning may end after it."""
+
+
 class Summarize(BaseEdit, frozen=True):
     """Rounds older than the newest `keep_rounds` whole ones are replaced by one summary. Too few: no change.
 
     Where there is a limit (`lower`, or else the policy's target), so many of them are replaced, from the
     oldest, as it takes to get within it; without one all are. What is protected stays, after the summary.
     With `keep_rounds: 0` spans of the current round are replaced too. The next summary is made of the
-    standing one and of what is added to it.
+    current one and of what is added to it.
 
     With `mode: statistics` it is made at once, by code: it counts and quotes. With `mode: model` a model
     writes it, beside the requests, from a part of the trigger on (`soft`), out of what was said, whatever
-    other edits dropped of that; it is used at the next move of the cut, and until then nothing changes.
+    other edits dropped of that; it is used at the next trim, and until then nothing changes.
     There it is used though all that it covers was dropped before, and it makes the view larger: what comes
     after it makes room. Only where nothing does (the view would end above the trigger) it must make the view
-    smaller, as it must where somebody asked for it between two moves.
+    smaller, as it must where somebody asked for it between two trims.
     """
 
     type: Literal["summarize"] = "summarize"
@@ -62,7 +91,7 @@ class Summarize(BaseEdit, frozen=True):
     min_new_messages: Natural = 10
     """No further summary that would add fewer messages."""
     growth_ratio: Annotated[float, Field(ge=0)] = 0.5
-    """No further summary unless what it adds has more than this part of the standing one's tokens."""
+    """No further summary unless what it adds has more than this part of the current one's tokens."""
     keep_rounds: Natural = 10
     """So many whole rounds of the history stay, the newest; the current one is not counted. With 0 the
     current one stays only as far as the policy's `keep` says, and its newest span."""
@@ -118,25 +147,25 @@ class Summarize(BaseEdit, frozen=True):
         if self.mode == "statistics":
             summary = self._by_statistics(draft, limit)
         else:
-            summary = self.ready(draft, moving=above and not draft.tight)
-            if summary is None and above and (wanted := self.wanted(draft, urgent=True)) is not None:
-                yield wanted
+            summary = self.ready(draft, trimming=above and not draft.tight)
+            if summary is None and above and (request := self.request(draft, urgent=True)) is not None:
+                yield request
         if summary is not None:
             yield summary
             for place in _covered(draft, summary.until):
                 yield draft.removing(place, self.type, _REASON)
 
-    def ready(self, draft: Draft, *, moving: bool = False) -> Summary | None:
+    def ready(self, draft: Draft, *, trimming: bool = False) -> Summary | None:
         """Return the summary by a model that can be used now; None where it would not make the view smaller.
 
-        It must reach further than the standing one: what that covers is not there to be sent. With `moving`,
-        the cut moves in any case and others make room: then it need only be smaller than what it covers in
-        the log, sent or not, and within `budget_ratio`.
+        It must reach further than the current one: what that covers is not there to be sent. With `trimming`,
+        the log is trimmed in any case and others make room: then it need only be smaller than what it covers
+        in the log, sent or not, and within `budget_ratio`.
         """
-        made, standing = draft.prepared, draft.summary
+        made, current = draft.prepared, draft.summary
         if self.mode != "model" or made is None or made.until > draft.end:
             return None
-        if standing is not None and made.until < standing.until + (standing.kind == "model"):
+        if current is not None and made.until < current.until + (current.kind == "model"):
             return None
         summary = Summary(
             text=made.text,
@@ -149,16 +178,16 @@ class Summarize(BaseEdit, frozen=True):
             generation=made.generation,
             model=made.model,
         )
-        summary = replace(summary, tokens=draft.count(summary.message))
+        summary = replace(summary, tokens=draft.count(summary.message(draft.entries[0].message.dialect)))
         replaced = sum(draft.tokens[place] for place in _covered(draft, made.until))
-        replaced += standing.tokens if standing is not None else 0
+        replaced += current.tokens if current is not None else 0
         if summary.tokens < replaced:
             return summary
         budget = self._budget(draft, draft.limit(self._aim))
         fits = summary.tokens < made.covered_tokens and (budget is None or summary.tokens <= budget)
-        return summary if moving and fits else None
+        return summary if trimming and fits else None
 
-    def wanted(
+    def request(
         self, draft: Draft, *, added: int = 0, whole: bool = False, urgent: bool = False
     ) -> SummaryRequest | None:
         """Return what a model should sum up; None where it would not be worth it.
@@ -169,12 +198,12 @@ class Summarize(BaseEdit, frozen=True):
             draft: What stands.
             added: Tokens that come on top before the summary is used.
             whole: Whether all of it should be covered that may be, in any case.
-            urgent: Whether the cut moves now.
+            urgent: Whether the log is trimmed now.
         """
         limit = None if whole else draft.limit(self._aim)
-        standing = draft.summary.tokens if draft.summary is not None else 0
+        current = draft.summary.tokens if draft.summary is not None else 0
         if limit is not None and (ready := self.ready(draft)) is not None:
-            left = draft.total - standing - sum(draft.tokens[at] for at in _covered(draft, ready.until))
+            left = draft.total - current - sum(draft.tokens[at] for at in _covered(draft, ready.until))
             if left + ready.tokens + added <= limit:
                 return None
         found: SummaryRequest | None = None
@@ -184,23 +213,38 @@ class Summarize(BaseEdit, frozen=True):
             if room < _LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
                 continue
             found = SummaryRequest(stop=each.until, room=room, urgent=urgent)
-            if limit is not None and draft.total - standing - each.tokens + room + added <= limit:
+            if limit is not None and draft.total - current - each.tokens + room + added <= limit:
                 break
         return found
 
-    def imagined(self, draft: Draft, wanted: SummaryRequest) -> Draft:
-        """Return the draft as it would be with the summary that is wanted, of the size that it may have."""
-        tokens = min(wanted.room, self.max_tokens)
+    def requested_now(self, draft: Draft) -> SummaryRequest | None:
+        """Return what is summed up if somebody asks for it; None where nothing is left that is worth it.
+
+        No condition of the edit counts then. At least one round of the history is covered, where there is
+        one; where there is none, what lies behind in the current one.
+        """
+        history = sum(each.number > 0 for each in draft.rounds[:-1])
+        free = {
+            "keep_rounds": min(self.keep_rounds, max(0, history - 1)),
+            "min_messages": 0,
+            "min_new_messages": 1,
+            "growth_ratio": 0.0,
+        }
+        return self.model_copy(update=free).request(draft, whole=True)
+
+    def imagined(self, draft: Draft, request: SummaryRequest) -> Draft:
+        """Return the draft as it would be with the requested summary, of the size that it may have."""
+        tokens = min(request.room, self.max_tokens)
         summary = Summary(
             text="",
             role=self._role,
-            until=wanted.stop,
+            until=request.stop,
             tokens=tokens,
             kind="model",
             covered_messages=0,
             covered_tokens=0,
         )
-        covered = _covered(draft, wanted.stop)
+        covered = _covered(draft, request.stop)
         return draft.after([draft.removing(place, self.type, _REASON) for place in covered], summary)
 
     @property
@@ -223,8 +267,8 @@ class Summarize(BaseEdit, frozen=True):
 
     def _by_statistics(self, draft: Draft, limit: int | None) -> Summary | None:
         """Return the summary that code makes; None where it would not be worth it."""
-        standing = draft.summary
-        if standing is not None and standing.kind != "statistics":
+        current = draft.summary
+        if current is not None and current.kind != "statistics":
             return None  # nobody can put in numbers what a model said of messages that are not there
         choices = [each for each in beginnings(draft, self.keep_rounds) if self._is_worth_it(each, draft)]
         if not choices:
@@ -234,17 +278,17 @@ class Summarize(BaseEdit, frozen=True):
 
     def _is_worth_it(self, choice: Beginning, draft: Draft) -> bool:
         """Tell whether it is enough for a summary by code."""
-        standing = draft.summary
-        if standing is None:
+        current = draft.summary
+        if current is None:
             return choice.messages > 0 and draft.end >= self.min_messages
         needed = max(1, self.min_new_messages)
-        return choice.messages >= needed and choice.tokens > self.growth_ratio * standing.tokens
+        return choice.messages >= needed and choice.tokens > self.growth_ratio * current.tokens
 
     def _first_within(self, choices: Sequence[Beginning], draft: Draft, limit: int) -> Summary | None:
         """Return the summary of the least that gets within the limit; None where nothing does."""
-        standing = draft.summary.tokens if draft.summary is not None else 0
+        current = draft.summary.tokens if draft.summary is not None else 0
         for choice in choices:
-            left = draft.total - standing - choice.tokens
+            left = draft.total - current - choice.tokens
             if left + min(self.max_tokens, self._room(choice, draft, limit)) <= limit:
                 summary = self._counted(choice, draft, limit)
                 if left + summary.tokens <= limit:
@@ -281,10 +325,10 @@ class Summarize(BaseEdit, frozen=True):
         spans = [span for span in draft.spans if span.stop <= choice.stop and _is_covered(span, draft)]
         statistics = statistics_of([entry.message for entry in draft.entries], spans, choice.rounds)
         tokens = sum(entry.tokens for span in spans for entry in draft.entries[span.start : span.stop])
-        standing, generation = draft.summary, 1
-        if standing is not None:
-            statistics = Statistics.model_validate(standing.state).and_then(statistics)
-            tokens, generation = tokens + standing.covered_tokens, generation + standing.generation
+        current, generation = draft.summary, 1
+        if current is not None:
+            statistics = Statistics.model_validate(current.state).and_then(statistics)
+            tokens, generation = tokens + current.covered_tokens, generation + current.generation
         language: Language = statistics.language if self.language == "auto" else self.language
         summary = Summary(
             text="",
@@ -300,7 +344,7 @@ class Summarize(BaseEdit, frozen=True):
         room = min(self.max_tokens, self._room(choice, draft, limit))
         for detail in DETAILS:
             summary = replace(summary, text=f"{self.heading}\n{statistics.text(language, detail)}")
-            summary = replace(summary, tokens=draft.count(summary.message))
+            summary = replace(summary, tokens=draft.count(summary.message(draft.entries[0].message.dialect)))
             if summary.tokens <= room:
                 break
         return summary
@@ -311,16 +355,16 @@ COMPACTION: Final = Summarize(mode="model", keep_rounds=0)
 
 
 def _replaced(choice: Beginning, draft: Draft) -> int:
-    """Return the tokens of what is sent and would not be any more, the standing summary included."""
+    """Return the tokens of what is sent and would not be any more, the current summary included."""
     return choice.tokens + (draft.summary.tokens if draft.summary is not None else 0)
 
 
 def _newest(draft: Draft) -> tuple[int, int | None]:
     """Return how far the newest summary by a model reaches, as a position, and its tokens; else (0, None)."""
-    standing, made = draft.summary, draft.prepared
+    current, made = draft.summary, draft.prepared
     found: tuple[int, int | None] = (0, None)
-    if standing is not None and standing.kind == "model":
-        found = (standing.until, standing.tokens)
+    if current is not None and current.kind == "model":
+        found = (current.until, current.tokens)
     if made is not None and found[0] < made.until <= draft.end:
         found = (made.until, made.tokens)
     return found
@@ -332,11 +376,62 @@ def _covered(draft: Draft, until: int) -> list[int]:
         place
         for span in draft.spans
         if draft.position(span.stop - 1) < until
-        for place, _ in draft.standing(span.start, span.stop)
-        if place not in draft.protected
+        for place, _ in draft.free(span.start, span.stop)
     ]
 
 
 def _is_covered(span: Span, draft: Draft) -> bool:
     """Tell whether anything of a span goes into a summary."""
-    return any(at not in draft.protected for at, _ in draft.standing(span.start, span.stop))
+    return any(True for _ in draft.free(span.start, span.stop))
+
+
+def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Beginning]:
+    """Yield the beginnings of the log that may be covered, from the least to the most.
+
+    One ends where a whole round of the history does. Where no round of the history need stay, it may end
+    inside the current round too, after any of its spans but the newest: an agent that runs 300 calls on one
+    instruction has one round. What is protected is never counted. `since` is the position of the first
+    message that no summary covers yet.
+    """
+    messages = tokens = rounds = new_messages = new_tokens = 0
+    gaps = iter(clipped(draft.gaps, since, draft.end))
+    gap = next(gaps, None)
+    for group in _groups(draft, keep_rounds):
+        free = 0
+        for place in range(group.start, group.stop):
+            if place in draft.protected:
+                continue
+            entry = draft.entries[place]
+            if draft.messages[place] is not None:
+                free, tokens = free + 1, tokens + draft.tokens[place]
+            if entry.position >= since:
+                new_messages, new_tokens = new_messages + 1, new_tokens + entry.tokens
+        until = draft.position(group.stop)
+        while gap is not None and gap.stop <= until:
+            new_messages, new_tokens = new_messages + gap.messages, new_tokens + gap.tokens
+            gap = next(gaps, None)
+        messages += free
+        rounds += bool(free) and group.is_round
+        if group.ends:
+            yield Beginning(
+                stop=group.stop,
+                until=until,
+                messages=messages,
+                tokens=tokens,
+                rounds=rounds,
+                new_messages=new_messages,
+                new_tokens=new_tokens,
+            )
+
+
+def _groups(draft: Draft, keep_rounds: int) -> Iterator[_Group]:
+    """Yield what may be covered, the oldest first."""
+    last = draft.history_before(keep_rounds)
+    for each in draft.rounds:
+        if each.stop <= last:
+            yield _Group(start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0)
+    if keep_rounds == 0 and draft.rounds:
+        for span in draft.spans[:-1]:
+            if span.start >= draft.rounds[-1].start:
+                free = any(True for _ in draft.free(span.start, span.stop))
+                yield _Group(start=span.start, stop=span.stop, is_round=False, ends=free)

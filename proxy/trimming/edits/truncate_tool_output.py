@@ -11,8 +11,8 @@ from typing import Literal
 
 from proxy.dialects import Message
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
-from proxy.trimming.plan import Entry
-from proxy.trimming.section import Positive
+from proxy.trimming.model import Entry
+from proxy.trimming.settings import Positive
 
 
 class TruncateToolOutput(ToolOutputEdit, frozen=True):

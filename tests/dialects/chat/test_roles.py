@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.roles import RoleOrder, merged_users, one_system, demanded_order, reordered
+from proxy.dialects.chat.roles import RoleOrder, demanded_order, merged_users, one_system, reordered
 
 
 def said(message: str, **more: Any) -> bytes:
@@ -96,7 +96,9 @@ def test_it_is_read_however_it_is_wrapped() -> None:
     assert demanded_order(400, b"\xff\x00 nothing") is None
     assert demanded_order(400, b"") is None
     # What repeats the request says nothing by itself.
-    assert demanded_order(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
+    assert (
+        demanded_order(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
+    )
 
 
 def user(content: Any, **more: Any) -> Message:

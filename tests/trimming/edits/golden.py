@@ -13,7 +13,7 @@ from proxy.dialects.chat.protocol import repair
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit, Edit
 from proxy.trimming.policy import Policy
-from proxy.trimming.protection import protected
+from proxy.trimming.trim import protected
 from tests.trimming.edits.held import outcome
 from tests.trimming.notation import count, entries, lines, messages
 

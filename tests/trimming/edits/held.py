@@ -15,9 +15,9 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
-from proxy.trimming.plan import Change, Entry, Summary
+from proxy.trimming.model import Change, Entry, Summary
 from proxy.trimming.policy import Policy
-from proxy.trimming.protection import protected
+from proxy.trimming.trim import protected
 from tests.trimming.notation import count, entries
 
 RECORDED = Path(__file__).parents[2] / "data" / "trajectories"

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.digest import digest_in
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.clear_tool_results import ClearToolResults
-from proxy.trimming.engine import plan
+from proxy.trimming.edits.clear_tool_results import ClearToolResults, digest_in
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.notation import KNOWN, entries

@@ -16,7 +16,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import TokenCounter
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
-from proxy.trimming.plan import Entry
+from proxy.trimming.model import Entry
 from tests.trimming.edits.golden import rows
 
 REF = "ref"

@@ -14,8 +14,8 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.deduplicate_results import DeduplicateResults
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Change
+from proxy.trimming.model import Change
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, texts

@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.trimming.broadcasts import digest_of
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Cut
+from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls, broadcast_digest
+from proxy.trimming.model import Cut
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, texts
@@ -142,7 +141,7 @@ def test_in_a_recorded_session_nothing_looks_like_such_a_message() -> None:
         for call in message.calls
     ]
     after = check(DigestAgentCalls(), draft_of([*spoken, *session]))
-    digest = digest_of(texts(after)[0])
+    digest = broadcast_digest(texts(after)[0])
     assert digest is not None
     assert sum(digest.tools.values()) == len(spoken) - 5
     assert after.messages[len(spoken) :] == tuple(session)
@@ -174,7 +173,7 @@ def test_it_is_safe_on_any_history(
     draft = draft_of(history, {"rounds": kept, "spans": 2}, agent=asking)
     after = check(DigestAgentCalls(keep=keep), draft)
     before = sum("> [" in message.text for message in history)
-    digests = [digest for text in texts(after) if (digest := digest_of(text)) is not None]
+    digests = [digest for text in texts(after) if (digest := broadcast_digest(text)) is not None]
     whole = sum("> [" in text for text in texts(after)) - len(digests)
     assert whole + sum(sum(digest.tools.values()) for digest in digests) == before
     assert len({digest.speaker for digest in digests}) == len(digests)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.drop_internal import DropInternal
-from proxy.trimming.plan import Change
+from proxy.trimming.model import Change
 from tests.trimming.edits.golden import Case, rows
 from tests.trimming.edits.held import check, draft_of, recorded, standing
 from tests.trimming.histories import TRIED, valid
@@ -65,5 +65,5 @@ def test_it_is_safe_on_any_history(log: list[Message], data: st.DataObject, kept
     marked = data.draw(st.sets(st.integers(0, max(0, len(log) - 1))))
     draft = marking(draft_of(log, {"rounds": kept, "spans": 2}), marked)
     after = check(DropInternal(), draft)
-    left = {position for position, _ in after.standing(0, len(log))}
+    left = {position for position, _ in after.remaining(0, len(log))}
     assert left & marked <= draft.protected

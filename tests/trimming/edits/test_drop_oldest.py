@@ -38,7 +38,7 @@ def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(
     changes = list(DropOldest().apply(draft))
     after = draft.after(changes)
     assert after.within_target or not [
-        position for position, _ in after.standing(0, len(after.messages)) if position not in draft.protected
+        position for position, _ in after.remaining(0, len(after.messages)) if position not in draft.protected
     ]
     if changes:
         newest = changes[-1].position

@@ -6,7 +6,7 @@ from typing import Literal
 
 from proxy.dialects import Message
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
-from proxy.trimming.plan import Entry
+from proxy.trimming.model import Entry
 from tests.trimming.edits.golden import Case
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.trimming.edits.keep_tool_calls import KeepToolCalls
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Change
+from proxy.trimming.model import Change
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import outcome

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.edits.recent_window import RecentWindow
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import PlanningContext
+from proxy.trimming.model import PlanningContext
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
 from tests.trimming.edits.held import check, draft_of, recorded
@@ -104,4 +104,4 @@ def test_it_is_safe_on_any_history(
     assert after.total <= max(tokens, protected)
     gone = [span for span in draft.spans if after.messages[span.start] is None]
     if gone and on_overflow == "stop":
-        assert not [place for place, _ in after.standing(0, gone[-1].start) if place not in draft.protected]
+        assert not [place for place, _ in after.remaining(0, gone[-1].start) if place not in draft.protected]

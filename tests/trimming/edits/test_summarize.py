@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
-from proxy.trimming.engine import plan
-from proxy.trimming.plan import Change, Cut, Gap, Prepared, Summary, SummaryRequest
+from proxy.trimming.model import Change, Cut, Gap, Prepared, Summary, SummaryRequest
+from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, standing
 from tests.trimming.histories import TRIED, valid
-from tests.trimming.notation import KNOWN, log, messages
+from tests.trimming.notation import DIALECT, KNOWN, log, messages
 
 
 def edit(**settings: Any) -> Summarize:
@@ -61,7 +61,7 @@ def test_rounds_older_than_those_that_stay_become_one_summary() -> None:
         text="",
         role="merge",
         until=12,
-        tokens=draft.count(summary.message),
+        tokens=draft.count(summary.message(DIALECT)),
         kind="statistics",
         covered_messages=12,
         covered_tokens=sum(draft.tokens[:12]),
@@ -212,10 +212,10 @@ def test_it_has_fewer_tokens_than_it_may_and_than_it_replaces() -> None:
 def test_how_it_is_headed_where_it_goes_and_its_language() -> None:
     draft = draft_of(messages(["user 你好，请帮我查一下订单的状态", "assistant 好的", *talk(2)]))
     auto = summed(edit(), draft)
-    assert (auto.role, auto.message.role) == ("merge", "system")
+    assert (auto.role, auto.message(DIALECT).role) == ("merge", "system")
     assert auto.text == "Archived Session Summary\n第 1-1 轮：共 2 条消息（用户 1，助手 1）。"
     told = summed(edit(heading="Before", language="en", role="user"), draft)
-    assert (told.role, told.message.role) == ("user", "user")
+    assert (told.role, told.message(DIALECT).role) == ("user", "user")
     assert told.text.startswith("Before\nRounds 1-1: ")
     assert summed(edit(role="system"), draft).role == "system"
 
@@ -276,7 +276,7 @@ def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
         generation=3,
         model="small",
     )
-    assert after.summary.message.role == "system"
+    assert after.summary.message(DIALECT).role == "system"
     assert by_model().ready(draft) == replace(after.summary, role="merge")
     assert edit().ready(draft) is None
 
@@ -315,17 +315,17 @@ def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_befor
         prepared=ready(12),
     )
     assert by_model().ready(draft) is None
-    used = by_model().ready(draft, moving=True)
+    used = by_model().ready(draft, trimming=True)
     assert used is not None
     assert outcome(by_model(), draft) == ([], used)
     assert outcome(by_model(), replace(draft, tight=True)) == ([], None)
     # It must be smaller than what it covers in the log, and leave the others their part of the limit.
     for covered, there in ((110, False), (111, True)):
         given = replace(draft, prepared=ready(12, covered_tokens=covered))
-        assert (by_model().ready(given, moving=True) is not None) == there
+        assert (by_model().ready(given, trimming=True) is not None) == there
     within = by_model(lower=2000, budget_ratio=0.06)
-    assert within.ready(replace(draft, fixed_tokens=166), moving=True) is not None
-    assert within.ready(replace(draft, fixed_tokens=167), moving=True) is None
+    assert within.ready(replace(draft, fixed_tokens=166), trimming=True) is not None
+    assert within.ready(replace(draft, fixed_tokens=167), trimming=True) is None
 
 
 def test_it_must_reach_further_than_what_stands() -> None:
@@ -393,48 +393,48 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     assert wishes(by_model(growth_ratio=5 * each / 100), stands) == []
     # What is ready and not in use yet counts as one.
     newer = replace(stands, prepared=ready(28))
-    assert by_model().wanted(newer) is None
-    assert by_model(min_new_messages=16).wanted(replace(newer, prepared=ready(12))) is not None
-    assert by_model(min_new_messages=17).wanted(replace(newer, prepared=ready(12))) is None
+    assert by_model().request(newer) is None
+    assert by_model(min_new_messages=16).request(replace(newer, prepared=ready(12))) is not None
+    assert by_model(min_new_messages=17).request(replace(newer, prepared=ready(12))) is None
     # What lies in gaps is new too; one made of numbers is none, but covers what is not there.
     dropped = replace(
         stands, gaps=(Gap(start=8, stop=20, edit="drop_oldest", reason="", tokens=5000, tool_calls=0),)
     )
-    assert by_model(min_new_messages=32).wanted(dropped) is not None
+    assert by_model(min_new_messages=32).request(dropped) is not None
     counted = replace(draft, summary=replace(model, kind="statistics"))
-    assert by_model(min_new_messages=99).wanted(counted) == SummaryRequest(
+    assert by_model(min_new_messages=99).request(counted) == SummaryRequest(
         stop=28, room=7 * each - 1, urgent=False
     )
-    assert by_model().wanted(replace(counted, summary=replace(model, kind="statistics", until=28))) is None
+    assert by_model().request(replace(counted, summary=replace(model, kind="statistics", until=28))) is None
 
 
 def test_it_has_room_by_what_the_log_has_however_little_is_still_sent() -> None:
     draft = draft_of(messages(talk(9)))
     short = replace(draft, messages=(None,) * 27 + draft.messages[27:], tokens=(0,) * 27 + draft.tokens[27:])
     sent = draft.tokens[27]
-    assert by_model(lower=2000).wanted(short) == SummaryRequest(stop=28, room=int(0.26 * 2000), urgent=False)
+    assert by_model(lower=2000).request(short) == SummaryRequest(stop=28, room=int(0.26 * 2000), urgent=False)
     # Without a limit as much as a model may write, and as code's part may take where more is replaced.
-    assert by_model(max_tokens=1234).wanted(short) == SummaryRequest(stop=28, room=1234, urgent=False)
-    assert by_model(max_tokens=130).wanted(short) == SummaryRequest(
+    assert by_model(max_tokens=1234).request(short) == SummaryRequest(stop=28, room=1234, urgent=False)
+    assert by_model(max_tokens=130).request(short) == SummaryRequest(
         stop=28, room=max(130, sent - 1), urgent=False
     )
     # Who asks gets one that makes the view smaller.
-    asked = by_model().wanted(short, whole=True)
+    asked = by_model().request(short, whole=True)
     assert asked == (SummaryRequest(stop=28, room=sent - 1, urgent=False) if sent > 120 else None)
     # In so little room there would be hardly more than its heading.
-    assert by_model(lower=1000, budget_ratio=0.12).wanted(draft) is not None
-    assert by_model(lower=1000, budget_ratio=0.119).wanted(draft) is None
+    assert by_model(lower=1000, budget_ratio=0.12).request(draft) is not None
+    assert by_model(lower=1000, budget_ratio=0.119).request(draft) is None
 
 
 def test_no_other_is_wanted_where_the_one_that_is_ready_is_enough() -> None:
     draft = replace(draft_of(messages(talk(9))), prepared=ready(8))
     left = draft.total - sum(draft.tokens[:8]) + 110
-    assert by_model().wanted(replace(draft, target=left)) is None
-    assert by_model().wanted(replace(draft, target=left), added=1) == SummaryRequest(
+    assert by_model().request(replace(draft, target=left)) is None
+    assert by_model().request(replace(draft, target=left), added=1) == SummaryRequest(
         stop=12, room=110 + sum(draft.tokens[:4]) - 1, urgent=False
     )
-    assert by_model().wanted(replace(draft, target=left), whole=True) is not None
-    assert by_model().wanted(draft) is not None
+    assert by_model().request(replace(draft, target=left), whole=True) is not None
+    assert by_model().request(draft) is not None
 
 
 def test_what_somebody_asked_for_is_used_whatever_the_limits_say() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
-from proxy.trimming.plan import Entry
+from proxy.trimming.model import Entry
 from tests.trimming.edits.golden import rows
 from tests.trimming.notation import count
 

@@ -1,0 +1,523 @@
+"""The settings: one frozen pydantic model for each section of the configuration file.
+
+The docstring under a field is its description in the JSON Schema and in docs/configuration.md, so it is
+written for operators. A rule about one section is checked by its model, a rule about two by `Settings`.
+Error messages never repeat a value, because a key may stand in the wrong place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from proxy.config import policies as inheritance
+from proxy.trimming import Natural, Policy, Positive, contradiction
+
+# ------------------------------------------------------------------------------ kinds of values
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A `token` of RFC 9110, section 5.6.2."""
+_VISIBLE: Final = re.compile(r"[!-~]+")
+_FIELD_PATH: Final = re.compile(r"[^.\s]+(\.[^.\s]+)*")
+_RESOURCE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_STORES: Final = (
+    "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE "
+    "(or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE)"
+)
+
+POSTGRES_DRIVERS: Final = {
+    "postgres": "asyncpg",
+    "postgresql": "asyncpg",
+    "postgresql+asyncpg": "asyncpg",
+    "postgresql+psycopg": "psycopg",
+    "postgresql+psycopg_async": "psycopg",
+}
+"""The driver in use, by the scheme of a PostgreSQL store's URL."""
+STATEMENT_CACHE: Final = "statement_cache_size"
+"""The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a server that listens on `host` can be reached from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _key(secret: SecretStr) -> SecretStr:
+    if not _VISIBLE.fullmatch(secret.get_secret_value()):
+        raise ValueError("a key is one or more visible ASCII characters, without spaces or line ends")
+    return secret
+
+
+def _base_url(url: str) -> str:
+    """Return the address without a trailing slash, so that `/chat/completions` can be appended."""
+    if not _VISIBLE.fullmatch(url):
+        raise ValueError("an address has only visible ASCII characters")
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("an address begins with http:// or https:// and names a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("an address has no user name or password: put the key under api_key")
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        raise ValueError("an address has no query and no fragment")
+    if parts.port == 0:
+        raise ValueError("port 0 cannot be called")
+    path = url.rstrip("/")
+    if path.endswith("/chat/completions"):
+        raise ValueError("leave out /chat/completions: the address is the part before it")
+    return path
+
+
+def store_url(url: str) -> str:
+    """Return the URL of a store if it is valid. The settings and the store share this rule.
+
+    Raises:
+        ValueError: the URL is not valid. The message never shows it, since it may hold a password.
+    """
+    if _CONTROL.search(url):
+        raise ValueError("a database URL has no control characters")
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ValueError(f"this is not a database URL: {_STORES}") from None
+    if parsed.get_backend_name() == "sqlite":
+        if parsed.query:
+            raise ValueError("a SQLite file takes no options: leave out the question mark and the rest")
+        if parsed.host or not parsed.database or parsed.database.startswith((":memory:", "file:")):
+            raise ValueError(
+                "a SQLite file is named after three slashes (four for an absolute path): "
+                "sqlite:///palimpsest.db. A database in memory is not supported"
+            )
+    elif parsed.drivername not in POSTGRES_DRIVERS:
+        raise ValueError(f"this database or driver is not supported: {_STORES}")
+    else:
+        size = parsed.query.get(STATEMENT_CACHE, "0")
+        if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
+            raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
+    return url
+
+
+def _header_name(name: str) -> str:
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError("this is not a valid name of an HTTP header")
+    if name.lower() in {"authorization", "proxy-authorization", "cookie"}:
+        raise ValueError("this header holds a credential, and session ids are stored and shown")
+    return name
+
+
+def _field_path(path: str) -> str:
+    if not _FIELD_PATH.fullmatch(path):
+        raise ValueError("write the field of the body with dots between levels: metadata.session_id")
+    if path.partition(".")[0] in {"messages", "model", "tools", "stream", "stream_options"}:
+        raise ValueError("this field has a meaning of its own and cannot hold a session id")
+    return path
+
+
+def _resource(name: str) -> str:
+    if not _RESOURCE.fullmatch(name):
+        raise ValueError("write the part of the path after /v1/, up to the next slash: models")
+    return name
+
+
+def _name(name: str) -> str:
+    if not name.strip() or name != name.strip() or _CONTROL.search(name):
+        raise ValueError("a name has at least one character, no control characters, no spaces at its ends")
+    return name
+
+
+def _policy_name(name: str) -> str:
+    if name.lower() == inheritance.OFF:
+        raise ValueError("'off' is reserved: the header `X-Context-Policy: off` switches trimming off")
+    if name == inheritance.BUILT_IN_NAME:
+        raise ValueError("'built-in' is reserved for the built-in policy")
+    return _name(name)
+
+
+def _no_truth_value(value: object) -> object:
+    """Refuse true and false, which Python would count as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed here, not true or false")  # noqa: TRY004 - pydantic takes a ValueError
+    return value
+
+
+Key: TypeAlias = Annotated[SecretStr, AfterValidator(_key)]
+"""A credential that fits into an HTTP header. It is never printed."""
+BaseUrl: TypeAlias = Annotated[str, AfterValidator(_base_url)]
+"""The address of a provider's API: http or https, without a trailing slash."""
+StoreUrl: TypeAlias = Annotated[str, AfterValidator(store_url)]
+"""The address of a database in SQLAlchemy's form. It may hold a password."""
+HeaderName: TypeAlias = Annotated[str, AfterValidator(_header_name)]
+FieldPath: TypeAlias = Annotated[str, AfterValidator(_field_path)]
+Resource: TypeAlias = Annotated[str, AfterValidator(_resource)]
+Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+PolicyName: TypeAlias = Annotated[str, AfterValidator(_policy_name)]
+Pattern: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+"""A name with wildcards: `*`, `?`, `[a-z]`."""
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Price: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
+"""Dollars per million tokens."""
+
+ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
+TokenMethod: TypeAlias = Literal["tiktoken", "estimate"]
+Matching: TypeAlias = Literal["blocks", "breakpoints"]
+Breakpoints: TypeAlias = Literal["openai", "anthropic", "none"]
+
+
+# ------------------------------------------------------------------------------------- sections
+
+
+class _Section(BaseModel):
+    """The base of all sections: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ServerSettings(_Section):
+    """Where the proxy listens."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on. Any address but this machine's own needs authentication."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    """TCP port. 0 takes any free port."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Number of processes. They share the port and the store."""
+    max_body_bytes: Count = 67_108_864
+    """Largest request body in bytes. A larger one is refused with 413."""
+
+
+class Route(_Section):
+    """Another upstream for some models. The client's own key is never sent there."""
+
+    models: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    """Names of models, with wildcards: `deepseek-*`."""
+    base_url: BaseUrl
+    """Address of this provider's API."""
+    api_key: Key | None = None
+    """Key for this provider. Without it, requests carry no key: the client's key is never sent here."""
+
+
+class UpstreamSettings(_Section):
+    """The provider behind the proxy."""
+
+    base_url: BaseUrl = "https://api.openai.com/v1"
+    """Address of the provider's API. It replaces the client's `/v1`."""
+    api_key: Key | None = None
+    """The proxy's own key. Without it, the client's `Authorization` header is forwarded."""
+    connect_timeout: Seconds = 10.0
+    """Seconds to wait for a connection."""
+    read_timeout: Seconds = 600.0
+    """Seconds to wait for the next bytes of a response."""
+    max_connections: Count = 1000
+    """Largest number of connections at a time. A request beyond it waits for `connect_timeout`."""
+    include_usage: Literal["auto", "never"] = "auto"
+    """`auto` asks for token usage in streams. `never` leaves the request as the client wrote it."""
+    reasoning: ReasoningMode = "auto"
+    """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
+    passthrough: tuple[Resource, ...] = ("models", "embeddings")
+    """Resources under /v1 that clients may use with the shared `api_key`. With their own key, all."""
+    routes: tuple[Route, ...] = ()
+    """Other upstreams by model. The first match is used."""
+
+
+class StoreSettings(_Section):
+    """Where histories are kept."""
+
+    url: StoreUrl = Field(default="sqlite+aiosqlite:///palimpsest.db", repr=False)
+    """Address of the database: a SQLite file or a PostgreSQL database."""
+    migrate: bool = True
+    """Whether `serve` migrates the database's tables at the start."""
+    on_failure: Literal["reject"] = "reject"
+    """What happens while the database cannot be reached. `reject`: requests are refused with 503."""
+
+
+class AuthKey(_Section):
+    """One key that clients may use."""
+
+    key: Key
+    """The API key that the client sends."""
+    tenant: Name
+    """The tenant that the key belongs to. A tenant may have several keys."""
+
+
+class AuthSettings(_Section):
+    """Who may use the proxy."""
+
+    mode: Literal["none", "passthrough", "keys"] = "none"
+    """`none`: no authentication. `passthrough`: each provider key is a tenant. `keys`: the keys below."""
+    keys: tuple[AuthKey, ...] = ()
+    """The accepted keys, for `mode: keys`."""
+    admin_key: Key | None = None
+    """Key that sees all tenants' sessions over the HTTP API. Without it nobody can."""
+
+    @model_validator(mode="after")
+    def _keys_are_given_and_differ(self) -> AuthSettings:
+        if self.mode == "keys" and not self.keys:
+            raise ValueError("mode 'keys' needs at least one entry under auth.keys: {key: …, tenant: …}")
+        first: dict[str, int] = {}
+        for place, entry in enumerate(self.keys):
+            earlier = first.setdefault(entry.key.get_secret_value(), place)
+            if earlier != place:
+                raise contradiction(f"auth.keys[{earlier}] has the same key", "keys", place, "key")
+        if self.admin_key is not None and self.admin_key.get_secret_value() in first:
+            raise contradiction("the admin key must not be a tenant's key too", "admin_key")
+        return self
+
+
+class SessionSettings(_Section):
+    """How a request names its session."""
+
+    headers: tuple[HeaderName, ...] = ("X-Session-ID",)
+    """Headers that may hold the session id. The first one in the request is used."""
+    body_fields: tuple[FieldPath, ...] = ()
+    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending."""
+    missing: Literal["infer", "stateless", "reject"] = "infer"
+    """What happens without an id. `infer` recognises the session by its earlier replies, or starts a new one.
+    `stateless` stores nothing. `reject` answers with 400."""
+    on_disconnect: Literal["cancel", "finish"] = "cancel"
+    """What happens when the client disconnects early. `cancel` ends the upstream request, `finish` completes
+    and stores it."""
+
+
+class TokenSettings(_Section):
+    """How tokens are counted."""
+
+    method: TokenMethod = "tiktoken"
+    """`tiktoken` counts with OpenAI's vocabularies. `estimate` counts by classes of characters."""
+    calibrate: bool = True
+    """Whether counts are scaled, for each session, to the usage that the upstream reports."""
+
+
+class SummarizerSettings(_Section):
+    """The model that writes summaries: for `summarize` with `mode: model`, and for requested compaction."""
+
+    model: Text | None = None
+    """Name of the model. Without it, the session's own model."""
+    base_url: BaseUrl | None = None
+    """Address of the model's API. Without it, summaries go where the session's requests go, with its key."""
+    api_key: Key | None = None
+    """Key for `base_url`. Without it, requests there carry no key: the client's key is never sent there."""
+    timeout: Seconds = 60.0
+    """Seconds to wait for one response."""
+    background: bool = True
+    """Whether summaries are written in the background. With `false`, the request that moves the cut waits."""
+
+
+class FinishSettings(_Section):
+    """Tools that end a task."""
+
+    tools: tuple[Text, ...] = ()
+    """Names of tools. A request whose history ends with such a call is answered from the store."""
+
+
+class VirtualToolSettings(_Section):
+    """Tools that the proxy offers to the model and answers itself."""
+
+    recall_context: bool = False
+    """Whether the model may read trimmed content again."""
+    compress_chat_history: bool = False
+    """Whether the model may ask for a summary of the history."""
+    only_with_tools: bool = True
+    """Whether they are offered only where the client itself offers tools."""
+
+
+class CacheSettings(_Section):
+    """What the proxy does for the provider's prompt cache."""
+
+    key: Literal["none", "session"] = "none"
+    """`session` sends a `prompt_cache_key`, an HMAC of the session, where the client sends none."""
+    breakpoints: Literal["auto", "never"] = "auto"
+    """`auto` marks the end of the stable prefix, for models that take marks. `never` sets no marks."""
+
+
+class PriceStep(_Section):
+    """Other prices for requests with more input. They then hold for the whole request."""
+
+    above: Positive
+    """The step holds above this number of input tokens, cached ones included."""
+    input: Price
+    """Input, in dollars per million tokens."""
+    cached_read: Price | None = None
+    """Input read from the cache. Without it, it rises in proportion to `input`."""
+    cache_write: Price | None = None
+    """Input written to the cache. Without it, it rises in proportion to `input`."""
+    output: Price | None = None
+    """Output. Without it, it rises in proportion to `input`."""
+
+
+class ModelPrices(_Section):
+    """What a model costs. It replaces everything that is known of its prices."""
+
+    input: Price
+    """Input, in dollars per million tokens."""
+    cached_read: Price | None = None
+    """Input read from the provider's cache. Without it, the price of other input."""
+    cache_write: Price | None = None
+    """Input written to the cache. Without it, the price of other input."""
+    output: Price | None = None
+    """Output. Without it, the cost of an exchange is not reported."""
+    steps: tuple[PriceStep, ...] = ()
+    """Other prices above a number of input tokens, in rising order."""
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> ModelPrices:
+        if self.steps and self.input == 0:
+            raise contradiction("a model without a price has no steps: set input", "input")
+        for place in range(1, len(self.steps)):
+            if self.steps[place].above <= self.steps[place - 1].above:
+                raise contradiction("this must be larger than in the step before it", "steps", place, "above")
+        return self
+
+
+class ModelCache(_Section):
+    """How a model's provider caches. A setting that is left out keeps its known value."""
+
+    matching: Matching | None = None
+    """`blocks`: the longest common prefix is found. `breakpoints`: only a prefix that ends at a mark is."""
+    block: Positive | None = None
+    """With `blocks`: tokens in a block. A prefix counts in whole blocks."""
+    minimum: Natural | None = None
+    """Tokens of the shortest prefix that is cached."""
+    lifetime: Seconds | None = None
+    """Seconds without a request after which the cache is cold."""
+    breakpoints: Breakpoints | None = None
+    """Marks that it takes: `openai` (`prompt_cache_breakpoint`), `anthropic` (`cache_control`) or `none`."""
+    key: bool | None = None
+    """Whether it takes `prompt_cache_key`. A provider that does not may refuse the request."""
+
+
+class ModelRule(_Section):
+    """What the operator knows of some models. A setting that is left out keeps its known value."""
+
+    match: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    """Names of models as the client asks for them, with wildcards. One match is enough."""
+    fallback: bool = False
+    """Whether it holds only for models that are not known otherwise. Its prices count as assumed."""
+    context_window: Positive | None = None
+    """Tokens that a request and its reply may have together."""
+    prices: ModelPrices | None = None
+    """What it costs, in dollars per million tokens."""
+    cache: ModelCache | None = None
+    """How its provider caches."""
+
+
+class TelemetrySettings(_Section):
+    """Logs."""
+
+    log_format: Literal["text", "json"] = "text"
+    """`text` for people. `json` for machines, one object a line."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The lowest level that is logged."""
+
+
+class Settings(BaseSettings):
+    """All settings."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        env_prefix="PALIMPSEST_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        title="Palimpsest's configuration",
+    )
+
+    server: ServerSettings = ServerSettings()
+    """Where the proxy listens."""
+    upstream: UpstreamSettings = UpstreamSettings()
+    """The provider behind the proxy."""
+    store: StoreSettings = StoreSettings()
+    """Where histories are kept."""
+    auth: AuthSettings = AuthSettings()
+    """Who may use the proxy."""
+    sessions: SessionSettings = SessionSettings()
+    """How a request names its session."""
+    tokens: TokenSettings = TokenSettings()
+    """How tokens are counted."""
+    summarizer: SummarizerSettings = SummarizerSettings()
+    """The model that writes summaries."""
+    finish: FinishSettings = FinishSettings()
+    """Tools that end a task."""
+    virtual_tools: VirtualToolSettings = VirtualToolSettings()
+    """Tools that the proxy offers to the model and answers itself."""
+    cache: CacheSettings = CacheSettings()
+    """What the proxy does for the provider's prompt cache."""
+    models: tuple[ModelRule, ...] = ()
+    """Facts about models, added to those that the package knows. The first match is used."""
+    policies: dict[PolicyName, Policy] = {}
+    """What is trimmed, by name. The first policy that matches a request is used."""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """Logs."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic-settings'
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values from the arguments alone: `source` merges the others and knows where each is from."""
+        return (init_settings,)
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _policies_extend(cls, written: Any) -> Any:
+        """Lay each policy over the one that it extends."""
+        if not isinstance(written, Mapping):
+            return written
+        policies = cast("Mapping[str, Any]", written)
+        mistakes = [
+            InitErrorDetails(type=contradiction(problem), loc=(name, inheritance.KEY), input=None)
+            for name, problem in inheritance.problems(policies, inheritance.BUILT_INS)
+        ]
+        if mistakes:
+            raise ValidationError.from_exception_data(cls.__name__, mistakes)
+        return inheritance.extended(policies, inheritance.BUILT_INS)
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Settings:
+        if self.auth.mode == "none" and not is_loopback(self.server.host):
+            raise contradiction(
+                "without authentication the proxy listens on this machine only: set auth.mode to 'keys' or "
+                "'passthrough', or server.host to 127.0.0.1",
+                "server",
+                "host",
+            )
+        if self.auth.mode == "passthrough" and self.upstream.api_key is not None:
+            raise contradiction(
+                "auth.mode 'passthrough' forwards each client's own key: remove upstream.api_key, "
+                "or set auth.mode to 'keys'",
+                "upstream",
+                "api_key",
+            )
+        return self

@@ -1,0 +1,397 @@
+"""Where settings come from: defaults < file < environment < command line.
+
+    PALIMPSEST_SERVER__PORT=9000            server.port; lists and mappings are written as JSON
+    api_key: ${OPENAI_API_KEY}              in the file: a variable of the environment; `$${` means `${`
+    api_key_file: /run/secrets/openai       any secret may be read from a file; also as PALIMPSEST_…_FILE
+
+Names of variables are read without regard to case, and an empty variable counts as absent. The values of
+variables and secret files never appear in messages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, cast
+
+from msgspec import Struct
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import EnvSettingsSource
+from pydantic_settings.exceptions import SettingsError
+
+from proxy.config.document import Document, Location
+from proxy.config.policies import ancestry, laid_over, unreachable
+from proxy.config.problems import describe, line_about
+from proxy.config.settings import Settings
+from proxy.errors import ConfigurationError
+
+DEFAULT_FILE: Final = Path("config.yaml")
+"""The file that is read if none is named. It need not exist."""
+
+SECRETS: Final = frozenset(
+    {
+        ("upstream", "api_key"),
+        ("auth", "key"),
+        ("auth", "admin_key"),
+        ("summarizer", "api_key"),
+    }
+)
+"""Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
+
+_PREFIX: Final = "PALIMPSEST_"
+_LEVEL: Final = "__"
+_FILE: Final = "_file"
+_SERVICE_LINK: Final = ("tcp://", "udp://", "sctp://")
+"""What Kubernetes puts into `PALIMPSEST_SERVER_PORT` if a service has such a name."""
+_REFERENCE: Final = re.compile(r"(\$?)\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
+_VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", "extends"})
+"""Settings of policies in which `${…}` is not replaced."""
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """Where a process has its settings from, so that it can read them again."""
+
+    path: Path | None = None
+    """The file; None for `config.yaml` of the working folder, if there is one."""
+    overrides: Mapping[str, Any] = {}
+    """Settings of the command line, nested like the file. A None in it is ignored."""
+
+    @property
+    def file(self) -> Path:
+        """The file, whether or not it exists."""
+        return self.path or DEFAULT_FILE
+
+    def content(self) -> bytes | None:
+        """Return the content of the file; None if no file is named and there is no `config.yaml`.
+
+        Raises:
+            ConfigurationError: the file does not exist, or cannot be read.
+        """
+        try:
+            return self.file.read_bytes()
+        except FileNotFoundError:
+            if self.path is None:
+                return None
+            raise ConfigurationError(f"{self.path}: there is no such file") from None
+        except OSError as why:
+            raise ConfigurationError(f"{self.file}: cannot be read: {why.strerror}") from why
+
+    def read(self) -> Loaded:
+        """Read the file, the environment and the command line.
+
+        Raises:
+            ConfigurationError: the message has one line for each mistake, with file and line (or the name
+                of the variable), the setting, and what is allowed.
+        """
+        return self.parse(self.content())
+
+    def parse(self, content: bytes | None) -> Loaded:
+        """Do what `read` does, for a file with this `content`."""
+        if content is None:
+            document = Document("configuration", None, {})
+        else:
+            document = Document.parse(content, str(self.file))
+        merged = _Merged(document, Environment.read(), _given(self.overrides))
+        try:
+            settings = Settings(**merged.data)
+        except ValidationError as why:
+            # The original message shows values, keys among them. It must not be printed.
+            raise ConfigurationError("\n".join(merged.mistakes(why))) from None
+        return Loaded(
+            source=self, content=content, settings=settings, warnings=tuple(merged.warnings(settings))
+        )
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """Settings as they were read."""
+
+    source: Source
+    content: bytes | None
+    """The content of the file, which may hold a key; None without a file."""
+    settings: Settings
+    warnings: tuple[str, ...] = ()
+    """A line for each setting that is valid and has no effect, in the form of those about mistakes."""
+
+    def __repr__(self) -> str:
+        """Leave the content out."""
+        return f"Loaded(source={self.source!r}, settings={self.settings!r})"
+
+
+def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings of the file at `path`, the environment and the command line, as `Source` does."""
+    return Source(path=path, overrides=overrides or {}).read().settings
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file, with a description of each setting."""
+    schema = Settings.model_json_schema()
+    models: dict[str, Any] = schema["$defs"]
+    for model in models.values():
+        properties: dict[str, Any] = model["properties"]
+        for name in [name for name in properties if "password" in repr(properties[name])]:
+            description = f"Path of a file that holds `{name}`, instead of `{name}` itself."
+            properties[name + _FILE] = {"type": "string", "description": description}
+            if name in model.get("required", ()):
+                model["required"].remove(name)
+                model["oneOf"] = [{"required": [name]}, {"required": [name + _FILE]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+# --------------------------------------------------------------------------------- the environment
+
+
+class Environment:
+    """The settings in the environment: `data` is nested like the file."""
+
+    def __init__(self, data: dict[str, Any], names: dict[str, str]) -> None:
+        """Wrap the variables; use `read`."""
+        self.data = data
+        self._names = names
+
+    @classmethod
+    def read(cls) -> Environment:
+        """Read the variables of this process.
+
+        Raises:
+            ConfigurationError: a name is unknown, or a list or mapping is not JSON.
+        """
+        ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
+        values = {name: os.environ[name] for name in ours if os.environ[name]}
+        problems = [*_misnamed(values)]
+        data: dict[str, Any] = {}
+        try:
+            data = _parsed(values)
+        except SettingsError:
+            for name, value in values.items():
+                try:
+                    _parsed({name: value})
+                except SettingsError:
+                    problems.append(f"{name}: this is not JSON; lists and mappings are written as JSON here")
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        return cls(data, {name.upper(): name for name in values})
+
+    def variable(self, location: Location) -> str:
+        """Return the name of the variable that sets the value at `location`, or a value around it."""
+        for length in range(len(location), 0, -1):
+            name = _PREFIX + _LEVEL.join(str(step) for step in location[:length]).upper()
+            if name in self._names:
+                return self._names[name]
+        return "environment"
+
+
+def _parsed(values: dict[str, str]) -> dict[str, Any]:
+    source = EnvSettingsSource(Settings)
+    source.env_vars = {name.lower(): value for name, value in values.items()}
+    return source()
+
+
+def _misnamed(values: dict[str, str]) -> Iterator[str]:
+    """Yield a problem for each variable that looks like a setting and is not one.
+
+    Other variables with the same prefix are ignored.
+    """
+    sections = Settings.model_fields
+    for name, value in values.items():
+        rest = name[len(_PREFIX) :].lower()
+        section = rest.partition(_LEVEL)[0]
+        if section in sections:
+            continue
+        if _LEVEL in rest:
+            near = get_close_matches(section, sections, n=1)
+            hint = f"; did you mean {_PREFIX}{near[0].upper()}{_LEVEL}…?" if near else ""
+            yield f"{name}: unknown section {section!r}; there are: {', '.join(sections)}{hint}"
+        elif (setting := _with_two_underscores(rest)) is not None and not value.startswith(_SERVICE_LINK):
+            yield f"{name}: write two underscores between section and setting: {setting}"
+
+
+def _with_two_underscores(rest: str) -> str | None:
+    """Return the variable that `server_port` stands for; None if there is none."""
+    for section, field in Settings.model_fields.items():
+        model, setting = field.annotation, rest.removeprefix(f"{section}_")
+        if setting == rest or not (isinstance(model, type) and issubclass(model, BaseModel)):
+            continue  # `policies` has no fixed names
+        if setting in model.model_fields or (section, setting.removesuffix(_FILE)) in SECRETS:
+            return f"{_PREFIX}{section}{_LEVEL}{setting}".upper()
+    return None
+
+
+# ------------------------------------------------------------------------------------- references
+
+
+class _Resolved:
+    """The settings of one source with `${NAME}` and `NAME_file` replaced by what they refer to."""
+
+    def __init__(self, data: Mapping[str, Any], *, variables: bool) -> None:
+        """Resolve `data`; `${NAME}` only with `variables`."""
+        self.references: dict[Location, str] = {}
+        """The text as it is written, by the location of each value that comes from a variable."""
+        self.files: dict[Location, Location] = {}
+        """The location of `NAME_file`, by the location of each value that comes from a file."""
+        self.problems: list[tuple[Location, str]] = []
+        self._variables = variables
+        self._around: set[int] = set()
+        self.data: dict[str, Any] = self._value(data, ())
+
+    def _value(self, value: Any, location: Location) -> Any:
+        if isinstance(value, str):
+            verbatim = location[:1] == ("policies",) and not _VERBATIM.isdisjoint(location[2:])
+            return self._text(value, location) if self._variables and not verbatim else value
+        mark, resolved = id(value), value
+        if mark in self._around:  # an anchor that refers to itself
+            return value
+        self._around.add(mark)
+        if isinstance(value, list):
+            items = enumerate(cast("Iterable[Any]", value))
+            resolved = [self._value(item, (*location, place)) for place, item in items]
+        elif isinstance(value, dict):
+            resolved = self._mapping(cast("dict[str, Any]", value), location)
+        self._around.discard(mark)
+        return resolved
+
+    def _mapping(self, mapping: dict[str, Any], location: Location) -> dict[str, Any]:
+        resolved: dict[str, Any] = {}
+        for key, value in mapping.items():
+            at = (*location, key)
+            section, name = str(at[0]), key.removesuffix(_FILE)
+            if (section, key) in SECRETS and value is None and mapping.get(key + _FILE) is not None:
+                continue
+            if name == key or (section, name) not in SECRETS:
+                resolved[key] = self._value(value, at)
+            elif mapping.get(name) is not None:
+                self.problems.append((at, f"{name} is given too: remove one of the two"))
+            elif value is not None:
+                resolved[name] = self._content(self._value(value, at), at)
+                self.files[*location, name] = at
+        return resolved
+
+    def _text(self, text: str, location: Location) -> str:
+        def replacement(match: re.Match[str]) -> str:
+            escape, name = match.groups()
+            if escape:
+                return match[0][1:]
+            if name is None:
+                problem = "write ${NAME} for a variable of the environment, or $${ for a literal ${"
+                self.problems.append((location, problem))
+            elif not os.environ.get(name):
+                self.problems.append((location, f"the variable {name} is not set in the environment"))
+            else:
+                self.references[location] = text
+                return os.environ[name]
+            return ""
+
+        return _REFERENCE.sub(replacement, text) if "${" in text else text
+
+    def _content(self, path: Any, location: Location) -> str | None:
+        """Return the content of a secret file. Messages do not show the path: it may be the key itself."""
+        if any(at == location for at, _ in self.problems):  # its variable is not set
+            return None
+        if not isinstance(path, str) or not path:
+            self.problems.append((location, "write the path of a file"))
+            return None
+        problem = "the file is empty"
+        try:
+            if content := Path(path).read_text("utf-8").strip():
+                return content
+        except OSError as why:
+            problem = f"the file cannot be read: {why.strerror}"
+        except ValueError:
+            problem = "the file is not UTF-8 text"
+        self.problems.append((location, problem))
+        return None
+
+
+# ----------------------------------------------------------------------------------------- layers
+
+
+class _Merged:
+    """The settings of all sources, and which source each of them comes from."""
+
+    def __init__(self, document: Document, environment: Environment, on_command_line: dict[str, Any]) -> None:
+        # YAML reads a section with nothing but comments as None. It means the defaults.
+        in_file = {section: value for section, value in document.data.items() if value is not None}
+        self._document = document
+        self._environment = environment
+        self._file = _Resolved(in_file, variables=True)
+        self._variables = _Resolved(environment.data, variables=False)
+        self._on_command_line = on_command_line
+        problems = [line_about(at, problem, self._line) for at, problem in self._file.problems]
+        problems += [line_about(at, said, environment.variable) for at, said in self._variables.problems]
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        self.data = laid_over(laid_over(self._file.data, self._variables.data), on_command_line)
+
+    def mistakes(self, error: ValidationError) -> list[str]:
+        """Return a line for each mistake."""
+        return describe(error, Settings, self._where, self._owner, self._reference)
+
+    def warnings(self, settings: Settings) -> Iterator[str]:
+        """Yield a line for each setting that has no effect."""
+        if settings.auth.keys and settings.auth.mode != "keys":
+            what = f"auth.mode is '{settings.auth.mode}', so these keys are not used: set auth.mode to 'keys'"
+            yield line_about(("auth", "keys"), what, self._where)
+        for name, catch_all in unreachable(settings.policies):
+            what = f"{catch_all!r} matches every request, so this policy is used only if a request names it"
+            yield line_about(("policies", name), f"{what}: put it before {catch_all!r}", self._where)
+        for name, policy in settings.policies.items():
+            for what, *at in policy.doubts:
+                location = ("policies", name, *at)
+                if self._owner(location) == location:
+                    yield line_about(location, what, self._where)
+
+    def _where(self, location: Location) -> str:
+        """Name the last source that sets the value at `location`, or the nearest value around it."""
+        found = [
+            (_reach(self._on_command_line, location), "command line"),
+            (
+                _reach(self._variables.data, location),
+                self._environment.variable(self._variables.files.get(location, location)),
+            ),
+            (_reach(self._file.data, location), self._line(location)),
+        ]
+        reach, source = max(found, key=lambda entry: entry[0])  # the first of the greatest
+        return source if reach else self._document.name
+
+    def _line(self, location: Location) -> str:
+        return f"{self._document.name}:{self._document.line(self._file.files.get(location, location))}"
+
+    def _owner(self, location: Location) -> Location:
+        """Return where a value is written: in this policy, or in the one that it is taken over from."""
+        if len(location) < 3 or location[0] != "policies" or not isinstance(name := location[1], str):
+            return location
+        policies, (_, _, *rest) = self.data["policies"], location
+        for owner in (name, *ancestry(name, policies)):
+            if _reach(policies[owner], tuple(rest)) == len(rest):
+                return ("policies", owner, *rest)
+        return location
+
+    def _reference(self, location: Location) -> str | None:
+        """Return the text of the file that refers to the variable with this value."""
+        owner = self._owner(location)
+        over = (self._variables.data, self._on_command_line)
+        if any(_reach(layer, owner) == len(owner) for layer in over):
+            return None
+        return self._file.references.get(owner)
+
+
+def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `overrides` without the options that were not given."""
+    given: dict[str, Any] = {}
+    for key, value in overrides.items():
+        kept = _given(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
+        if kept is not None and kept != {}:
+            given[key] = kept
+    return given
+
+
+def _reach(data: Any, location: Location) -> int:
+    """Return how many steps of `location` can be taken in `data`."""
+    for taken, step in enumerate(location):
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return taken
+    return len(location)

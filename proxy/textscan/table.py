@@ -1,0 +1,303 @@
+"""Records that share their keys, as a table: the keys once, then a row of values for each.
+
+    {"seats": [{"id": 1, "at": {"x": 2, "y": 3}, "ok": true}, {"id": 4, "at": {"x": 5, "y": 6}, "ok": true}]}
+
+becomes
+
+    {"seats{id,at{x,y},ok=true}": [[1, [2, 3]], [4, [5, 6]]]}
+
+What follows a list's name in braces is what each of its rows holds. In it
+
+    price           a cell of the row
+    price=3         the same in every row, where it has no cell; a text stands bare
+    at{x,y}         an object: its cells are a list, and there is none where all of it is the same
+    items[]{x,y}    a list of records: of each a list of its cells
+    note?           what some records lack: null, in a column where nothing else is null
+    id=<key>        the key of the row, where rows have keys (`{"seats{id=<key>,x}": {"A1": [2]}}`)
+
+A list without a name is an object with nothing before the braces (`{"{id,x}": [[1, 2], [4, 5]]}`), and
+records that were a line each have `per line` behind them. A row that has an object more than it needs holds
+in it what few records have. Nothing is lost but the order of keys, and every value stands there as it was. A
+document that has such a name already is left alone, so that no table can be mistaken. It does not know
+tokens: what pays is judged by length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from proxy.textscan.document import JsonValue, Members, Number, is_items, is_members
+
+KEY: Final = "<key>"
+"""Stands for the key of a row."""
+PER_LINE: Final = " per line"
+"""Ends the heading of records that were a line each."""
+
+_HEADING: Final = re.compile(r"\{.*\}(?: per line)?\Z", re.DOTALL)
+_NAME: Final = re.compile(
+    r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?"
+)
+"""A name that can stand in a heading."""
+_BARE: Final = re.compile(
+    r"(?:[^\s,{}\[\]<>\"\\](?:[^,{}<>\"\\\x00-\x1f\ud800-\udfff]{0,98}[^\s,{}<>\"\\])?)?"
+)
+"""A text that can stand there; a longer one stays with what it tells of."""
+_LITERAL: Final = re.compile(
+    r"null|true|false|NaN|-?(?:Infinity|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+)
+"""A text that would be taken for something else."""
+_TABLE_COST: Final = 8
+_NESTED_COST: Final = 6
+_KEY_COST: Final = 3
+"""Characters that a form needs beside its names and values; a key has quotes and a colon."""
+_ABSENT_COST: Final = 5
+"""Characters of a cell for what is not there."""
+
+_OBJECTS: Final = frozenset({tuple})
+_CONTAINERS: Final = frozenset({tuple, list})
+"""What objects, and objects and arrays, are made of: to look a type up is the fastest way to tell."""
+
+_Fields: TypeAlias = "dict[str, JsonValue]"
+
+
+class _Column(Struct, frozen=True, kw_only=True):
+    """One key of records."""
+
+    name: str
+    constant: str | None = None
+    """What all records have, as it is written in the heading; None where they differ."""
+    inner: tuple[_Column, ...] = ()
+    """Where every value is an object with the same keys, or a list of such objects: these."""
+    is_list: bool = False
+    is_optional: bool = False
+    cells: tuple[_Column, ...] = ()
+    """Of the inner ones those that a row holds anything of."""
+
+    @property
+    def has_cell(self) -> bool:
+        """Whether a row holds anything of it."""
+        return self.constant is None and (self.is_list or not self.inner or bool(self.cells))
+
+    def heading(self) -> str:
+        """Return how the column is announced."""
+        if self.constant is not None:
+            return f"{self.name}={self.constant}"
+        if self.inner:
+            return f"{self.name}{'[]' if self.is_list else ''}{_heading(self.inner)}"
+        return f"{self.name}?" if self.is_optional else self.name
+
+
+def tabulated(value: JsonValue) -> JsonValue | None:
+    """Return the document with tables where they pay; None where none does."""
+    if _has_table(value):
+        return None
+    table = _tabulated(value)
+    return table if _has_table(table) else None
+
+
+def tabulated_lines(values: list[JsonValue]) -> Members | None:
+    """Return documents that stood on a line each as one table; None where that does not pay."""
+    table = None if _has_table(values) else _table(values)
+    return None if table is None else ((f"{table[0]}{PER_LINE}", table[1]),)
+
+
+def _tabulated(value: JsonValue) -> JsonValue:
+    """Return a value with tables; one that is a table itself has no name."""
+    table = _table_of(value)
+    return value if table is value else _unnamed(table) if isinstance(table, _Table) else table
+
+
+class _Table(tuple[str, JsonValue]):
+    """A heading, and the rows under it."""
+
+    __slots__ = ()
+
+
+def _unnamed(table: _Table) -> Members:
+    return ((table[0], table[1]),)
+
+
+def _table_of(value: JsonValue) -> JsonValue | _Table:
+    """Return a value with tables inside, or the table that it is."""
+    if is_members(value):
+        names = [name for name, _ in value]
+        if len(value) > 1 and len(set(names)) == len(names):
+            table = _table([member for _, member in value], names)
+            if table is not None:
+                return table
+        return tuple(
+            [_member(name, held) if type(held) in _CONTAINERS else (name, held) for name, held in value]
+        )
+    if is_items(value):
+        table = _table(value)
+        if table is not None:
+            return table
+        return [_tabulated(item) if type(item) in _CONTAINERS and item else item for item in value]
+    return value
+
+
+def _member(name: str, held: JsonValue) -> tuple[str, JsonValue]:
+    """Return a member of an object, the heading of its table behind its name."""
+    made = _table_of(held)
+    if not isinstance(made, _Table):
+        return name, made
+    # Nothing before the braces says that there is no name; and where it ends must be plain.
+    return (f"{name}{made[0]}", made[1]) if name and "{" not in name else (name, _unnamed(made))
+
+
+def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | None:
+    """Return the table of records; None where they are none, or where it would not be shorter."""
+    if len(records) < 2:
+        return None
+    objects = _objects(records)
+    if objects is None:
+        return None
+    shared = _shared(objects)
+    # Asked first: what is inside of it is looked into once.
+    if not _pays(len(objects), shared, _TABLE_COST):
+        return None
+    columns = _columns(objects, shared, names)
+    columns += _optional(objects, shared)
+    told = frozenset(column.name for column in columns)
+    cells = _with_cells(columns)
+    rows: list[JsonValue] = []
+    for fields in objects:
+        row = _cells(fields, cells)
+        if len(fields) > len(columns) or not told.issuperset(fields):
+            rest = tuple([_member(name, value) for name, value in fields.items() if name not in told])
+            row = [*row, rest] if rest else row
+        rows.append(row)
+    return _Table((_heading(columns), tuple(zip(names, rows, strict=True)) if names else rows))
+
+
+def _objects(values: Sequence[JsonValue]) -> list[_Fields] | None:
+    """Return the fields of each value; None where one is no object, an empty one or has a key twice."""
+    objects: list[_Fields] = []
+    for value in values:
+        if type(value) not in _OBJECTS or not value:
+            return None
+        fields: _Fields = dict(value)
+        if len(fields) < len(value):
+            return None
+        objects.append(fields)
+    return objects
+
+
+def _shared(objects: Sequence[_Fields]) -> list[str]:
+    """Return the keys that all have and a heading can hold, in the order of the first."""
+    shared = set(objects[0]).intersection(*objects[1:])
+    return [name for name in objects[0] if name in shared and _NAME.fullmatch(name)]
+
+
+def _pays(records: int, names: Iterable[str], cost: int) -> bool:
+    """Tell whether saying the names once saves more characters than it costs."""
+    return (records - 1) * sum(len(name) + _KEY_COST for name in names) > cost
+
+
+def _columns(objects: Sequence[_Fields], names: Iterable[str], keys: Sequence[str] = ()) -> list[_Column]:
+    """Return the columns of these names."""
+    return [_column(name, [fields[name] for fields in objects], keys) for name in names]
+
+
+def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Column:
+    """Return the column of these values."""
+    first = values[0]
+    if type(first) in _CONTAINERS:
+        is_list = is_items(first)
+        inner = _inner(_elements(values) if is_list else values)
+        return _Column(name=name, inner=inner, is_list=is_list, cells=_with_cells(inner))
+    if keys and type(first) is str and first == keys[0] and values == keys:
+        return _Column(name=name, constant=KEY)
+    return _Column(name=name, constant=_constant(values))
+
+
+def _elements(values: Sequence[JsonValue]) -> list[JsonValue]:
+    """Return what is in lists, one after the other; nothing where one is no list."""
+    return list(chain.from_iterable(values)) if all(map(is_items, values)) else []
+
+
+def _inner(values: Sequence[JsonValue]) -> tuple[_Column, ...]:
+    """Return the columns of values that are objects with the very same keys; none where they are not."""
+    if len(values) < 2 or not is_members(values[0]):
+        return ()
+    objects = _objects(values)
+    if objects is None or any(fields.keys() != objects[0].keys() for fields in objects):
+        return ()
+    if not _pays(len(objects), objects[0], _NESTED_COST) or not all(map(_NAME.fullmatch, objects[0])):
+        return ()
+    return tuple(_columns(objects, objects[0]))
+
+
+def _constant(values: Sequence[JsonValue]) -> str | None:
+    """Return what all are, as a heading says it; None where they differ or it cannot say it."""
+    first = values[0]
+    if any(value != first or type(value) is not type(first) for value in values):
+        return None
+    if isinstance(first, Number):
+        return first
+    if isinstance(first, str):
+        return first if _BARE.fullmatch(first) and not _LITERAL.fullmatch(first) else None
+    return "null" if first is None else "true" if first else "false"
+
+
+def _optional(objects: Sequence[_Fields], shared: Iterable[str]) -> list[_Column]:
+    """Return the keys that so many have that a cell in every row is shorter."""
+    told = frozenset(shared)
+    if all(len(fields) == len(told) for fields in objects):
+        return []
+    counts = Counter(name for fields in objects for name in fields if name not in told)
+    return [
+        _Column(name=name, is_optional=True)
+        for name, count in counts.items()
+        if count * (len(name) + _KEY_COST) > (len(objects) - count) * _ABSENT_COST + len(name) + _KEY_COST
+        and _NAME.fullmatch(name)
+        and all(fields.get(name, True) is not None for fields in objects)
+    ]
+
+
+def _heading(columns: Sequence[_Column]) -> str:
+    return f"{{{','.join([column.heading() for column in columns])}}}"
+
+
+def _with_cells(columns: Iterable[_Column]) -> tuple[_Column, ...]:
+    return tuple([column for column in columns if column.has_cell])
+
+
+def _cells(fields: _Fields, columns: Sequence[_Column]) -> list[JsonValue]:
+    """Return the cells of a record; `columns` are those that have one."""
+    row = [fields.get(column.name) for column in columns]
+    for place, value in enumerate(row):
+        if type(value) in _CONTAINERS:
+            row[place] = _cell(value, columns[place])
+    return row
+
+
+def _cell(value: JsonValue, column: _Column) -> JsonValue:
+    """Return the cell for an object or an array."""
+    if not column.inner:
+        return _tabulated(value)
+    if column.is_list:
+        return [_cells(dict(item), column.cells) for item in value]
+    return _cells(dict(value), column.cells)
+
+
+def _has_table(value: JsonValue) -> bool:
+    """Tell whether somewhere a name has the form of a heading."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if type(value) in _OBJECTS:
+            for name, held in value:
+                if "{" in name and _HEADING.search(name):
+                    return True
+                if type(held) in _CONTAINERS:
+                    left.append(held)
+        else:
+            left += [item for item in value if type(item) in _CONTAINERS]
+    return False

@@ -1,0 +1,308 @@
+"""The cost model: whether a trim pays, what it rewrites in the provider's cache against what it frees.
+
+A token that is read from the cache costs `read`, one that is sent anew costs `write` (uncached input = 1).
+A trim that frees tokens makes every later request cheaper, and this one dearer: from the first message that
+it changes on, everything must be written to the cache again. So it should be made seldom: but when?
+
+    interval    Each request since the last trim paid for reading what could have been freed. When these
+                payments add up to what the trim costs, it is time. Where a log grows by `g` tokens a turn,
+                that is when it has grown by sqrt(2 * g * K / read), K being what the trim costs: the
+                interval that is cheapest on the long run. Where it grows otherwise, nobody who cannot
+                foresee its growth does much better.
+    edits       Of several edits, each must pay for what it rewrites itself, within as many turns as there
+                were so far: so many are to be expected of a session of which nothing else is context.
+    risk        The session may end with this very request. So what trims have cost beyond what they have
+                saved stays a small part of what the session would have cost without any.
+    minimum     What is shorter than the shortest prefix that the provider caches is paid in full, again and
+                again. So no trim makes a view so short, unless even that is cheaper than reading it whole.
+
+Costs are in tokens of uncached input. The provider's cache is taken for warm if the session was not idle for
+longer than the cache lives. It reads plain numbers and decides nothing about messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import ceil, log
+from operator import mul, sub
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dialects import Message
+from proxy.trimming.draft import Draft
+from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, Prices, Summary
+
+RISK: Final = 0.035
+"""What trimming may cost at most beyond what it has saved, as a part of the input's cost without trimming."""
+EXPECTED_TURNS: Final = 8
+"""Turns to be expected at least of a session that has just begun."""
+
+_STEP: Final = log(1.05)
+"""By how much a view grows between two times that a trim is tried out."""
+_SMALLEST: Final = 2048
+"""Tokens of a view that is never worth a thought."""
+
+
+class Balance(Struct, frozen=True, kw_only=True):
+    """What a trim changes in cost."""
+
+    loss: float
+    """By how much this request becomes dearer; negative where it becomes cheaper."""
+    gain: float
+    """By how much each later one becomes cheaper."""
+    freed: int
+    """Tokens that are not sent any more."""
+    rewritten: int
+    """Tokens of this request that the cache does not hold then."""
+
+    def pays_within(self, turns: float) -> bool:
+        """Tell whether it costs less in the end, if so many turns follow."""
+        return self.freed > 0 and self.loss <= self.gain * turns
+
+    def since(self, other: Balance) -> Balance:
+        """Return what this one changes in cost beyond the other."""
+        return Balance(
+            loss=self.loss - other.loss,
+            gain=self.gain - other.gain,
+            freed=self.freed - other.freed,
+            rewritten=self.rewritten - other.rewritten,
+        )
+
+
+NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)
+"""What a trim that changes nothing changes in cost."""
+
+
+class Costs(Struct, frozen=True, kw_only=True):
+    """What is known of a branch when a trim is judged."""
+
+    prices: Prices
+    warm: bool
+    """Whether the provider's cache still holds what the last request sent."""
+    messages: tuple[Message | None, ...]
+    """What would be sent without the trim, by place; None where nothing is."""
+    tokens: tuple[int, ...]
+    """Tokens of that."""
+    summary: Summary | None
+    """What would be sent before it."""
+    fixed: int
+    """Tokens of instructions and tools."""
+    cached: int
+    """How many places the last request spoke of."""
+    account: Account
+    """What input has cost before this request."""
+    reads: tuple[int, ...]
+    """For each place how many requests there have been since it came, or since the last trim."""
+
+    @property
+    def stays(self) -> int:
+        """Tokens of this request without the trim."""
+        return self.fixed + summary_tokens(self.summary) + sum(self.tokens)
+
+    @property
+    def held(self) -> int:
+        """How many of these the cache holds."""
+        return self.fixed + summary_tokens(self.summary) + sum(self.tokens[: self.cached]) if self.warm else 0
+
+    def balance(self, draft: Draft) -> Balance:
+        """Return what changes in cost if what stands in `draft` is sent instead, place by place."""
+        left = 0
+        if self.warm and draft.summary is self.summary:
+            first = self._first_change(draft)
+            left = self.fixed + summary_tokens(self.summary) + sum(self.tokens[:first])
+        elif self.warm:
+            left = self.fixed
+        return self._balance(draft.total, left)
+
+    def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
+        """Tell whether waiting has cost as much as the trim does, and whether the session can afford it.
+
+        `tokens` are those of what would be sent with the trim, by place.
+        """
+        return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
+
+    def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
+        """Return from which place on what changes in `draft` is best made; None where none of it is.
+
+        What stands before that place is left as it is, and stays in the cache. Of the trims that are timely,
+        it is the one that saves most within the turns to be expected.
+
+        Args:
+            starts: The places to choose from.
+            draft: What would be sent if all of it were made; without it, what is sent now.
+        """
+        ahead = [0, *accumulate(self.tokens)]
+        less = list(map(sub, self.tokens, draft.tokens))
+        freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
+        best: tuple[float, int] | None = None
+        for start in starts:
+            left = (
+                self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
+            )
+            balance = self._balance(self.stays - freed[-1] + freed[start], left)
+            if self._timely(balance, waited[-1] - waited[start]):
+                saved = balance.gain * self.expected - balance.loss
+                if best is None or saved > best[0]:
+                    best = (saved, start)
+        return None if best is None else best[1]
+
+    def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
+        """Tell whether a summary by a model is worth what it costs to make it and to trim for it.
+
+        `imagined` is the draft with that summary; `before` is what everything changes in cost that was done
+        to the draft already.
+        """
+        written = summary_tokens(imagined.summary)
+        balance = self.balance(imagined).since(before)
+        making = draft.total - imagined.total + written + self.prices.output * written
+        return replace(balance, loss=balance.loss + making).pays_within(self.expected)
+
+    def affordable(self, loss: float) -> bool:
+        """Tell whether what trims have cost beyond what they saved, this one too, is a small part of all."""
+        return loss <= 0 or loss - self.account.saved <= RISK * self.account.untrimmed
+
+    def paid_back(self, balance: Balance) -> int:
+        """Return after how many requests a trim has paid for itself."""
+        return max(0, ceil(balance.loss / balance.gain)) if balance.gain > 0 else 0
+
+    @property
+    def expected(self) -> int:
+        """How many more turns are to be expected."""
+        return max(self.account.turns, EXPECTED_TURNS)
+
+    def _timely(self, balance: Balance, waited: int) -> bool:
+        """Tell whether a trim is timely, where `waited` tokens were read that need not have been."""
+        rate = self.prices.factor(self.stays) * self.prices.read
+        if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance.loss):
+            return False
+        return self._stays_cached(self.stays - balance.freed)
+
+    def _stays_cached(self, tokens: int) -> bool:
+        """Tell whether a view of so many tokens is cached, or never costs more than what is sent now.
+
+        Until it has grown to the shortest prefix that is cached, each request writes all of it.
+        """
+        minimum = self.prices.minimum
+        return tokens >= minimum or self.prices.write * minimum <= self.prices.read * self.stays
+
+    def _balance(self, sent: int, left: int) -> Balance:
+        """Return what changes in cost if `sent` tokens are sent, the first `left` of them from the cache."""
+        stays = self.stays
+        left = left if left >= self.prices.minimum else 0
+        loss = _once(self.prices, sent, left) - _once(self.prices, stays, self.held)
+        return Balance(
+            loss=loss,
+            gain=self._later(stays) - self._later(sent),
+            freed=stays - sent,
+            rewritten=sent - left,
+        )
+
+    def _first_change(self, draft: Draft) -> int:
+        """Return the first place whose message the draft changes, or the first that was not sent before."""
+        pairs = zip(self.messages[: self.cached], draft.messages, strict=False)
+        differing = (at for at, (sent, now) in enumerate(pairs) if sent is not now and sent != now)
+        first = next(differing, self.cached)
+        # Where only what the client was not shown went, the message is the same.
+        counts = zip(self.tokens[:first], draft.tokens, strict=False)
+        return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
+
+    def _later(self, tokens: int) -> float:
+        """Return what sending so many tokens once more costs each later request."""
+        return _once(self.prices, tokens, tokens)
+
+
+def _once(prices: Prices, tokens: int, cached: int) -> float:
+    """Return what one request costs of which so many tokens are in the cache."""
+    if cached < prices.minimum:
+        cached = 0
+    return prices.factor(tokens) * (prices.read * cached + prices.write * (tokens - cached))
+
+
+def summary_tokens(summary: Summary | None) -> int:
+    """Return the tokens of a summary, 0 without one."""
+    return summary.tokens if summary is not None else 0
+
+
+def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
+    """Return for each message how many requests there have been since it came, that one included.
+
+    Each assistant message answers one; those before position `start` do not count.
+    """
+    reads: list[int] = []
+    later = 0
+    for entry in reversed(entries):
+        reads.append(later)
+        later += entry.message.role == "assistant" and entry.position >= start
+    return tuple(reversed(reads))
+
+
+def due(view: int, last: int) -> bool:
+    """Tell whether a trim should be tried out: what is sent has grown by some part since the `last` request.
+
+    To try one out costs time in proportion to the log, so it is not done at every request.
+    """
+    if view < _SMALLEST:
+        return False
+    return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
+
+
+def is_cold(context: PlanningContext) -> bool:
+    """Tell whether the provider's cache no longer holds what was sent last."""
+    return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
+
+
+def prices_of(context: PlanningContext) -> Prices:
+    """Return the prices to reckon with, what they say of sizes in tokens as they are counted here."""
+    prices, scale = context.prices or ASSUMED, context.scale
+    if scale == 1:
+        return prices
+    steps = tuple(replace(step, above=int(step.above / scale)) for step in prices.steps)
+    return replace(prices, minimum=ceil(prices.minimum / scale), steps=steps)
+
+
+def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningContext, before: int) -> Account:
+    """Return what the input of a branch has cost before this request.
+
+    There was a request before each assistant message. `before` are the tokens of this one if nothing were
+    trimmed. Of what lies before the cut nothing is read: the cut says it.
+    """
+    prices = prices_of(context)
+    start = cut.position if cut is not None else 0
+    new = [entry for entry in entries if entry.position >= start]
+    prefix = before - sum([entry.tokens for entry in new])
+    turns, untrimmed, saved, freed, sent = 0, 0.0, 0.0, 0, 0
+    counted = False
+    if cut is not None:
+        freed = max(0, prefix - cut.tokens)
+        if cut.account is not None:
+            # The request that trimmed is in its account already.
+            turns, untrimmed, saved = cut.account.turns, cut.account.untrimmed, cut.account.saved
+            counted, sent = True, prefix
+    for entry in new:
+        if entry.message.role == "assistant":
+            if not counted:
+                cost = _once(prices, prefix, sent)
+                untrimmed += cost
+                if sent:
+                    # What the request saved or lost that trimmed without an account is not known.
+                    saved += cost - _once(prices, prefix - freed, sent - freed)
+                turns += 1
+            counted = False
+            sent = prefix
+        prefix += entry.tokens
+    return Account(turns=turns, untrimmed=untrimmed, saved=saved)
+
+
+def account_after(costs: Costs, balance: Balance, before: int) -> Account:
+    """Return the account with the request that a trim is made at; `before` are its tokens untrimmed."""
+    prices, account, stays, held = costs.prices, costs.account, costs.stays, costs.held
+    untrimmed = _once(prices, before, held + before - stays if costs.warm else 0)
+    paid = _once(prices, stays, held) + balance.loss
+    return Account(
+        turns=account.turns + 1,
+        untrimmed=account.untrimmed + untrimmed,
+        saved=account.saved + untrimmed - paid,
+    )

@@ -1,0 +1,352 @@
+"""The log as earlier requests left it: what `on_arrival` made of each message, then what the cut left out.
+
+The first time that a tool result is sent, the `on_arrival` edits decide about it. The decision is recorded
+and repeated from then on, whatever the policy says by then, so that a message keeps its bytes. It depends on
+the message and on what precedes it.
+
+What a trim drops is summed up in gaps, so that a cut is as long as what is kept, not as what was dropped.
+Gaps are ordered by position and do not overlap. Only whole spans become gaps: every call left keeps its
+results.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from msgspec import Struct
+
+from proxy.conversation import span_start
+from proxy.dialects import Message, Span
+from proxy.trimming.draft import overlay
+from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, Summary
+from proxy.trimming.policy import Policy
+
+_Item = TypeVar("_Item")
+
+KEPT_APART: Final = 8
+"""Adjacent gaps that are kept apart, each with its own reason; of more, the oldest become one."""
+
+_POSITION: Final[Callable[[Entry], int]] = attrgetter("position")
+_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))
+"""What is missing after the last of it."""
+
+
+class Arrived(Struct, frozen=True, kw_only=True):
+    """The log, or a part of it, after `on_arrival`."""
+
+    entries: tuple[Entry, ...]
+    """The messages as they would be sent if nothing were trimmed, by position."""
+    messages: tuple[Message | None, ...]
+    """What stands in the place of each; None where a recorded decision removed it."""
+    tokens: tuple[int, ...]
+    """Tokens of what stands there, hidden rounds included."""
+    decided: tuple[tuple[Change, ...], ...]
+    """For each message what was decided when it was first sent, or just now."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All that was decided, by position."""
+        return tuple([change for each in self.decided for change in each])
+
+    @property
+    def hidden(self) -> dict[int, Hidden]:
+        """By place what the client was not shown, whatever became of the message there."""
+        return {place: entry.hidden for place, entry in enumerate(self.entries) if entry.hidden is not None}
+
+    def without(self, gaps: Sequence[Gap]) -> Arrived:
+        """Return what lies in none of the gaps."""
+        if not gaps:
+            return self
+        entries = self.entries
+        left = outside_gaps(range(len(entries)), gaps, lambda place: entries[place].position)
+        return Arrived(
+            entries=tuple([entries[place] for place in left]),
+            messages=tuple([self.messages[place] for place in left]),
+            tokens=tuple([self.tokens[place] for place in left]),
+            decided=tuple([self.decided[place] for place in left]),
+        )
+
+
+class TrimmedHistory(Struct, frozen=True, kw_only=True):
+    """The log without its gaps, and what now stands at each place of it."""
+
+    log: Arrived
+    messages: tuple[Message | None, ...]
+    tokens: tuple[int, ...]
+    changes: tuple[Change, ...] = ()
+    """What earlier trims did to messages of this log, by place."""
+    summary: Summary | None = None
+    hidden: Mapping[int, Hidden] = {}
+    """By place what is sent with messages of this log that the client was not shown."""
+    gaps: tuple[Gap, ...] = ()
+    """What earlier trims dropped: this log lies between."""
+
+    @property
+    def touched(self) -> bool:
+        """Whether any of it is not as it arrived."""
+        return bool(self.changes or self.summary or self.hidden or self.log.changes)
+
+    @property
+    def made_by(self) -> tuple[tuple[str, ...], ...]:
+        """For each place the types of the edits that made what stands there, the first one first."""
+        made = [tuple([change.edit for change in changes]) for changes in self.log.decided]
+        for change in self.changes:
+            made[change.position] += (change.edit,)
+        return tuple(made)
+
+    def sent_as(self, sent: TrimmedHistory) -> list[tuple[Message | None, int]]:
+        """Return for each place what of it is sent where `sent` is the history in force, with its tokens."""
+        if sent.log is self.log:
+            return list(zip(sent.messages, sent.tokens, strict=True))
+        places = {entry.position: place for place, entry in enumerate(sent.log.entries)}
+        found = [places.get(entry.position) for entry in self.log.entries]
+        return [(None, 0) if at is None else (sent.messages[at], sent.tokens[at]) for at in found]
+
+
+def arrive(
+    entries: Sequence[Entry],
+    policy: Policy,
+    context: PlanningContext,
+    missing: Sequence[tuple[int, Size]] = (),
+) -> Arrived:
+    """Repeat what is recorded, and decide about what is sent for the first time.
+
+    `missing` is what the log has and is not among the entries, as (position after it, size).
+    """
+    if policy.on_arrival and any(entry.arrival is None for entry in entries):
+        decided = tuple(_decided(entries, policy, context, missing))
+    else:
+        decided = tuple([entry.arrival or () for entry in entries])
+    messages: list[Message | None] = [entry.message for entry in entries]
+    tokens = [
+        entry.tokens if entry.hidden is None else entry.tokens + entry.hidden.tokens for entry in entries
+    ]
+    if any(decided):
+        for place, changes in enumerate(decided):
+            for change in changes:
+                messages[place], tokens[place] = change.message, change.tokens_after
+    return Arrived(entries=tuple(entries), messages=tuple(messages), tokens=tuple(tokens), decided=decided)
+
+
+def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> TrimmedHistory:
+    """Return what `cut` leaves of a log that is given from position `start` on."""
+    if cut is None:
+        return TrimmedHistory(
+            log=arrived, messages=arrived.messages, tokens=arrived.tokens, hidden=_unchanged(arrived, ())
+        )
+    log = arrived.without(cut.gaps)
+    places = {entry.position: place for place, entry in enumerate(log.entries)}
+    changes = tuple(
+        [change.at(places[change.position]) for change in cut.changes if change.position in places]
+    )
+    messages, tokens = overlay(log.messages, log.tokens, changes)
+    summary = cut.summary
+    return TrimmedHistory(
+        log=log,
+        messages=messages,
+        tokens=tokens,
+        changes=changes,
+        # One that ends before `start` stands for what the client left out itself.
+        summary=summary if summary is not None and summary.until > start else None,
+        hidden=_unchanged(log, changes),
+        gaps=cut.gaps,
+    )
+
+
+def _unchanged(log: Arrived, changes: Iterable[Change]) -> dict[int, Hidden]:
+    """Return by place what is hidden with messages that nothing has changed."""
+    changed = {change.position for change in changes}
+    return {
+        place: hidden
+        for place, hidden in log.hidden.items()
+        if place not in changed and not log.decided[place]
+    }
+
+
+def _decided(
+    entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]]
+) -> Iterator[tuple[Change, ...]]:
+    """Yield for each entry what was or is decided about it."""
+    originals = [entry.message for entry in entries]
+    # Whether a message is a result is read from its text: only where somebody asks.
+    counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)
+    tokens, count, calls = context.fixed_tokens, 0, 0
+    absent = iter(missing)
+    stop, size = next(absent, _NOTHING)
+    run, following = 0, None
+    for place, entry in enumerate(entries):
+        if entry.position != following:
+            run = place
+        following = entry.position + 1
+        while stop <= entry.position:
+            tokens, count, calls = tokens + size.tokens, count + size.messages, calls + size.tool_calls
+            stop, size = next(absent, _NOTHING)
+        tokens, count = tokens + entry.tokens, count + 1
+        if counting:
+            calls += entry.message.is_result
+        if entry.arrival is not None:
+            yield entry.arrival
+        elif not entry.message.is_result or is_pinned(originals, place, policy, run):
+            yield ()
+        else:
+            yield tuple(_new(entry, Size(tokens=tokens, messages=count, tool_calls=calls), policy, context))
+
+
+def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: int = 0) -> bool:
+    """Tell whether the span of a tool result is pinned by what stands in it up to that message.
+
+    What stands before `floor` does not count: something between is missing.
+    """
+    if not policy.pin:
+        return False
+    near = place
+    while near > floor and messages[near].is_result:
+        near -= 1
+    start = near + span_start(messages[near : place + 1], place - near)
+    return any(policy.pins(message) for message in messages[start : place + 1])
+
+
+def _new(entry: Entry, size: Size, policy: Policy, context: PlanningContext) -> Iterator[Change]:
+    """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
+    message, tokens = entry.message, entry.tokens
+    for edit in policy.arrival_edits:
+        if edit.when is not None and not edit.when.holds(size, context):
+            continue
+        shortened = edit.shorten(message, entry)
+        if shortened is None:
+            continue
+        after = context.count(shortened.message)
+        if after < tokens:
+            yield Change(
+                position=entry.position,
+                edit=edit.type,
+                reason=shortened.reason,
+                message=shortened.message,
+                tokens_before=tokens,
+                tokens_after=after,
+            )
+            message, tokens = shortened.message, after
+
+
+# ----------------------------------------------------------------------------------------------- gaps
+
+
+def outside_gaps(
+    items: Sequence[_Item], gaps: Iterable[Gap], position: Callable[[_Item], int]
+) -> list[_Item]:
+    """Return the items, ordered by `position`, that lie in none of the gaps."""
+    kept: list[_Item] = []
+    at = 0
+    for gap in gaps:
+        start = bisect_left(items, gap.start, at, key=position)
+        kept += items[at:start]
+        at = bisect_left(items, gap.stop, start, key=position)
+    kept += items[at:]
+    return kept
+
+
+def missing_of(entries: Sequence[Entry], gaps: Iterable[Gap], start: int) -> list[tuple[int, Size]]:
+    """Return (position after it, size) of what lies in gaps from `start` on and is not among the entries."""
+    if entries and len(entries) == entries[-1].position + 1 - start:
+        return []
+    found: list[tuple[int, Size]] = []
+    for gap in gaps:
+        first = max(gap.start, start)
+        given = bisect_left(entries, gap.stop, key=_POSITION) - bisect_left(entries, first, key=_POSITION)
+        absent = gap.stop - first - given
+        if absent > 0:
+            part = gap.part(first, absent)
+            found.append((gap.stop, Size(tokens=part.tokens, messages=absent, tool_calls=part.tool_calls)))
+    return found
+
+
+def gaps_of(
+    log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Change]
+) -> tuple[list[Gap], set[int]]:
+    """Return gaps for the spans that `changes` removed whole, and their places in the log.
+
+    The changes speak of places in the log, those of one place in their order; the gaps speak of positions.
+    """
+    last = {change.position: change for change in changes}
+    removed = {place: change for place, change in last.items() if change.message is None}
+    gone: set[int] = set()
+    for span in spans:
+        inside = range(span.start, span.stop)
+        if all(place in removed for place in inside):
+            gone.update(inside)
+    runs: list[list[int]] = []
+    for place in sorted(gone):
+        if runs and _continues(log, removed, runs[-1][-1], place):
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return [_gap([log[place] for place in run], removed[run[0]]) for run in runs], gone
+
+
+def joined(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+    """Return gaps in order; adjacent ones become one where edit and reason are the same.
+
+    However many edits took turns, no more than `KEPT_APART` of them are adjacent afterwards.
+    """
+    runs: list[list[Gap]] = []
+    for gap in sorted(gaps, key=attrgetter("start")):
+        run = runs[-1] if runs else None
+        if run is None or run[-1].stop != gap.start:
+            runs.append([gap])
+        elif _why(run[-1]) == _why(gap):
+            run[-1] = _together(run[-1], gap)
+        else:
+            run.append(gap)
+    return tuple([gap for run in runs for gap in _fewer(run)])
+
+
+def _continues(log: Sequence[Entry], removed: Mapping[int, Change], last: int, place: int) -> bool:
+    """Tell whether the message at `place` belongs into one gap with the one at `last`."""
+    before, now = removed[last], removed[place]
+    adjacent = log[place].position == log[last].position + 1
+    return adjacent and before.edit == now.edit and before.reason == now.reason
+
+
+def _gap(entries: Sequence[Entry], why: Change) -> Gap:
+    """Return adjacent messages as a gap."""
+    return Gap(
+        start=entries[0].position,
+        stop=entries[-1].position + 1,
+        edit=why.edit,
+        reason=why.reason,
+        tokens=sum([entry.tokens for entry in entries]),
+        tool_calls=sum([entry.message.is_result for entry in entries]),
+    )
+
+
+def _fewer(run: Sequence[Gap]) -> Iterator[Gap]:
+    """Yield adjacent gaps, the oldest as one where they are many."""
+    many = len(run) - KEPT_APART
+    oldest = run[0]
+    for place, gap in enumerate(run[1:], 1):
+        if place <= many or _why(oldest) == _why(gap):
+            oldest = _together(oldest, gap)
+        else:
+            yield oldest
+            oldest = gap
+    yield oldest
+
+
+def _together(first: Gap, second: Gap) -> Gap:
+    """Return two adjacent gaps as one, with the reason of the longer one."""
+    told = first if first.messages > second.messages else second
+    return Gap(
+        start=first.start,
+        stop=second.stop,
+        edit=told.edit,
+        reason=told.reason,
+        tokens=first.tokens + second.tokens,
+        tool_calls=first.tool_calls + second.tool_calls,
+    )
+
+
+def _why(gap: Gap) -> tuple[str, str]:
+    return gap.edit, gap.reason

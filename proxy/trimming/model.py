@@ -1,0 +1,389 @@
+"""What trimming reads and what it decides, as plain records: `history + policy + context -> plan -> view`.
+
+Positions are those of the log of one branch: 0 is its oldest message, instructions not counted. Inside a
+draft they are places in what is left of the log; the planner translates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dialects import Dialect, Message
+
+SummaryRole: TypeAlias = Literal["merge", "system", "user"]
+"""Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
+
+SUMMARIZE: Final = "summarize"
+HIDDEN_ROUNDS: Final = "hidden_rounds"
+"""What stands in the place of an edit's type where hidden rounds were let go."""
+
+Count = Callable[[Message], int]
+"""Counts the tokens of one message as the upstream's model would."""
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """How much is sent."""
+
+    tokens: int
+    """Tokens, those of instructions and tools included."""
+    messages: int
+    """Messages of the log."""
+    tool_calls: int = 0
+    """Tool results among them; 0 where nobody asks for them."""
+
+
+PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
+"""Where prices come from: a published list, the operator, or neither: then what is most common is taken."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step of the price: above so many input tokens the whole request costs `factor` times as much."""
+
+    above: int
+    """Input tokens, cached ones included, up to which it does not hold."""
+    factor: float
+    """What input costs above it, in units of what it costs below every step."""
+
+
+class Prices(Struct, frozen=True, kw_only=True):
+    """What input costs, relative to an uncached input token (= 1)."""
+
+    read: float
+    """A token that is read from the provider's cache; 1 where the model has none."""
+    write: float
+    """A token that is written to the cache; 1 where writing is free, since it costs just its input."""
+    output: float
+    """A token of output."""
+    lifetime: float
+    """Seconds without a request after which the provider's cache is cold."""
+    minimum: int
+    """Tokens of the shortest prefix that is cached."""
+    steps: tuple[Step, ...] = ()
+    """In rising order of `above`."""
+    source: PriceSource = "assumed"
+    """Where they come from; a receipt says so when they are assumed."""
+
+    def factor(self, tokens: int) -> float:
+        """Return what a request of `tokens` input tokens costs, relative to one below every step."""
+        in_force = 1.0
+        for step in self.steps:
+            if tokens > step.above:
+                in_force = step.factor
+        return in_force
+
+
+ASSUMED: Final = Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024)
+"""The most common prices, for models of which none are known."""
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One decision of one edit about one message."""
+
+    position: int
+    """Place of the message in the log of the branch."""
+    edit: str
+    """The `type` of the edit that decided it."""
+    reason: str
+    """Why, in words for the receipt."""
+    message: Message | None
+    """What is sent in its place; None where nothing is."""
+    tokens_before: int
+    """Tokens of what stood there before this change."""
+    tokens_after: int
+    """Tokens of what stands there now; 0 where nothing does."""
+
+    @property
+    def freed(self) -> int:
+        """Tokens that it saves; negative where it costs some."""
+        return self.tokens_before - self.tokens_after
+
+    def at(self, position: int) -> Change:
+        """Return the same change of the message at `position`."""
+        return self if self.position == position else replace(self, position=position)
+
+
+class Hidden(Struct, frozen=True, kw_only=True):
+    """Tool rounds that the proxy answered itself, and the client was not shown: they belong to one reply.
+
+    Rounds of the proxy's own alone stand `before` the reply. Where a reply calls tools of the client and of
+    the proxy at once, the form with all the calls stands for it, and results of the proxy's own `after` it.
+    """
+
+    before: tuple[Message, ...]
+    """What is sent before the reply: assistant messages with calls, each with its results."""
+    reply: Message | None
+    """What is sent for the reply itself; None: the reply as it is."""
+    after: tuple[Message, ...]
+    """What is sent right after it: results of the calls that the client did not see."""
+    tokens: int
+    """How many tokens all that adds to those of the reply."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages all that adds."""
+        return len(self.before) + len(self.after)
+
+
+class Entry(Struct, frozen=True, gc=False, kw_only=True):
+    """One message of the branch, as trimming sees it.
+
+    It is in no circle, and there are as many as messages: the garbage collector need not look at them.
+    """
+
+    message: Message
+    """The message as it is sent when nothing is trimmed, without our own fields."""
+    tokens: int
+    """Its tokens."""
+    ref: str
+    """The name under which its original can be read again (`GET /sessions/{id}/refs/{ref}`)."""
+    position: int
+    """Place of the message in the log of the branch, wherever the entries that are given begin."""
+    arrival: tuple[Change, ...] | None = None
+    """What `on_arrival` decided when it was first sent; None where it is sent for the first time now."""
+    agent: str | None = None
+    """Name of the agent that the message says it is from."""
+    is_internal: bool = False
+    """Whether it is marked as one that no user is shown."""
+    hidden: Hidden | None = None
+    """What is sent with it that the client was not shown; None where there is nothing. It goes as soon as the
+    message is changed or dropped."""
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """Messages that lie side by side and are not sent any more, summed up."""
+
+    start: int
+    """Position of the first of them."""
+    stop: int
+    """Position after the last one."""
+    edit: str
+    """The `type` of the edit that dropped them; where many edits took turns, of the one that dropped most."""
+    reason: str
+    """Why, in that edit's words."""
+    tokens: int
+    """Their tokens, as they would be sent if nothing were trimmed."""
+    tool_calls: int
+    """Tool results among them."""
+
+    @property
+    def messages(self) -> int:
+        """How many they are."""
+        return self.stop - self.start
+
+    def part(self, start: int, messages: int) -> Gap:
+        """Return a part of the gap with its share of the sums: what each message had is not known."""
+        share = messages / self.messages
+        return Gap(
+            start=start,
+            stop=start + messages,
+            edit=self.edit,
+            reason=self.reason,
+            tokens=round(self.tokens * share),
+            tool_calls=round(self.tool_calls * share),
+        )
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """What is sent in the place of the beginning of a log."""
+
+    text: str
+    """With its heading."""
+    role: SummaryRole
+    until: int
+    """Position of the first message that it does not cover."""
+    tokens: int
+    """Tokens of what is sent of it."""
+    kind: Literal["statistics", "model"]
+    covered_messages: int
+    """Messages that are not sent, but summed up here."""
+    covered_tokens: int
+    """Their tokens."""
+    generation: int = 1
+    """How many summaries it is made from, itself included."""
+    state: Mapping[str, object] = {}
+    """JSON: what the next one needs to be made of this one and of what is new; of `statistics`."""
+    model: str | None = None
+    """The model that made it; None where none did."""
+
+    def message(self, dialect: Dialect) -> Message:
+        """Return the message that holds it; of a merged one, the message by which it is counted."""
+        return dialect.spoken("user" if self.role == "user" else "system", self.text)
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """A summary that a model made of the beginning of the branch; the next move of the cut may use it."""
+
+    text: str
+    """With its heading, as it is sent."""
+    tokens: int
+    """Tokens of what is sent of it."""
+    until: int
+    """Position of the first message that it does not cover."""
+    model: str
+    """The model that made it."""
+    covered_messages: int
+    """Messages that it stands for: all before `until`."""
+    covered_tokens: int
+    """Their tokens."""
+    generation: int = 1
+    """How many summaries it is made from, itself included."""
+    asked: bool = False
+    """Whether somebody asked for it (a user, or the model itself): it is used at once, whatever the trigger
+    says."""
+
+
+class SummaryRequest(Struct, frozen=True, kw_only=True):
+    """A summary that a model should make. Whoever has the plan sees to it, or not."""
+
+    stop: int
+    """Position of the first message that it is not to cover."""
+    room: int
+    """Tokens that it may have at most, heading included."""
+    urgent: bool
+    """Whether the cut moves now, and would have used it."""
+
+
+class Account(Struct, frozen=True, kw_only=True):
+    """What the input of a branch has cost up to a request, about; in tokens of uncached input."""
+
+    turns: int
+    """Requests."""
+    untrimmed: float
+    """What they would have cost if nothing had been trimmed."""
+    saved: float
+    """What trimming saved of that; negative where it cost more so far than it saved."""
+
+
+class Cut(Struct, frozen=True, kw_only=True):
+    """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
+
+    As long as the policy's version stays, so does what is here: the next move adds to it. Spans that are not
+    sent at all are `gaps`; what else was done to messages is in `changes`.
+    """
+
+    position: int
+    """Number of messages of the log that lie before the cut."""
+    policy: str
+    """Name of the policy."""
+    version: str
+    """Version of the policy that made it."""
+    changes: tuple[Change, ...]
+    """What is done to messages outside the gaps, one change or several for each (in order), by position."""
+    tokens: int
+    """Tokens of the whole view, fixed ones included, right after the move."""
+    messages: int
+    """Messages of the view right after the move."""
+    tool_calls: int
+    """Tool results of the view right after the move."""
+    gaps: tuple[Gap, ...] = ()
+    """What is not sent at all, by position: whole spans, by this move or by an earlier one."""
+    summary: Summary | None = None
+    """What is sent in the place of some of that."""
+    account: Account | None = None
+    """What input had cost when it was made; None where nobody reckoned."""
+
+
+class PlanningContext(Struct, frozen=True, kw_only=True):
+    """What trimming must be told, since it asks nobody."""
+
+    count: Count
+    """Counts a message that an edit made."""
+    fixed_tokens: int = 0
+    """Tokens of what is sent beside the log: instructions and tools."""
+    context_window: int | None = None
+    """Tokens that the model takes, where known; a `ratio` needs it."""
+    agent: str | None = None
+    """Name of the agent that asks."""
+    idle: float | None = None
+    """Seconds since the session's last request; None where there was none, or nobody knows."""
+    prices: Prices | None = None
+    """What the model's input costs; `cost: auto` needs it."""
+    scale: float = 1.0
+    """How many tokens upstream counts for one that is counted here: limits are in upstream's."""
+    prepared: Prepared | None = None
+    """The newest summary by a model that lies on the branch and that the policy may use; None without one."""
+    keeps: bool = True
+    """Whether a cut that moves is kept for the next request; where it is not, `cost: auto` never pays."""
+    fork: int | None = None
+    """Position from which on the messages are this request's own, where others go on from the same place. A
+    move that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What was decided for one request."""
+
+    policy: str
+    """Name of the policy, `off` where trimming is bypassed."""
+    version: str
+    """Version of the policy; empty for `off`."""
+    cut: Cut | None
+    """The cut in force for this request: the standing one, or the new one where it moved."""
+    moved: bool
+    """Whether the cut was moved by this request."""
+    fired: str
+    """What moved the cut, in words ("tokens 51234 > 50000"); empty where nothing did."""
+    arrivals: tuple[Change, ...]
+    """What `on_arrival` changes outside `earlier` (already recorded or decided now), by position."""
+    tokens_before: int
+    """Tokens of the request if nothing were trimmed."""
+    tokens_sent: int
+    """Tokens of the view, repairs included."""
+    view: tuple[Message, ...]
+    """The messages of the log that are sent, in order; instructions not among them."""
+    warnings: tuple[str, ...] = ()
+    """What was repaired or could not be done, in words."""
+    decided: tuple[tuple[Change, ...], ...] = ()
+    """For each entry that was given what `on_arrival` decided, recorded or now: what is to be recorded."""
+    made: tuple[Change, ...] = ()
+    """What the edits decided at this request's move, message by message, by position."""
+    earlier: tuple[Gap, ...] = ()
+    """What earlier moves dropped of the messages that the request speaks of, and this one left so."""
+    messages_before: int = 0
+    """Messages of the log that the request speaks of, those in gaps included."""
+    target: int | None = None
+    """How many tokens were to be sent at most after a move of the cut, as upstream counts them."""
+    settled: tuple[int, ...] = ()
+    """Numbers of messages of the view, from its beginning: each is where a part ends that no later move of
+    the cut will change while the policy stays. The last is the longest; one before it was so earlier."""
+    summary: Summary | None = None
+    """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
+    wanted: SummaryRequest | None = None
+    """A summary that should be made of what was not summed up yet; None where none is due."""
+    needs_whole: bool = False
+    """Whether the cut must move and could not: decide again, with every entry of the log given."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Every change of a single message that led to this view: those of arrival first, then by position.
+
+        What `earlier` sums up is not among them.
+        """
+        if not self.moved:
+            return self.arrivals + (self.cut.changes if self.cut is not None else ())
+        new = set(self.made)
+        old = [change for change in self.cut.changes if change not in new] if self.cut is not None else []
+        return self.arrivals + tuple(sorted([*old, *self.made], key=_position))
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """The types of the edits that changed something, each once, in the order of what they changed."""
+        if self.cut is None and self.summary is None and not (self.arrivals or self.earlier or self.made):
+            return ()  # nearly always
+        arrived = len(self.arrivals)
+        placed = [(gap.start, gap.edit) for gap in self.earlier]
+        placed += [(change.position, change.edit) for change in self.changes[arrived:]]
+        if self.summary is not None and not any(edit == SUMMARIZE for _, edit in placed):
+            placed.append((0, SUMMARIZE))  # all that it stands for was dropped before
+        placed.sort(key=itemgetter(0))
+        names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
+        # Hidden rounds that were let go are no edit of anybody's, and nobody was shown them.
+        return tuple([name for name in dict.fromkeys(names) if name != HIDDEN_ROUNDS])
+
+
+def _position(change: Change) -> int:
+    return change.position

@@ -1,0 +1,541 @@
+"""From a log and a policy to what is sent: `history + policy + context -> plan -> view`. Start here.
+
+The view is `trim(A[:cut]) + A[cut:]`, where A is the log after `on_arrival`. The cut stays where it is until
+the policy's trigger fires. Then the log is trimmed and the cut moves to its end. Between two trims each view
+begins with the last one, byte for byte, so that the provider's prompt cache stays warm.
+
+What a trim did stays done. The next one decides on what is left and adds to it, so that it rewrites the cache
+only from its own first change on, and costs what is kept, not what is stored. A policy of another version
+begins again on all of A, and asks for it where it is not there.
+
+A view in which anything was changed, or that was put together here, is checked against the protocol and
+repaired. What a client sent itself and nothing changed goes out as it is.
+
+A summary by a model takes time to make. So a plan says which one it wants before the trigger fires, and the
+next trim uses what is there by then. A summary that somebody asked for trims at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from proxy.dialects import Message
+from proxy.trimming.cost import (
+    Balance,
+    Costs,
+    account_after,
+    account_of,
+    due,
+    is_cold,
+    prices_of,
+    reads_of,
+    summary_tokens,
+)
+from proxy.trimming.draft import Draft, clipped
+from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.history import arrive, joined, missing_of, trimmed_history
+from proxy.trimming.model import (
+    Change,
+    Cut,
+    Entry,
+    Gap,
+    Hidden,
+    Plan,
+    PlanningContext,
+    Size,
+    Summary,
+    SummaryRequest,
+)
+from proxy.trimming.policy import Policy
+from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
+from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
+from proxy.trimming.view import View, view_of
+
+OFF: Final = "off"
+"""Name of the policy in a plan that bypasses trimming."""
+
+ASKED: Final = "a summary was asked for"
+"""What fires where somebody asked for a summary."""
+
+UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
+"""The warning where `cost: auto` decides by prices that nobody gave."""
+
+
+def plan(
+    entries: Sequence[Entry],
+    policy: Policy,
+    name: str,
+    context: PlanningContext,
+    current: Cut | None = None,
+    *,
+    composed: bool = False,
+    start: int = 0,
+    overflow: int | None = None,
+) -> Plan:
+    """Decide what is sent of a log.
+
+    Args:
+        entries: The log of the branch from `start` on, oldest first, instructions not among it. What lies in
+            the gaps of `current` may be left out: the plan is the same.
+        policy: What decides.
+        name: The policy's name, for the plan.
+        context: Counts, the tokens sent beside the log, the context window, prices.
+        current: The newest cut of the branch, whichever policy made it: it stays in force until
+            the next trim. One that lies beyond the log is ignored.
+        composed: Whether the request was put together from the store and is no client's own.
+        start: Position of the first message that the request speaks of: what lies before it is not sent,
+            not counted, and stays as an earlier trim left it.
+        overflow: Tokens that must not be passed, after upstream refused more: the log is trimmed whatever the
+            trigger says, this is the target, and what is oldest is dropped though no edit says so.
+
+    Returns:
+        The plan, its view included. The same arguments always give the same plan. Where it `needs_whole`, the
+        trigger fired, or a trim may pay, under another version of the policy than the cut's, and entries that
+        lie in its gaps are not there: what it holds then is the plan without a trim.
+    """
+    if current is None and overflow is None and not composed:
+        untouched = _untouched(entries, policy, name, context)
+        if untouched is not None:
+            return untouched
+    planning = _Planning(
+        entries, policy, context, current, name=name, composed=composed, start=start, overflow=overflow
+    )
+    return planning.plan()
+
+
+def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
+    """Return the plan of a log without a cut of which nothing is trimmed; None where more is to be done.
+
+    Most requests are small and end here. The full planning would come to the same plan.
+    """
+    if policy.summarizer is not None or context.prepared is not None:
+        return None
+    arriving, messages, counts = bool(policy.on_arrival), list[Message](), list[int]()
+    for entry in entries:
+        if entry.arrival or entry.hidden is not None:
+            return None
+        if arriving and entry.arrival is None and entry.message.is_result:
+            return None
+        messages.append(entry.message)
+        counts.append(entry.tokens)
+    tokens, window, trigger = context.fixed_tokens + sum(counts), context.context_window, policy.trigger
+    view = View(messages=tuple(messages), tokens=tokens)
+    aim = policy.target.within(window) if policy.target is not None else None
+    if trigger is not None:
+        size = view.size if trigger.tool_calls is not None else Size(tokens=tokens, messages=len(messages))
+        if trigger.fired(size, context, None, aim):
+            return None
+        if trigger.cost is not None and context.keeps and _is_due(entries, counts, context, tokens):
+            return None
+    return Plan(
+        policy=name,
+        version=policy.version,
+        cut=None,
+        moved=False,
+        fired="",
+        arrivals=(),
+        tokens_before=tokens,
+        tokens_sent=tokens,
+        view=view.messages,
+        warnings=(UNKNOWN_WINDOW,) if window is None and policy.relies_on_window else (),
+        decided=((),) * len(entries),
+        messages_before=len(entries),
+        target=aim if policy.target is not None else _budget(policy, context),
+    )
+
+
+def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:
+    """Return the plan that trims nothing (`X-Context-Policy: off`), not even what was trimmed on arrival.
+
+    The entries must be the whole log that the request speaks of. What is sent for the first time is
+    recorded as left alone, so that it keeps its bytes later.
+    """
+    messages, tokens = tuple([entry.message for entry in entries]), [entry.tokens for entry in entries]
+    view = view_of(entries, messages, tokens, context, repairing=composed)
+    return Plan(
+        policy=OFF,
+        version="",
+        cut=None,
+        moved=False,
+        fired="",
+        arrivals=(),
+        tokens_before=context.fixed_tokens + sum(tokens),
+        tokens_sent=view.tokens,
+        view=view.messages,
+        warnings=view.notes,
+        decided=tuple([entry.arrival or () for entry in entries]),
+        messages_before=len(entries),
+    )
+
+
+def compaction(
+    entries: Sequence[Entry],
+    policy: Policy,
+    context: PlanningContext,
+    current: Cut | None = None,
+    *,
+    start: int = 0,
+) -> SummaryRequest | None:
+    """Return what a model would sum up if somebody asked for it now; None where it would not be worth it.
+
+    No trigger and no condition of the policy counts; how it is done is `policy.summarizing`. The arguments
+    are those of `plan`.
+    """
+    if start:
+        return None  # what the client left out itself stays out
+    planning = _Planning(entries, policy, context, current)
+    draft = draft_of(planning.history, policy, context, planning.target)
+    return policy.summarizing.requested_now(draft)
+
+
+class _Planning:
+    """One plan in the making: what is known before anything is decided, and the decisions."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        policy: Policy,
+        context: PlanningContext,
+        current: Cut | None,
+        *,
+        name: str = "",
+        composed: bool = False,
+        start: int = 0,
+        overflow: int | None = None,
+    ) -> None:
+        """Apply the current cut to the log; the arguments are those of `plan`."""
+        if start:  # a summary of what the client left out itself would bring it back
+            context = replace(context, prepared=None)
+        self.entries, self.policy, self.name, self.context = entries, policy, name, context
+        self.composed, self.start, self.overflow = composed, start, overflow
+        self.end = entries[-1].position + 1 if entries else start
+        self.cut = cut = current if current is not None and current.position <= self.end else None
+        absent = missing_of(entries, cut.gaps, start) if cut is not None else []
+        self.is_whole = not absent
+        self.arrived = arrive(entries, policy, context, absent)
+        self.history = trimmed_history(self.arrived, cut, start)
+        """What the current cut leaves."""
+        # Of what earlier trims dropped nothing more is known, whether it is given or not.
+        hidden = self.history.log.hidden.values()
+        self.given = len(entries) + sum([size.messages for _, size in absent])
+        self.messages = self.given + sum([each.messages for each in hidden])
+        self.tokens = context.fixed_tokens + sum([entry.tokens for entry in entries])
+        """Tokens of the request if nothing were trimmed."""
+        self.tokens += sum([size.tokens for _, size in absent]) + sum([each.tokens for each in hidden])
+        self.aim = policy.target.within(context.context_window) if policy.target is not None else None
+        """The target in tokens as upstream counts."""
+        self.target = None if self.aim is None else int(self.aim / context.scale)
+        """The same in tokens as they are counted here."""
+        if overflow is not None:
+            self.aim, self.target = round(overflow * context.scale), overflow
+        # What is too much must go now: where the log is not whole, what went stays gone under any version.
+        self.same = (
+            cut is None or cut.version == policy.version or (overflow is not None and not self.is_whole)
+        )
+        """Whether a trim adds to what earlier ones did; else it begins anew."""
+        self.base = self.history if self.same else trimmed_history(self.arrived, None)
+        """What a trim would begin with."""
+
+    def plan(self) -> Plan:
+        """Return the plan."""
+        history, policy, context, overflow = self.history, self.policy, self.context, self.overflow
+        changed = len(history.log.entries) < self.given or history.touched
+        view = self._view(history.messages, history.tokens, history.summary, history.hidden, changed=changed)
+        warnings: tuple[str, ...] = ()
+        if context.context_window is None and policy.relies_on_window:
+            warnings = (UNKNOWN_WINDOW,)
+        fired = self._fired(view)
+        running = policy
+        if self._is_asked():
+            # Where nothing else fires, nothing else is done; under another version all begins anew.
+            others = () if self.same and not fired else policy.edits
+            first = policy.summarizing.model_copy(update={"when": None})
+            running = policy.model_copy(update={"edits": (first, *others)})
+            fired = "; ".join(filter(None, (ASKED, fired)))
+        costs = self._costs(always=bool(fired))
+        needs_whole = bool((fired or costs is not None) and not self.is_whole and not self.same)
+        made: Trim | None = None
+        if needs_whole:
+            fired = ""
+        elif overflow is not None:
+            made, more = rescue(self.base, running, context, overflow, costs)
+            warnings += more
+        else:
+            made, fired = self._trimmed(fired, running, costs)
+        cut, earlier = self.cut, clipped(self.cut.gaps, self.start, self.end) if self.cut is not None else ()
+        if made is not None:
+            earlier = earlier if self.same else ()
+            draft = made.draft
+            changed = len(self.base.log.entries) < self.given or bool(made.made) or self.base.touched
+            view = self._view(
+                draft.messages,
+                draft.tokens,
+                made.summary,
+                draft.hidden,
+                changed=changed or bool(draft.hidden),
+            )
+            if costs is not None and overflow is None and costs.prices.source == "assumed":
+                warnings += (UNKNOWN_PRICES,)
+            warnings += self._missed(made, view)
+            cut = self._cut(made, view, costs)
+        return Plan(
+            policy=self.name,
+            version=policy.version,
+            cut=cut,
+            moved=made is not None,
+            fired=fired,
+            arrivals=(self.base if made is not None else history).log.changes,
+            tokens_before=self.tokens,
+            tokens_sent=view.tokens,
+            view=view.messages,
+            warnings=warnings + view.notes,
+            decided=self.arrived.decided,
+            made=made.made if made is not None else (),
+            earlier=earlier,
+            messages_before=self.messages,
+            target=self.aim if self.aim is not None else _budget(policy, context),
+            settled=self._settled(made) if not view.notes else (),
+            summary=made.summary if made is not None else history.summary,
+            wanted=self._request(made, view, costs) if not self.start else None,
+            needs_whole=needs_whole,
+        )
+
+    def _view(
+        self,
+        messages: Sequence[Message | None],
+        tokens: Sequence[int],
+        summary: Summary | None,
+        hidden: Mapping[int, Hidden],
+        *,
+        changed: bool,
+    ) -> View:
+        repairing = self.composed or changed
+        return view_of(
+            self.entries, messages, tokens, self.context, repairing=repairing, summary=summary, hidden=hidden
+        )
+
+    def _fired(self, view: View) -> str:
+        """Return in words what fires, "" where nothing does."""
+        trigger = self.policy.trigger
+        if self.overflow is not None:
+            return f"overflow: more than {self.aim} tokens may be too many"
+        if trigger is None:
+            return ""
+        counted = trigger.tool_calls is not None
+        size = view.size if counted else Size(tokens=view.tokens, messages=len(view.messages))
+        return trigger.fired(size, self.context, self.cut, self.aim)
+
+    def _is_asked(self) -> bool:
+        """Tell whether somebody asked for a summary that is there now, and not yet in use."""
+        made, current = self.context.prepared, self.history.summary
+        if made is None or not made.asked:
+            return False
+        if current is not None and current.kind == "model" and made.until <= current.until:
+            return False
+        draft = draft_of(self.history, self.policy, self.context, self.target)
+        return self.policy.summarizing.ready(draft) is not None
+
+    def _costs(self, *, always: bool) -> Costs | None:
+        """Return what is needed to judge a trim by its cost; None where that is not asked, or not now."""
+        policy, context, history = self.policy, self.context, self.history
+        if policy.trigger is None or not policy.reckons or not context.keeps:
+            return None
+        entries, tokens = history.log.entries, history.tokens
+        if not always:
+            total = context.fixed_tokens + summary_tokens(history.summary) + sum(tokens)
+            if policy.trigger.cost is None or not _is_due(entries, tokens, context, total):
+                return None
+        sent = self.base.sent_as(history)
+        return Costs(
+            prices=prices_of(context),
+            warm=_last_reply(entries) is not None and not is_cold(context),
+            messages=tuple([message for message, _ in sent]),
+            tokens=tuple([count for _, count in sent]),
+            summary=history.summary,
+            fixed=context.fixed_tokens,
+            cached=_last_reply(self.base.log.entries) or 0,
+            account=account_of(self.entries, self.cut, context, self.tokens),
+            reads=reads_of(self.base.log.entries, self.cut.position if self.cut is not None else 0),
+        )
+
+    def _trimmed(self, fired: str, policy: Policy, costs: Costs | None) -> tuple[Trim | None, str]:
+        """Return the trim that is made, and why; none where nothing fires or none would pay."""
+        if fired:
+            made = trim(self.base, policy, self.context, self.target, costs)
+            # Where only time has passed and nothing was to be done, the cut may as well stay.
+            return (None, "") if fired.startswith(IDLE) and not made.made else (made, fired)
+        if costs is not None:
+            made = trim(self.base, policy, self.context, self.target, costs, paying=True)
+            if costs.timely(made.balance, made.draft.tokens):
+                return made, _why_it_pays(made.balance, costs)
+        return None, ""
+
+    def _missed(self, made: Trim, view: View) -> tuple[str, ...]:
+        """Return the warnings that a trim left too much, and that `keep_rounds` left nothing to sum up."""
+        warnings: tuple[str, ...] = ()
+        if self.aim is not None and self.target is not None and view.tokens > self.target:
+            # Nothing more may be trimmed, or a repair put something in.
+            above = max(1, round(view.tokens * self.context.scale) - self.aim)
+            warnings = (f"target missed: {self.aim + above} tokens are {above} above {self.aim}",)
+        if made.request is not None or made.summary != self.base.summary:
+            return warnings
+        if not is_above(self.policy, self.context, view.size):
+            return warnings
+        keeping = [edit.keep_rounds for edit in self.policy.edits if isinstance(edit, Summarize)]
+        kept = next((last for last in keeping if last and not made.draft.history_before(last)), None)
+        if kept is None:
+            return warnings
+        rounds = sum(each.number > 0 for each in made.draft.rounds[:-1])
+        words = f"keep_rounds is {kept}, and there are {rounds} whole rounds"
+        tip = "keep_rounds: 0 sums up within a round, too"
+        return (*warnings, f"nothing could be summed up: {words}; {tip}")
+
+    def _cut(self, made: Trim, view: View, costs: Costs | None) -> Cut:
+        """Return the cut after a trim. It lies at the end, or where other branches can share it."""
+        old, start = self.cut, self.start
+        place, beyond = self.end, Size(tokens=0, messages=0)
+        fork = self.context.fork if self.overflow is None else None
+        if fork is not None and self._is_shared(made, view, fork):
+            place, beyond = fork, self._beyond(made.draft, fork)
+        below: tuple[Change, ...] = ()
+        left: tuple[Gap, ...] = ()
+        summary = made.summary
+        if old is not None:
+            # What lies before `start` was not looked at, and stays as an earlier trim left it.
+            below = tuple([change for change in old.changes if change.position < start])
+            left = old.gaps if self.same else clipped(old.gaps, 0, start)
+            if summary is None and old.summary is not None and self.same:
+                summary = old.summary
+            elif summary is None and old.summary is not None and start:
+                # What it covers from `start` on was decided about anew.
+                summary = replace(old.summary, until=min(old.summary.until, start))
+        return Cut(
+            position=place,
+            policy=self.name,
+            version=self.policy.version,
+            changes=below + made.changes,
+            tokens=view.tokens - beyond.tokens,
+            messages=len(view.messages) - beyond.messages,
+            tool_calls=view.size.tool_calls - beyond.tool_calls,
+            gaps=joined([*left, *made.gaps]),
+            summary=summary,
+            account=account_after(costs, made.balance, self.tokens) if costs is not None else None,
+        )
+
+    def _is_shared(self, made: Trim, view: View, fork: int) -> bool:
+        """Tell whether a trim can be kept at `fork`: there is no other one, and nothing beyond is changed."""
+        if not 0 < fork < self.end or (self.cut is not None and self.cut.position >= fork):
+            return False
+        if view.notes:  # what was repaired depends on all of it
+            return False
+        reaches = [change.position + 1 for change in made.changes] + [gap.stop for gap in made.gaps]
+        return max(reaches, default=0) <= fork and (made.summary is None or made.summary.until <= fork)
+
+    def _beyond(self, draft: Draft, place: int) -> Size:
+        """Return how much of what is sent stands at `place` or beyond."""
+        sent = [
+            (message, draft.tokens[at])
+            for at, message in draft.remaining()
+            if draft.entries[at].position >= place
+        ]
+        calls = sum([message.is_result for message, _ in sent])
+        return Size(tokens=sum([tokens for _, tokens in sent]), messages=len(sent), tool_calls=calls)
+
+    def _settled(self, made: Trim | None) -> tuple[int, ...]:
+        """Return where in the view parts end that no later trim changes: that of before, and that of now."""
+        history = self.history
+        ends: set[int] = set()
+        if history.changes and self.same:
+            last = history.changes[-1].position
+            first = min((change.position for change in made.made), default=None) if made is not None else None
+            # What a trim changes before that place ends this part: it is another one now.
+            if first is None or first > history.log.entries[last].position:
+                ends.add(_place_in_view(history.messages, last, history.summary, history.hidden))
+        if made is not None and made.last is not None:
+            draft = made.draft
+            ends.add(_place_in_view(draft.messages, made.last, made.summary, draft.hidden))
+        return tuple(sorted(end for end in ends if end > 0))
+
+    def _request(self, made: Trim | None, view: View, costs: Costs | None) -> SummaryRequest | None:
+        """Return the summary by a model that should be made now, so that it is ready at the next trim."""
+        policy, context, edit = self.policy, self.context, self.policy.summarizer
+        if edit is None or (made is not None and made.request is not None):
+            return made.request if made is not None else None
+        added = tokens_left(policy, edit, context, view.size)
+        by_cost = policy.trigger is not None and policy.trigger.cost is not None
+        if costs is None if edit.must_pay else added is None and (costs is None or not by_cost):
+            return None
+        draft = made.draft if made is not None else draft_of(self.history, policy, context, self.target)
+        return requested_in_time(draft, edit, added, costs)
+
+
+def requested_in_time(
+    draft: Draft, edit: Summarize, added: int | None, costs: Costs | None
+) -> SummaryRequest | None:
+    """Return the summary that should be ready at the next trim; None where none would be worth it.
+
+    `added` are the tokens that come before the trigger fires; None where that is too far off: then the
+    summary must pay. Without `costs` nothing pays.
+    """
+    request = edit.request(draft, added=added or 0)
+    if request is None or (added is not None and not edit.must_pay):
+        return request
+    if costs is None:
+        return None
+    imagined = edit.imagined(draft, request)
+    return request if costs.summary_pays(draft, imagined, costs.balance(draft)) else None
+
+
+def tokens_left(policy: Policy, edit: Summarize, context: PlanningContext, size: Size) -> int | None:
+    """Return how many tokens come before the trigger fires, about; None where that is far off."""
+    trigger = policy.trigger
+    tokens = size.tokens * context.scale
+    if trigger is None or (edit.upper is not None and tokens <= edit.soft * edit.upper):
+        return None
+    if edit.when is not None and any(share <= edit.soft for share in edit.when.shares(size, context)):
+        return None
+    until_upper = int(edit.upper / context.scale) - size.tokens if edit.upper is not None else 0
+    nearest = max(trigger.shares(size, context), default=None)
+    if trigger.every_request or (nearest is None and edit.upper is not None):
+        return max(0, until_upper)
+    if nearest is None or nearest <= edit.soft:  # it speaks of time or of cost; or it is too early
+        return None
+    return max(0, until_upper, int(size.tokens / nearest) - size.tokens)
+
+
+def _is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
+    """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
+    if is_cold(context):
+        return True
+    replied = _last_reply(entries)
+    return due(total, total - sum(tokens[replied:]) if replied is not None else 0)
+
+
+def _last_reply(entries: Sequence[Entry]) -> int | None:
+    """Return the place of the newest assistant message: the last request sent what stands before it."""
+    for place in range(len(entries) - 1, -1, -1):
+        if entries[place].message.role == "assistant":
+            return place
+    return None
+
+
+def _budget(policy: Policy, context: PlanningContext) -> int | None:
+    """Return what edits keep to of themselves, where the policy has no target: the first such budget."""
+    return policy.budget.within(context.context_window) if policy.budget is not None else None
+
+
+def _why_it_pays(balance: Balance, costs: Costs) -> str:
+    words = f"cost: {balance.freed} tokens less for {balance.rewritten} written anew"
+    return f"{words}, paid back in {costs.paid_back(balance)} requests"
+
+
+def _place_in_view(
+    messages: Sequence[Message | None], last: int, summary: Summary | None, hidden: Mapping[int, Hidden]
+) -> int:
+    """Return how many messages of the view stand up to the place `last`, itself included."""
+    lead = summary is not None and summary.role != "merge"
+    more = sum([each.messages for place, each in hidden.items() if place <= last])
+    return lead + more + sum([message is not None for message in messages[: last + 1]])

@@ -1,0 +1,263 @@
+"""What the settings of policies and edits are made of: sections, numbers, patterns, triggers and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+import re2  # type: ignore[import-untyped]  # the package ships no types
+from msgspec import Struct
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
+
+_RE2: Final[Any] = re2
+_PATIENCE: Final = 4
+"""Without a target, a view that stays above its trigger waits for a fourth of the trigger more."""
+
+IDLE: Final = "idle"
+"""How the words begin that say that time alone has passed."""
+
+UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` cannot be used"
+"""What is said where a `ratio` stands and nobody knows of what."""
+
+
+class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """A mapping whose keys are fields: frozen, unknown keys refused, docstrings in the JSON Schema.
+
+    The classes say `frozen=True` once more: type checkers look for it in each of them.
+    """
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other settings; what follows from the settings is worked out for them anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        kept = vars(copied)  # with the settings there lies what was worked out once, and it was copied too
+        for name in kept.keys() - type(self).model_fields.keys():
+            del kept[name]
+        return copied
+
+
+def contradiction(message: str, *at: str | int) -> PydanticCustomError:
+    """Return an error that names the value at fault, seen from the model that finds it (context `at`)."""
+    return PydanticCustomError("contradiction", "{message}", {"message": message, "at": at})  # pyright: ignore[reportArgumentType] - a LiteralString is asked for, and is given
+
+
+def _no_truth_value(value: object) -> object:
+    """Refuse what YAML makes of an unquoted yes, no, on or off: Python would count true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed here, not true or false (YAML reads yes, no, on, off as these)")  # noqa: TRY004  pydantic turns a ValueError, not a TypeError, into an error of the file
+    return value
+
+
+Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]
+"""A whole number, at least 1."""
+
+Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
+"""A whole number, 0 included."""
+
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_truth_value)]
+"""A part of a whole: above 0, at most 1."""
+
+
+def checked(regex: str) -> str:
+    """Return a pattern that RE2 takes.
+
+    Raises:
+        ValueError: it takes it not, with RE2's own reason.
+    """
+    try:
+        _compiled(regex)
+    except _RE2.error as error:
+        raise ValueError(f"not a pattern that RE2 takes: {error.args[0].decode()}") from error
+    return regex
+
+
+def is_found(regex: str, text: str) -> bool:
+    """Tell whether the pattern is found anywhere in a text."""
+    return _compiled(regex).search(text) is not None
+
+
+def group_names(regex: str) -> frozenset[str]:
+    """Return the names of a pattern's groups."""
+    return frozenset(_compiled(regex).groupindex)
+
+
+def named_groups(regex: str, text: str) -> Mapping[str, str] | None:
+    """Return what the named groups hold where the pattern is first found; None where it is not found."""
+    match = _compiled(regex).search(text)
+    if match is None:
+        return None
+    return {name: held for name, held in match.groupdict().items() if held is not None}
+
+
+@lru_cache(maxsize=256)
+def _compiled(regex: str) -> Any:
+    """Return the compiled pattern. RE2 is told not to write to stderr on its own."""
+    options = _RE2.Options()
+    options.log_errors = False
+    return _RE2.compile(regex, options)
+
+
+class _Threshold(Struct, frozen=True, kw_only=True):
+    """One key of a trigger beside the size that it speaks of."""
+
+    key: str
+    value: int
+    limit: float
+    after: int
+    """The same size right after the last trim; 0 where there was none."""
+    target: int | None = None
+    """How far to trim then; None where nothing says it."""
+    share: float | None = None
+    """Where the limit is a part of the window: which."""
+    window: int | None = None
+    """That window, in tokens."""
+
+    @property
+    def fires(self) -> bool:
+        """Whether it is passed, and by enough where the last trim could not help."""
+        if self.value <= self.limit:
+            return False
+        return self.after <= self.limit or self.value >= self.after + self._growth
+
+    @property
+    def _growth(self) -> float:
+        """By how much a view must grow after a trim that left it above the limit; at least 1."""
+        if self.target is not None:
+            return max(1, self.limit - self.target)
+        return max(1, self.limit // _PATIENCE)
+
+    @property
+    def words(self) -> str:
+        """What is above what."""
+        if self.window is None:
+            return f"{self.key} {self.value} > {self.limit}"
+        return f"{self.key} {self.value / self.window:.3f} > {self.share} of {self.window} tokens"
+
+
+class Trigger(Section, frozen=True):
+    """When: any key that is passed is enough under `trigger`, all are needed under `when`."""
+
+    tokens: Positive | None = None
+    """Above so many tokens, those of instructions and tools included."""
+    ratio: Share | None = None
+    """Above this part of the model's context window, counted like `tokens`."""
+    messages: Positive | None = None
+    """Above so many messages; instructions are not counted."""
+    tool_calls: Positive | None = None
+    """Above so many tool results."""
+    idle_seconds: Positive | Literal["auto"] | None = None
+    """When the session was idle for longer: the provider's prompt cache is cold, and what is trimmed then
+    costs nothing to rewrite. `auto` takes the time that the model's cache lives."""
+    cost: Literal["auto"] | None = None
+    """`auto`: when trimming pays, by the model's prices and the session's own growth. An edit then runs only
+    if what it frees pays for what it rewrites in the provider's cache."""
+    every_request: bool = False
+    """At every request: the provider's prompt cache then finds little, which can cost more than it saves."""
+
+    @model_validator(mode="after")
+    def _says_when(self) -> Self:
+        """Refuse a trigger that can never fire."""
+        if not self.model_dump(exclude_defaults=True):
+            allowed = ", ".join(type(self).model_fields)
+            raise ValueError(f"it never fires: set at least one of {allowed}")
+        return self
+
+    @property
+    def only_ratio(self) -> bool:
+        """Whether nothing but a ratio can make it fire."""
+        return self.ratio is not None and set(self.model_dump(exclude_defaults=True)) == {"ratio"}
+
+    def fired(self, size: Size, context: PlanningContext, current: Cut | None, target: int | None) -> str:
+        """Return in words what fires for a view of `size`, "" where nothing does; `cost` is not judged here.
+
+        Where the last trim left the view above a threshold, because nothing more may be trimmed,
+        that threshold waits until the view has grown by trigger minus `target` (tokens; a fourth
+        of the trigger without one, and for messages and tool calls): a trim at every request would cost more
+        than it saves.
+        """
+        words = ["every_request"] if self.every_request else []
+        thresholds = self._thresholds(size, context, current, target)
+        words += [threshold.words for threshold in thresholds if threshold.fires]
+        if self.idle_seconds is not None and self._idle(context):
+            words.append(f"{IDLE} for {context.idle or 0:.0f} s")
+        return "; ".join(words)
+
+    def holds(self, size: Size, context: PlanningContext) -> bool:
+        """Tell whether all keys are passed by `size`; a `ratio` of an unknown window is not.
+
+        `cost` is not judged here: it depends on what the edit would change.
+        """
+        if self.ratio is not None and context.context_window is None:
+            return False
+        if self.idle_seconds is not None and not self._idle(context):
+            return False
+        return all(each.value > each.limit for each in self._thresholds(size, context))
+
+    def shares(self, size: Size, context: PlanningContext) -> list[float]:
+        """Return what part of each threshold `size` has reached, of those that can be judged."""
+        return [each.value / each.limit for each in self._thresholds(size, context)]
+
+    def _idle(self, context: PlanningContext) -> bool:
+        """Tell whether the session was idle for long enough."""
+        given = self.idle_seconds
+        limit = given if isinstance(given, int) else (context.prices or ASSUMED).lifetime
+        return context.idle is not None and context.idle > limit
+
+    def _thresholds(
+        self, size: Size, context: PlanningContext, current: Cut | None = None, target: int | None = None
+    ) -> list[_Threshold]:
+        """Return the keys that are set and can be judged; tokens as upstream counts them."""
+        found: list[_Threshold] = []
+        tokens, window = round(size.tokens * context.scale), context.context_window
+        after = round(current.tokens * context.scale) if current is not None else 0
+        if self.tokens is not None:
+            found.append(
+                _Threshold(key="tokens", value=tokens, limit=self.tokens, after=after, target=target)
+            )
+        if self.ratio is not None and window is not None:
+            limit = self.ratio * window
+            found.append(
+                _Threshold(
+                    key="ratio",
+                    value=tokens,
+                    limit=limit,
+                    after=after,
+                    target=target,
+                    share=self.ratio,
+                    window=window,
+                )
+            )
+        if self.messages is not None:
+            after = current.messages if current is not None else 0
+            found.append(_Threshold(key="messages", value=size.messages, limit=self.messages, after=after))
+        if self.tool_calls is not None:
+            after = current.tool_calls if current is not None else 0
+            found.append(
+                _Threshold(key="tool_calls", value=size.tool_calls, limit=self.tool_calls, after=after)
+            )
+        return found
+
+
+class Target(Section, frozen=True):
+    """How far: edits run in order until the view is not above it."""
+
+    tokens: Positive | None = None
+    """So many tokens, those of instructions and tools included."""
+    ratio: Share | None = None
+    """This part of the model's context window, counted like `tokens`."""
+
+    @model_validator(mode="after")
+    def _says_how_far(self) -> Self:
+        """Refuse a target of no unit, or of two."""
+        if (self.tokens is None) == (self.ratio is None):
+            raise ValueError("set one of tokens, ratio")
+        return self
+
+    def within(self, window: int | None) -> int | None:
+        """Return the target in tokens; None where it is a part of a window that is not known."""
+        if self.tokens is not None:
+            return self.tokens
+        return int((self.ratio or 0) * window) if window is not None else None

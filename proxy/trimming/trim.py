@@ -1,0 +1,377 @@
+"""One trim: the edits run over what is left of the log, and what they change is the trim.
+
+Whether to trim at all is the planner's decision; with `paying`, though, only what pays is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
+from typing import ClassVar, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.conversation import Round, open_calls, rounds, spans
+from proxy.dialects import Message, Span
+from proxy.trimming.cost import NO_CHANGE, Balance, Costs
+from proxy.trimming.draft import Draft
+from proxy.trimming.edits import BaseEdit
+from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
+from proxy.trimming.history import TrimmedHistory, gaps_of
+from proxy.trimming.model import (
+    HIDDEN_ROUNDS,
+    Change,
+    Gap,
+    PlanningContext,
+    Size,
+    Summary,
+    SummaryRequest,
+)
+from proxy.trimming.policy import Keep, Policy
+
+BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
+"""The warning where an overflow left no other way."""
+
+_PARTS: Final = (1, 4)
+"""Tool output is cut to as many bytes as the target has tokens, about a fourth of what may be sent; then,
+where that is not enough, to a fourth of that."""
+_ANY: Final = 2**31 - 1
+"""A number of lines that no limit is."""
+_PASSES: Final = 8
+"""How often the edits of one trim run at most, where what was put back makes them run again: of an output
+that came again and again they clear one copy each time."""
+_RECALLED_ROUNDS: Final = 3
+"""The newest rounds, whose replies keep their hidden rounds; the current one is the first of them."""
+_RECALLED_SPANS: Final = 16
+"""Spans of which the same is true: an agent that runs 300 calls on one instruction has one round."""
+
+_by_position: Final = attrgetter("position")
+
+
+class Trim(Struct, frozen=True, kw_only=True):
+    """What was decided about what was left of the log."""
+
+    made: tuple[Change, ...]
+    """Message by message, by position."""
+    gaps: Sequence[Gap]
+    """Spans that are not sent any more, and were until now."""
+    changes: tuple[Change, ...]
+    """What else was done to messages that are no gap now, by this trim and by earlier ones."""
+    summary: Summary | None
+    """What is sent in the place of some of the gaps."""
+    balance: Balance
+    """What it changes in cost; nothing where costs do not count."""
+    last: int | None
+    """The last place of that log that was changed and is no gap now; None where there is none."""
+    draft: Draft
+    """All of that as the edits left it."""
+    request: SummaryRequest | None
+    """A summary by a model that would have been used, and was not there."""
+
+
+class ReleaseHidden(BaseEdit, frozen=True):
+    """Hidden rounds of older replies go, from the oldest; the reply stays as the client saw it.
+
+    No configuration names it. It stands before all edits of every policy, since all that it drops can be
+    asked for again.
+    """
+
+    piecemeal: ClassVar[bool] = True
+
+    type: Literal["hidden_rounds"] = HIDDEN_ROUNDS
+    """What is said in the place of an edit's type."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Let go of what is not protected, until the view is within the target."""
+        total = draft.total
+        for place in sorted(draft.hidden):
+            if draft.target is not None and total <= draft.target:
+                return
+            message, tokens = draft.messages[place], draft.entries[place].tokens
+            if place in draft.protected or message is None or tokens >= draft.tokens[place]:
+                continue
+            total += tokens - draft.tokens[place]
+            yield Change(
+                position=place,
+                edit=self.type,
+                reason="what was recalled for it is older than the newest turns",
+                message=message,
+                tokens_before=draft.tokens[place],
+                tokens_after=tokens,
+            )
+
+
+_RELEASE: Final = ReleaseHidden()
+
+
+def draft_of(
+    base: TrimmedHistory,
+    policy: Policy,
+    context: PlanningContext,
+    target: int | None,
+    *,
+    exempting: bool = True,
+) -> Draft:
+    """Return what is left of a log as edits see it; with `exempting`, what was recalled lately stays."""
+    entries = base.log.entries
+    log = [entry.message for entry in entries]
+    parts, turns = spans(log), rounds(log)
+    untouched = protected(log, parts, turns, policy)
+    return Draft(
+        entries=entries,
+        messages=base.messages,
+        tokens=base.tokens,
+        spans=parts,
+        rounds=turns,
+        protected=untouched | recalled_lately(parts, turns, base.hidden) if exempting else untouched,
+        count=context.count,
+        fixed_tokens=context.fixed_tokens,
+        target=target,
+        made_by=base.made_by,
+        summary=base.summary,
+        agent=context.agent,
+        context_window=context.context_window,
+        scale=context.scale,
+        prepared=context.prepared,
+        gaps=base.gaps,
+        hidden=base.hidden,
+    )
+
+
+def protected(
+    messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
+) -> frozenset[int]:
+    """Return the places that no edit may touch.
+
+    Pinned messages, the latest user message, calls that still wait for results, and what the policy's `keep`
+    names. A span is protected as a whole: half of one would break the protocol.
+    """
+    users = [place for place, message in enumerate(messages) if message.role == "user"]
+    single = set(users[-1:])
+    if policy.keep.first_user:
+        single.update(users[:1])
+    keep, whole = policy.keep, set[Span]()
+    for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
+        inside = [span for span in spans if span.round == number]
+        whole.update(inside[max(0, len(inside) - keep.spans) :])
+    if spans and (not users or open_calls(messages) is not None):
+        whole.add(spans[-1])  # without a question of a user's something must be left to answer
+    if policy.pin:
+        whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
+    return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
+
+
+def recalled_lately(
+    spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]
+) -> frozenset[int]:
+    """Return the places of spans that hidden rounds of the newest turns belong to."""
+    if not hidden:
+        return frozenset()
+    oldest = rounds[max(0, len(rounds) - _RECALLED_ROUNDS)].start
+    newest = [span for span in spans[max(0, len(spans) - _RECALLED_SPANS) :] if span.start >= oldest]
+    return frozenset(
+        place for span in newest if span.start in hidden for place in range(span.start, span.stop)
+    )
+
+
+def trim(
+    base: TrimmedHistory,
+    policy: Policy,
+    context: PlanningContext,
+    target: int | None,
+    costs: Costs | None,
+    *,
+    paying: bool = False,
+    exempting: bool = True,
+    strict: bool = False,
+) -> Trim:
+    """Run the edits over what is left and return what they change; with `paying`, only what pays.
+
+    With `exempting`, what was recalled for the newest turns is left alone. With `strict` the target must be
+    met.
+    """
+    draft = draft_of(base, policy, context, target, exempting=exempting)
+    entries, parts = draft.entries, draft.spans
+    edits: Sequence[BaseEdit] = (_RELEASE, *policy.edits) if draft.hidden else policy.edits
+    edited, made, request = _run(draft, edits, context, costs, paying=paying)
+    is_new = edited.summary is not None and edited.summary != draft.summary and edited.summary.kind == "model"
+    if is_new and _is_too_much(edited, policy, context, strict=strict):
+        # Nothing made room for the summary: it is used only if it makes room itself.
+        tight = _run(replace(draft, tight=True), edits, context, costs, paying=paying)
+        if tight[0].total < edited.total:
+            edited, made, request = tight
+    if costs is not None and paying and _is_piecemeal(made, edits) and _is_sent(base, costs):
+        first = costs.first_place([span.start for span in parts], edited)
+        made = [change for change in made if first is not None and change.position >= first]
+        # What is left out may be what something else followed from.
+        edited, following = _followed(draft.after(made), edits)
+        made += following
+    made = sorted(_lasting(made, draft), key=_by_position)
+    every = sorted([*base.changes, *made], key=_by_position)
+    dropped, gone = gaps_of(entries, parts, every)
+    left = [change for change in every if change.position not in gone]
+    return Trim(
+        made=tuple([change.at(entries[change.position].position) for change in made]),
+        gaps=dropped,
+        changes=tuple([change.at(entries[change.position].position) for change in left]),
+        summary=edited.summary,
+        balance=costs.balance(edited) if costs is not None else NO_CHANGE,
+        last=left[-1].position if left else None,
+        draft=edited,
+        request=request,
+    )
+
+
+def rescue(
+    base: TrimmedHistory, policy: Policy, context: PlanningContext, target: int, costs: Costs | None
+) -> tuple[Trim, tuple[str, ...]]:
+    """Trim down to what upstream will take, with `drop_oldest` at the end; return warnings too.
+
+    What `keep` names stays if the rest can be made small enough without it, and what was recalled for the
+    newest turns. Else tool output is cut before anything of it is dropped: a model that is not shown what it
+    just asked for asks for it again.
+    """
+    edits = tuple([edit for edit in policy.edits if not isinstance(edit, DropOldest)])
+    first = policy.model_copy(update={"edits": (*edits, DropOldest())})
+    gentle = trim(base, first, context, target, costs, strict=True)
+    if gentle.draft.total <= target:
+        return gentle, ()
+    shorter = [TruncateToolOutput(max_lines=_ANY, max_bytes=max(1, target // part)) for part in _PARTS]
+    least = policy.model_copy(
+        update={"edits": (*edits, *shorter, DropOldest()), "keep": Keep(rounds=0, spans=0)}
+    )
+    harder = trim(base, least, context, target, costs, exempting=False, strict=True)
+    return (harder, (BEYOND_KEEP,)) if harder.draft.total < gentle.draft.total else (gentle, ())
+
+
+def is_above(policy: Policy, context: PlanningContext, size: Size) -> bool:
+    """Tell whether a view of this size is above a threshold of the policy's trigger."""
+    return policy.trigger is not None and any(share > 1 for share in policy.trigger.shares(size, context))
+
+
+def _is_too_much(draft: Draft, policy: Policy, context: PlanningContext, *, strict: bool) -> bool:
+    """Tell whether the view is above the target, if that must be met, or else above the trigger."""
+    if strict or draft.within_target:
+        return not draft.within_target
+    return is_above(policy, context, draft.size)
+
+
+def _run(
+    draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext, costs: Costs | None, *, paying: bool
+) -> tuple[Draft, list[Change], SummaryRequest | None]:
+    """Run edits and what must follow; again where that put something back, which takes room.
+
+    Return the draft after all that, what was changed, in order, and the summary that was missing.
+    """
+    made: list[Change] = []
+    request: SummaryRequest | None = None
+    for _ in range(_PASSES):
+        edited, changes, missing = _pass(draft, edits, context, costs, paying=paying)
+        edited, following = _followed(edited, edits)
+        request = request or missing
+        if (edited.messages, edited.summary, edited.hidden) == (draft.messages, draft.summary, draft.hidden):
+            break  # nothing of it lasts
+        draft = edited
+        made += [*changes, *following]
+        if not following or draft.within_target:
+            break
+    return draft, made, request
+
+
+def _pass(
+    draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext, costs: Costs | None, *, paying: bool
+) -> tuple[Draft, list[Change], SummaryRequest | None]:
+    """Run edits in order, each until it is done; return the draft after them, and what they changed.
+
+    The third is the summary by a model that one of them would have used, and that is not there.
+
+    One that must pay and does not is asked once more when others ran: they may have rewritten what it would.
+    Those whose changes can be taken one by one are not refused here: some of them may pay.
+    """
+    made: list[Change] = []
+    request: SummaryRequest | None = None
+    balance = costs.balance(draft) if costs is not None else NO_CHANGE
+    waiting = list(edits)
+    while waiting:
+        refused: list[BaseEdit] = []
+        for edit in waiting:
+            if edit.is_done(draft) or (edit.must_pay and costs is None):
+                continue
+            if edit.when is not None and not edit.when.holds(draft.size, context):
+                continue
+            changes, summary, missing = _outcome(edit, draft)
+            judged = edit.must_pay or (paying and not edit.piecemeal)
+            if missing is not None and not (judged and _costs_too_much(edit, draft, missing, costs, balance)):
+                request = request or missing
+            after = draft.after(changes, summary)
+            if costs is not None and (changes or summary is not None):
+                reckoned = costs.balance(after)
+                if judged and not reckoned.since(balance).pays_within(costs.expected):
+                    refused.append(edit)
+                    continue
+                balance = reckoned
+            made += changes
+            draft = after
+        if len(refused) == len(waiting) or not made:
+            break
+        waiting = refused
+    return draft, made, request
+
+
+def _outcome(
+    edit: BaseEdit, draft: Draft
+) -> tuple[tuple[Change, ...], Summary | None, SummaryRequest | None]:
+    """Return what an edit changes, the summary that it makes, if any, and the one that it would need."""
+    outcome = tuple(edit.apply(draft))
+    made = next((each for each in outcome if isinstance(each, Summary)), None)
+    missing = next((each for each in outcome if isinstance(each, SummaryRequest)), None)
+    return tuple([each for each in outcome if isinstance(each, Change)]), made, missing
+
+
+def _costs_too_much(
+    edit: BaseEdit, draft: Draft, missing: SummaryRequest, costs: Costs | None, before: Balance
+) -> bool:
+    """Tell whether a summary that is not there would not pay either."""
+    return (
+        isinstance(edit, Summarize)
+        and costs is not None
+        and not costs.summary_pays(draft, edit.imagined(draft, missing), before)
+    )
+
+
+def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Change]]:
+    """Let follow what must from what the edits did; return the draft after that, and what was changed."""
+    made: list[Change] = []
+    for edit in edits:
+        following = tuple(edit.afterwards(draft))
+        made += following
+        draft = draft.after(following)
+    return draft, made
+
+
+def _lasting(made: Sequence[Change], draft: Draft) -> list[Change]:
+    """Leave out what was undone: of each place what was done before it stood again as in `draft`.
+
+    A message that only lost what the client was not shown stands as it did, and is another one all the same.
+    """
+    lasting: dict[int, list[Change]] = {}
+    for change in made:
+        of_place = lasting.setdefault(change.position, [])
+        of_place.append(change)
+        if change.message == draft.messages[change.position] and change.position not in draft.hidden:
+            of_place.clear()
+    return [change for of_place in lasting.values() for change in of_place]
+
+
+def _is_sent(base: TrimmedHistory, costs: Costs) -> bool:
+    """Tell whether what is left is what would be sent without a trim."""
+    return costs.messages == base.messages and costs.tokens == base.tokens
+
+
+def _is_piecemeal(made: Sequence[Change], edits: Sequence[BaseEdit]) -> bool:
+    """Tell whether some of the changes can be made without the others."""
+    types = {edit.type for edit in edits if edit.piecemeal}
+    return bool(made) and all(change.edit in types for change in made)

@@ -1,0 +1,120 @@
+"""What is open while the process serves, and what is known of models and their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from proxy.config import ModelPrices, ModelRule, Settings
+from proxy.dialects.chat.message import ChatMessage
+from proxy.errors import StoreUnavailable
+from proxy.models import Catalogue
+from proxy.pipeline import Knowledge, opened
+from proxy.tokens import Calibration, TokenCounter
+from proxy.trimming import PlanningContext
+
+SYSTEM = ChatMessage.of({"role": "system", "content": "You are terse."})
+USER = ChatMessage.of({"role": "user", "content": "Good morning, how are you today?"})
+TOOLS = b'[{"type":"function","function":{"name":"look","parameters":{"type":"object"}}}]'
+RULE = ModelRule(match=("mine*",), context_window=4096, prices=ModelPrices(input=2, cached_read=0.5))
+
+
+def knowledge(calibration: Calibration | None = None, *rules: ModelRule) -> Knowledge:
+    upstream: Any = SimpleNamespace(destination=lambda _: SimpleNamespace(base_url="http://127.0.0.1:9/v1"))
+    return Knowledge(TokenCounter("estimate"), Catalogue(rules), upstream, calibration, lambda: 100.5)
+
+
+def known_of(told: Knowledge, model: str = "m", **more: Any) -> PlanningContext:
+    given: dict[str, Any] = {"fixed": 0, "agent": None, "updated_at": None, **more}
+    return told.planning(model, told.facts(model), **given)
+
+
+def test_planning_knows_what_the_operator_configured_for_a_model() -> None:
+    known = known_of(knowledge(None, RULE), "mine-1", fixed=7, agent="boss", updated_at=90_000)
+    assert (known.fixed_tokens, known.context_window, known.agent) == (7, 4096, "boss")
+    assert known.prices is not None
+    assert (known.prices.read, known.prices.source) == (0.25, "configured")
+    assert known.idle == 10.5
+    assert known.count(USER) == TokenCounter("estimate").message(USER, "mine-1") > 0
+
+
+def test_a_model_without_a_rule_has_no_window_and_assumed_prices() -> None:
+    known = known_of(knowledge(None, RULE), "other")
+    assert (known.context_window, known.idle) == (None, None)
+    assert known.prices is not None
+    assert known.prices.source == "assumed"
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_idle_time() -> None:
+    assert known_of(knowledge(), updated_at=200_000).idle == 0
+
+
+def test_the_time_is_in_milliseconds() -> None:
+    assert knowledge().now == 100_500
+
+
+def test_instructions_and_tools_are_counted_once_each() -> None:
+    known, counter = knowledge(), TokenCounter("estimate")
+    assert known.fixed_tokens((), None, "m") == 0
+    lead, tools = known.fixed_tokens((SYSTEM,), None, "m"), known.fixed_tokens((), TOOLS, "m")
+    assert (lead, tools) == (counter.message(SYSTEM, "m"), counter.json(TOOLS, "m"))
+    assert known.fixed_tokens((SYSTEM, SYSTEM), TOOLS, "m") == 2 * lead + tools
+
+
+def test_a_session_learns_the_scale_of_upstreams_counting() -> None:
+    known = knowledge(Calibration())
+    first = known.learn("m", None, 1_000, 1_300)
+    assert first == 1.3
+    assert known_of(known, scale=first).scale == 1.3
+    second = known.learn("m", first, 1_000, 1_000)
+    assert second == pytest.approx(1.24)
+    assert known_of(known, scale=1.23456).scale == 1.23
+    assert known_of(known).scale == 1.0
+
+
+@pytest.mark.parametrize("reported", [None, "1300", True, 1300.0, {"tokens": 1300}])
+def test_a_reported_value_that_is_no_integer_is_ignored(reported: object) -> None:
+    known = knowledge(Calibration())
+    assert known.learn("m", None, 1_000, reported) is None
+    assert known.learn("m", 1.1, 1_000, reported) == 1.1
+
+
+def test_without_calibration_nothing_is_learnt() -> None:
+    known = knowledge()
+    assert known.learn("m", None, 1_000, 1_300) is None
+    assert known_of(known, scale=1.3).scale == 1.0
+
+
+def test_a_new_catalogue_applies_at_once() -> None:
+    known = knowledge()
+    known.catalogue = Catalogue((RULE,))
+    assert known.facts("mine-1").context_window == 4096
+
+
+# ------------------------------------------------------------------------------------------ opening
+
+
+def settings_at(path: Path, **store: object) -> Settings:
+    return Settings.model_validate(
+        {"store": {"url": f"sqlite:///{path}", **store}, "tokens": {"method": "estimate", "calibrate": False}}
+    )
+
+
+@pytest.mark.anyio
+async def test_services_are_open_and_closed_at_the_end(tmp_path: Path) -> None:
+    async with opened(settings_at(tmp_path / "s.db")) as services:
+        await services.store.ready()
+        assert services.knowledge.counter is services.counter
+        assert services.counter.text("four words are here", "m") > 0
+    with pytest.raises(StoreUnavailable):
+        await services.store.ready()
+
+
+@pytest.mark.anyio
+async def test_a_store_of_another_version_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="palimpsest upgrade"):
+        async with opened(settings_at(tmp_path / "s.db", migrate=False)):
+            pass

@@ -1,0 +1,218 @@
+"""What the store is told of an exchange at its beginning and at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from msgspec.structs import replace
+
+from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.errors import UpstreamTimeout
+from proxy.models import Catalogue
+from proxy.pipeline import Answered, Call, HistoryLoader
+from proxy.pipeline.context import RequestContext
+from proxy.pipeline.history import History
+from proxy.pipeline.prepare import Prepared
+from proxy.pipeline.receipt import report_of
+from proxy.pipeline.settle import Exchange, opening_of, settlement_of
+from proxy.store import Kept, Status, Store
+from proxy.tokens import TokenCounter
+from proxy.trimming import PlanningContext, Policy, plan
+from tests.support.talk import Talk, message
+
+pytestmark = pytest.mark.anyio
+
+COUNTER = TokenCounter("estimate")
+CONTEXT = RequestContext(
+    tenant="t", policy_name="lean", policy=Policy(), session="s", idempotency="k", agent="boss"
+)
+SYSTEM = {"role": "system", "content": "S"}
+SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
+
+
+def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
+    return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}))
+
+
+FACTS = Catalogue().facts("m", None)
+PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
+SERVICES: Any = SimpleNamespace()
+
+
+def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepared:
+    """Return a request that was planned with this policy."""
+    chosen = Policy.model_validate(policy)
+    made = plan(history.entries, chosen, "lean", PLANNING, None, composed=history.arrival.composed)
+    return Prepared(
+        received=time.monotonic(),
+        call=Call(tenant="t", headers=[], query=b"", body=request.raw),
+        request=request,
+        context=replace(CONTEXT, policy=chosen),
+        history=history,
+        planning=PLANNING,
+        facts=FACTS,
+        report=report_of(
+            made, PLANNING, session="s", exchange="exc_1", instructions=len(history.instructions)
+        ),
+        own_tools=(),
+        tools=request.tools,
+        finishing=None,
+    )
+
+
+@pytest.fixture
+async def talk(tmp_path: Path) -> Any:
+    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    yield Talk(store=store, tenant="t", session="s")
+    await store.close()
+
+
+async def first(talk: Talk, request: ChatRequest, **policy: Any) -> Exchange:
+    history = await HistoryLoader(talk.store, COUNTER, "auto").load(request, CONTEXT)
+    return Exchange(prepared_of(request, history, **policy), SERVICES)
+
+
+async def test_an_opening_holds_the_request(talk: Talk) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = request_of([SYSTEM, *SAID], temperature=0.50, tools=tools, stream=True, x={"b": 1, "a": [None]})
+    exchange = await first(talk, request)
+    told = opening_of(exchange.prepared, 7, COUNTER)
+    assert (told.tenant, told.session, told.exchange, told.created_at) == ("t", "s", "exc_1", 7)
+    assert (told.kind, told.base, told.model, told.agent, told.policy) == ("first", "", "m", "boss", "lean")
+    assert [body.message.data for body in told.messages] == SAID  # our own fields are kept
+    assert told.instructions is not None
+    assert [text.data for text in told.instructions] == [SYSTEM]
+    assert told.instructions_tokens > 0
+    assert told.parameters == {"model": "m", "temperature": 0.5, "stream": True, "x": {"b": 1, "a": [None]}}
+    assert told.tools is not None
+    assert orjson.loads(told.tools) == tools
+    assert told.stream is True
+    assert told.digest == exchange.prepared.history.digest
+
+
+async def test_an_opening_without_instructions_and_tools(talk: Talk) -> None:
+    told = opening_of((await first(talk, request_of(SAID))).prepared, 7, COUNTER)
+    assert (told.instructions, told.instructions_tokens, told.tools, told.forms) == (None, 0, None, ())
+
+
+async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    exchange.mark("planned")
+    replies = ((message("assistant", "one"), False), (message("assistant", "tw"), True))
+    usage = {"prompt_tokens": 3}
+    answered = Answered(
+        status=Status.PARTIAL,
+        replies=replies,
+        finish_reasons=("stop", None),
+        usage=usage,
+        model="m-2",
+        error="it broke",
+        upstream_status=200,
+    )
+    told = settlement_of(exchange, answered, 9, COUNTER)
+    assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
+    assert told.messages == opening_of(exchange.prepared, 7, COUNTER).messages
+    assert len(told.arrivals) == len(told.messages)
+    assert [(reply.body.message.text, reply.partial) for reply in told.replies] == [
+        ("one", False),
+        ("tw", True),
+    ]
+    assert all(reply.body.tokens > 0 for reply in told.replies)
+    expected = {
+        "usage": usage,
+        "finish_reasons": ["stop", None],
+        "upstream_model": "m-2",
+        "upstream_status": 200,
+        "error": "it broke",
+    }
+    assert {name: told.receipt[name] for name in expected} == expected
+    assert set(told.receipt["timings"]) == {"planned"}
+    assert orjson.loads(orjson.dumps(told.receipt)) == told.receipt
+
+
+async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    told = settlement_of(
+        exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER
+    )
+    assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
+
+
+async def test_arrival_changes_are_stored_of_new_messages_only(talk: Talk) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    long = "\n".join(f"line {number} with some words in it" for number in range(99))
+    block: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": long},
+    ]
+    await talk.say("hello", "hi")
+    past = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    request = request_of([*past, {"role": "user", "content": "go"}, *block])
+    exchange = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
+    assert [body.message.role for body in told.messages] == ["user", "assistant", "tool"]
+    assert [[change.edit for change in changes] for changes in told.arrivals] == [
+        [],
+        [],
+        ["truncate_tool_output"],
+    ]
+    assert told.arrivals[2][0].position == 4
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_a_cut_is_stored_only_where_it_moved(talk: Talk, moves: bool) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    rounds: list[dict[str, Any]] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "r"},
+    ]
+    trigger = {"every_request": True} if moves else {"tool_calls": 9}
+    policy = {"trigger": trigger, "edits": [{"type": "keep_tool_calls", "last": 0}]}
+    exchange = await first(talk, request_of([*rounds, *SAID]), **policy)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
+    assert (told.cut is not None) == moves
+    assert (told.tokens_sent < told.tokens_before) == moves
+
+
+async def test_the_receipt_holds_the_cost(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
+
+
+async def test_what_a_cut_kept_is_stored_by_node_and_by_place(talk: Talk) -> None:
+    await talk.say("one", "1")
+    await talk.say("two", "2")
+    past = [
+        {"role": role, "content": text}
+        for role, text in (("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"))
+    ]
+    policy = {
+        "trigger": {"messages": 3},
+        "target": {"tokens": 1},
+        "keep": {"rounds": 1, "spans": 1, "first_user": True},
+        "edits": [{"type": "drop_oldest"}],
+    }
+    exchange = await first(talk, request_of([*past, *SAID]), **policy)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
+    assert told.cut is not None
+    assert told.kept is not None
+    assert [(gap.start, gap.stop) for gap in told.cut.gaps] == [(1, 4)]
+    assert told.kept == Kept(nodes=exchange.prepared.history.nodes[:1], messages=(0,))
+    # Of a window nobody knows what its branch had before it.
+    history = replace(exchange.prepared.history, start=2)
+    window = Exchange(replace(exchange.prepared, history=history), SERVICES)
+    assert settlement_of(window, Answered(status=Status.COMPLETE), 9, COUNTER).kept is None
+
+
+async def test_events_are_timed_in_milliseconds(talk: Talk) -> None:
+    made = (await first(talk, request_of(SAID))).prepared
+    exchange = Exchange(replace(made, received=time.monotonic() - 2), SERVICES)
+    exchange.mark("late")
+    assert exchange.timings["late"] >= 2000
