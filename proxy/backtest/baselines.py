@@ -164,7 +164,7 @@ def oracle(references: References) -> Choose:
     return choose
 
 
-class _Kind(Struct, frozen=True, kw_only=True):
+class _BaselineKind(Struct, frozen=True, kw_only=True):
     """One kind of baseline; `{0}` in the words is its number."""
 
     usual: int
@@ -175,21 +175,23 @@ class _Kind(Struct, frozen=True, kw_only=True):
 
 
 _KINDS: Final = {
-    "none": _Kind(usual=0, about="no trimming", start=lambda counted, _: _everything(counted)),
-    "last": _Kind(usual=20, about="the last {0} messages", start=_last),
-    "slide": _Kind(
+    "none": _BaselineKind(usual=0, about="no trimming", start=lambda counted, _: _everything(counted)),
+    "last": _BaselineKind(usual=20, about="the last {0} messages", start=_last),
+    "slide": _BaselineKind(
         usual=30_000, about="the oldest dropped down to {0:,} tokens, at every request", start=None
     ),
-    "mask": _Kind(
+    "mask": _BaselineKind(
         usual=3, about="all but the newest {0} tool results masked, at every request", start=_masked
     ),
-    "clear": _Kind(
+    "clear": _BaselineKind(
         usual=100_000,
         about=f"clear_tool_uses above {{0:,}} tokens, keep {_CLEAR_KEEPS}",
         start=lambda counted, above: _masked(counted, _CLEAR_KEEPS, above),
     ),
-    "middle": _Kind(usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle),
-    "oracle": _Kind(
+    "middle": _BaselineKind(
+        usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle
+    ),
+    "oracle": _BaselineKind(
         usual=0,
         about="every tool result cleared that is never used again: the bound that knows the future",
         start=lambda counted, _: oracle(counted.references),

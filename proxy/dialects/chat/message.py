@@ -205,17 +205,7 @@ class ChatMessage(Message):
         if isinstance(content, str):
             texts.append(content)
         elif is_array(content):
-            for part in content:
-                kind = part.get("type") if is_object(part) else None
-                if isinstance(kind, str) and kind in _MEDIA:
-                    image = part.get("image_url")
-                    small = (image if is_object(image) else part).get("detail") == "low"
-                    small_images += small
-                    media += not small
-                elif kind == "text" and isinstance(part.get("text"), str):
-                    texts.append(part["text"])
-                else:
-                    texts.append(write(part).decode())
+            media, small_images = _count_media(content, texts)
         elif content is not None:
             texts.append(write(content).decode())
         if not data.keys() <= _PLAIN:
@@ -333,6 +323,23 @@ class ChatMessage(Message):
         if changed is data:
             return self.without(*dropped) if dropped else self
         return ChatMessage.of({name: value for name, value in changed.items() if name not in dropped})
+
+
+def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
+    """Return the number of media parts and of images in low detail; add the text of the others to `texts`."""
+    media = small_images = 0
+    for part in parts:
+        kind = part.get("type") if is_object(part) else None
+        if isinstance(kind, str) and kind in _MEDIA:
+            image = part.get("image_url")
+            small = (image if is_object(image) else part).get("detail") == "low"
+            small_images += small
+            media += not small
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            texts.append(write(part).decode())
+    return media, small_images
 
 
 def text_of(content: Any) -> str:
