@@ -33,7 +33,9 @@ from proxy.trimming import (
 )
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "policies" / "README.md"]
+)
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text("utf-8")
 POLICIES = (ROOT / "docs" / "policies.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -148,6 +150,19 @@ def test_every_field_of_the_log_line_is_documented() -> None:
     assert documented == {f"`{name}`" for name in log_line(report, "first", "complete", 1.0)}
 
 
+def test_the_words_of_warnings_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    part = page.partition("\n| words | meaning |\n")[2].partition("\n## ")[0]
+    words = {
+        word
+        for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE)
+        for word in re.findall(r"`(.+?)`", cell)
+    }
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "proxy").rglob("*.py"))
+    assert words
+    assert not {word for word in words if word not in code}
+
+
 def test_every_command_is_in_the_readme() -> None:
     commands: dict[str, Any] = getattr(get_command(command_line), "commands")  # noqa: B009 - a group, seen as a command
     for name, command in commands.items():
@@ -156,11 +171,19 @@ def test_every_command_is_in_the_readme() -> None:
             assert below in README, below
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -169,9 +192,18 @@ def test_files_that_are_named_are_there(page: Path) -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_the_policy_in_the_readme_is_valid() -> None:
-    text = README.partition("```yaml\n")[2].partition("```")[0]
-    assert Settings(**yaml.safe_load(text)).policies["default"].trigger is not None
+def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield page and content of every configuration that a page shows."""
+    for page in PAGES:
+        for block in re.findall(r"```yaml\n(.+?)```", page.read_text("utf-8"), re.DOTALL):
+            shown = yaml.safe_load(block)
+            if set(shown) <= set(Settings.model_fields):
+                yield page.name, shown
+
+
+@pytest.mark.parametrize(("page", "shown"), list(configurations()))
+def test_every_configuration_shown_is_valid(page: str, shown: dict[str, Any]) -> None:
+    assert isinstance(Settings(**shown), Settings), page
 
 
 def test_the_targets_of_make_that_the_readme_names_are_there() -> None:

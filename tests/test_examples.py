@@ -1,8 +1,9 @@
-"""The example policies: each is valid, does something, says what it is for, and spoils no conversation."""
+"""The example policies: each is valid, has an effect, says what it is for, and harms no conversation."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.parametrize("example", FILES, ids=lambda path: path.ste
 
 
 def commented(text: str) -> dict[str, Any]:
-    """Return what stands in the comment under `policies:`, for a user to take over."""
+    """Return the policies in the comment under `policies:`."""
     lines = text.partition("\n#   policies:\n")[2].split("\n")
     taken: list[str] = []
     for line in lines:
@@ -38,13 +39,16 @@ def commented(text: str) -> dict[str, Any]:
     return policies
 
 
-def test_it_is_valid_and_nothing_in_it_is_idle(
+def test_it_is_valid_and_every_setting_has_an_effect(
     example: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     code, out, errors = run_command(monkeypatch, capfdbinary, "check", "--json", "--config", example)
     assert (code, errors) == (0, "")
     told = json.loads(out)
-    assert told["warnings"] == []
+    for warning in told["warnings"]:  # a policy that is used only by name is announced as one
+        by_name = re.search(r"policies\.([\w-]+): .+ used only if a request names it", warning)
+        assert by_name, warning
+        assert f"# Used only by name: X-Context-Policy: {by_name[1]}." in example.read_text("utf-8")
     assert told["merged"]["default"]["match"] == {"models": ["*"], "tenants": ["*"]}
     assert all(policy["edits"] for policy in told["merged"].values())
 
@@ -57,7 +61,7 @@ def test_it_says_what_it_is_for(example: Path) -> None:
     assert max(map(len, text.split("\n"))) <= 120
 
 
-def test_what_it_shows_for_one_user_is_valid_too(example: Path, tmp_path: Path) -> None:
+def test_the_policy_for_one_tenant_in_its_comment_is_valid(example: Path, tmp_path: Path) -> None:
     text = example.read_text("utf-8")
     more = commented(text)
     assert more
@@ -71,8 +75,8 @@ def test_what_it_shows_for_one_user_is_valid_too(example: Path, tmp_path: Path) 
     assert policies["anne"].version != base.version
 
 
-def test_what_came_twice_costs_no_more_than_what_came_once(example: Path) -> None:
-    """What one edit puts back, since the older copy went, another trims in the same move."""
+def test_deduplication_never_makes_a_trim_larger(example: Path) -> None:
+    """If an older copy is trimmed and the newer one restored, another edit trims that in the same trim."""
     policy = load(example).policies["default"]
     policy = policy.model_copy(update={"trigger": Trigger(every_request=True)})
     output = "\n".join(f"order {at}: shipped from depot {at % 7} to customer {at * 31}" for at in range(200))
@@ -115,8 +119,8 @@ def provider() -> Iterator[Upstream]:
         yield upstream
 
 
-def test_real_sessions_pass_through_it(example: Path, provider: Upstream, tmp_path: Path) -> None:
-    """Nothing is refused or lost, and what is sent only grows while the cut stands."""
+def test_recorded_sessions_pass_through_it(example: Path, provider: Upstream, tmp_path: Path) -> None:
+    """Nothing is refused or lost, and between two trims each request extends the previous one."""
     with serving(example.stem, provider, tmp_path) as proxy:
         for name in REPLAYED:
             recording = Recording.read(TRAJECTORIES / f"{name}.json")

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from proxy.cli.options import AsJson, Config
-from proxy.config import Source, json_schema, with_built_in
+from proxy.config import ConfigSource, json_schema, with_built_in
 from proxy.errors import ConfigurationError
 from proxy.trimming import Policy
 
@@ -20,7 +20,7 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
     Shows each policy with everything that it takes over by `extends`, in the order in which they are tried.
     """
     try:
-        loaded = Source(path=config).read()
+        loaded = ConfigSource(path=config).read()
     except ConfigurationError as why:
         if as_json:
             typer.echo(json.dumps({"valid": False, "errors": why.message.splitlines()}, ensure_ascii=False))

@@ -37,7 +37,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from proxy import __version__
 from proxy.cli.options import Config
-from proxy.config import Loaded, Settings, Source, hears_hangup
+from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
@@ -74,7 +74,7 @@ def serve(
 ) -> None:
     """Run the proxy. The store is migrated first, unless `store.migrate` is false."""
     given = {"host": host, "port": port, "workers": workers}
-    loaded = Source(path=config, overrides={"server": given}).read()
+    loaded = ConfigSource(path=config, overrides={"server": given}).read()
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     for line in loaded.warnings:

@@ -36,7 +36,7 @@ from proxy.config.settings import (
     VirtualToolSettings,
     store_url,
 )
-from proxy.config.source import Loaded, Source, json_schema, load
+from proxy.config.source import ConfigSource, Loaded, json_schema, load
 
 __all__ = [
     "BUILT_IN",
@@ -47,6 +47,7 @@ __all__ = [
     "AuthKey",
     "AuthSettings",
     "Breakpoints",
+    "ConfigSource",
     "Loaded",
     "Matching",
     "ModelCache",
@@ -59,7 +60,6 @@ __all__ = [
     "Route",
     "SessionSettings",
     "Settings",
-    "Source",
     "StoreUrl",
     "SummarizerSettings",
     "Takes",

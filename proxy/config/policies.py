@@ -120,17 +120,16 @@ def _selected(known: Mapping[str, Policy], tenant: str, model: str, name: str | 
 
 
 def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
-    """Yield each policy that no request can match, and the policy before it that matches every request.
+    """Yield each policy whose `match` is never tried, and the policy before it that matches every request.
 
-    A policy that another one extends is left out: it may be there for that alone.
+    A policy without `match` is left out: it is there to be named in a header, or to be extended.
     """
-    extended_ones = {policy.extends for policy in policies.values()}
     catch_all: str | None = None
     for name, policy in policies.items():
-        if catch_all is not None and name not in extended_ones:
+        if catch_all is None:
+            catch_all = name if matches_all(policy) else None
+        elif "match" in policy.model_fields_set:
             yield name, catch_all
-        if catch_all is None and matches_all(policy):
-            catch_all = name
 
 
 # ---------------------------------------------------------------------------------- inheritance

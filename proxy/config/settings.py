@@ -105,7 +105,7 @@ def store_url(url: str) -> str:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ValueError(f"this is not a database URL: {_STORES}") from None
+        raise ValueError(f"this is no database URL: {_STORES}") from None
     if parsed.get_backend_name() == "sqlite":
         if parsed.query:
             raise ValueError("a SQLite file takes no options: leave out the question mark and the rest")

@@ -51,7 +51,7 @@ _VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", 
 """Settings of policies in which `${…}` is not replaced."""
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class ConfigSource(Struct, frozen=True, kw_only=True):
     """Where a process has its settings from, so that it can read them again."""
 
     path: Path | None = None
@@ -108,7 +108,7 @@ class Source(Struct, frozen=True, kw_only=True):
 class Loaded(Struct, frozen=True, kw_only=True):
     """Settings as they were read."""
 
-    source: Source
+    source: ConfigSource
     content: bytes | None
     """The content of the file, which may hold a key; None without a file."""
     settings: Settings
@@ -121,8 +121,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings of the file at `path`, the environment and the command line, as `Source` does."""
-    return Source(path=path, overrides=overrides or {}).read().settings
+    """Return the settings of the file at `path`, the environment and the command line."""
+    return ConfigSource(path=path, overrides=overrides or {}).read().settings
 
 
 def json_schema() -> dict[str, Any]:
@@ -334,11 +334,12 @@ class _Merged:
             what = f"auth.mode is '{settings.auth.mode}', so these keys are not used: set auth.mode to 'keys'"
             yield line_about(("auth", "keys"), what, self._where)
         for name, catch_all in unreachable(settings.policies):
-            what = f"{catch_all!r} matches every request, so this policy is used only if a request names it"
-            yield line_about(("policies", name), f"{what}: put it before {catch_all!r}", self._where)
+            what = f"this is never tried, because {catch_all!r} matches every request"
+            at = ("policies", name, "match")
+            yield line_about(at, f"{what}: put {name!r} before {catch_all!r}", self._where)
         for name, policy in settings.policies.items():
-            for what, *at in policy.doubts:
-                location = ("policies", name, *at)
+            for what, *steps in policy.doubts:
+                location = ("policies", name, *steps)
                 if self._owner(location) == location:
                     yield line_about(location, what, self._where)
 

@@ -1,8 +1,8 @@
 """The log of a session, as a tree like git's.
 
-    nodes       names of messages at their place: a hash of the parent's and the canonical form
+    ids         names of messages at their place: a hash of the parent's and the canonical form
     reconcile   where an incoming request belongs in the log
-    results     where tool results belong that come alone
+    placement   where new messages go, decided from what was read of the log
     spans       the smallest runs that can be removed without breaking the protocol, and rounds
 
 Pure: no input or output, no clock, no store.
@@ -10,7 +10,7 @@ Pure: no input or output, no clock, no store.
 
 from __future__ import annotations
 
-from proxy.conversation.nodes import (
+from proxy.conversation.ids import (
     ROOT,
     array_of,
     body_id,
@@ -24,8 +24,27 @@ from proxy.conversation.nodes import (
     node_id,
     version_of,
 )
-from proxy.conversation.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
-from proxy.conversation.results import ResultsPlace, place_of_results
+from proxy.conversation.placement import (
+    TWIN_MS,
+    Answered,
+    Placement,
+    is_placed_anew,
+    nearest_place,
+    place_append,
+    place_finished,
+    takes_head,
+)
+from proxy.conversation.reconcile import (
+    APPENDING,
+    Arrival,
+    Incoming,
+    Kind,
+    Last,
+    Log,
+    Manner,
+    Mode,
+    reconcile,
+)
 from proxy.conversation.spans import (
     Round,
     open_calls,
@@ -35,7 +54,10 @@ from proxy.conversation.spans import (
 )
 
 __all__ = [
+    "APPENDING",
     "ROOT",
+    "TWIN_MS",
+    "Answered",
     "Arrival",
     "Incoming",
     "Kind",
@@ -43,7 +65,7 @@ __all__ = [
     "Log",
     "Manner",
     "Mode",
-    "ResultsPlace",
+    "Placement",
     "Round",
     "array_of",
     "body_id",
@@ -53,13 +75,17 @@ __all__ = [
     "content_hash",
     "content_key",
     "fingerprints",
+    "is_placed_anew",
     "names_under",
+    "nearest_place",
     "node_id",
     "open_calls",
-    "place_of_results",
+    "place_append",
+    "place_finished",
     "reconcile",
     "rounds",
     "span_start",
     "spans",
+    "takes_head",
     "version_of",
 ]

@@ -34,7 +34,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from proxy.conversation.nodes import ROOT, names_under
+from proxy.conversation.ids import ROOT, names_under
 
 
 class Kind(StrEnum):

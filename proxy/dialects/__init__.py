@@ -24,6 +24,7 @@ from proxy.dialects.base import (
     Repaired,
     Span,
     SpokenRole,
+    ToolDefinition,
     dialect_named,
     hash_of,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Repaired",
     "Span",
     "SpokenRole",
+    "ToolDefinition",
     "dialect_named",
     "hash_of",
 ]

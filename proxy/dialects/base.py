@@ -46,6 +46,15 @@ class Call(Struct, frozen=True, kw_only=True):
     """Whether it has the deprecated form `function_call`, whose result has no id."""
 
 
+class ToolDefinition(Struct, frozen=True, kw_only=True):
+    """A tool that the proxy offers itself. All of its parameters are texts, and none is required."""
+
+    name: str
+    description: str
+    parameters: tuple[tuple[str, str], ...]
+    """Name and description of each; `{unset}` in it stands for how it is not given."""
+
+
 class Attachment(Struct, frozen=True, kw_only=True):
     """A content part that holds no text: an image, a sound, a file."""
 

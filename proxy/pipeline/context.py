@@ -97,7 +97,7 @@ def read_context(
     if asked != OFF:
         name, policy = policies.select(call.tenant, request.model, asked)
     retries = sent.get(_RETRY_COUNT)
-    key = sent.get(_IDEMPOTENCY_KEY)
+    key = _header(sent, _IDEMPOTENCY_KEY, "Idempotency-Key")
     agent = _header(sent, _AGENT, headers.AGENT_NAME)
     if agent is None and request.has_own_fields and request.messages:
         agent = request.messages[-1].agent
@@ -108,7 +108,7 @@ def read_context(
         session=_session_of(sent, request, sessions),
         mode=_mode_of(sent) if _MODE in sent else Mode.AUTO,
         retried=retries is not None and _POSITIVE.fullmatch(retries.decode("latin-1")) is not None,
-        idempotency=blake2b(key, digest_size=16).hexdigest() if key else None,
+        idempotency=blake2b(key.encode(), digest_size=16).hexdigest() if key else None,
         agent=agent,
     )
 

@@ -27,7 +27,7 @@ from proxy.pipeline.rounds import Rounds
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
-from proxy.pipeline.summary_requests import as_requested
+from proxy.pipeline.summary_requests import as_requested, has_target
 from proxy.recall import name_in
 from proxy.store import Settled, Status, SummaryRow, session_key
 from proxy.summaries import Given, Work
@@ -255,6 +255,7 @@ def summary_work(
         model=prepared.request.model,
         caller=call.caller,
         asked=asked,
+        has_target=has_target(policy),
         exchange=prepared.report.exchange,
         attempt=history.attempt,
         given=given,

@@ -16,6 +16,7 @@ from proxy.config import Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import Message
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.dialects.chat.tools import offer_tools
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import Call, RequestContext, read_context
@@ -23,7 +24,7 @@ from proxy.pipeline.history import History, size_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.summary_requests import missing_summary, prepared_of
-from proxy.recall import offered, with_tools
+from proxy.recall import offered
 from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, bypass, plan
 from proxy.upstream import Destination
@@ -103,8 +104,17 @@ class Preparer:
         destination = self._upstream.destination(request.model)
         facts = self._knowledge.facts_at(request.model, destination.base_url)
         policy = context.policy
-        own = offered(request, settings.virtual_tools, stateless=history.id is None, off=policy is None)
-        tools = with_tools(request, own) if own else request.tools
+        own: tuple[str, ...] = ()
+        tools = request.tools
+        definitions = offered(
+            settings.virtual_tools,
+            has_tools=request.has_tools,
+            stateless=history.id is None,
+            off=policy is None,
+        )
+        if definitions:
+            offer = offer_tools(request, definitions)
+            own, tools = offer.names, offer.tools
         planning, lead = await self._planning(request, history, tools, context.agent, facts)
         finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
         if finishing is not None:

@@ -17,7 +17,7 @@ from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.history import size_of
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.summary_requests import as_requested, prepared_of, unused
+from proxy.pipeline.summary_requests import as_requested, has_target, prepared_of, unused
 from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Work
 from proxy.trimming import Entry, PlanningContext, Policy, bypass, compaction, merged, plan
@@ -201,6 +201,7 @@ async def compact(
             model=now.model,
             caller=caller,
             asked=True,
+            has_target=has_target(policy),
             given=Given(messages=tuple([row.message for row in now.rows]), nodes=nodes),
         ),
         patience,

@@ -7,7 +7,7 @@ from secrets import token_hex
 from msgspec.structs import replace
 
 from proxy.store import SummaryRow, SummaryStatus
-from proxy.trimming import Cut, SummaryRequest
+from proxy.trimming import Cut, Policy, SummaryRequest
 from proxy.trimming import Prepared as ReadySummary
 
 
@@ -41,6 +41,11 @@ def as_requested(row: SummaryRow, at: int) -> SummaryRow:
     What it cost was booked with the first.
     """
     return replace(row, id=f"sum_{token_hex(12)}", asked=True, usage=None, cost=None, created_at=at)
+
+
+def has_target(policy: Policy) -> bool:
+    """Tell whether the policy says how far to trim."""
+    return policy.target is not None or policy.summarizing.lower is not None
 
 
 def missing_summary(

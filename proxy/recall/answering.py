@@ -1,30 +1,28 @@
 """Answers to calls of the proxy's own tools: the text of a tool result, whatever happens.
 
 What is wrong with a call, and what went wrong with the store, is said to the model in words: it can do
-something else then. It does not know how the model is asked again.
+something else then.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
 
 from proxy.conversation import body_of
 from proxy.dialects import Call, Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from proxy.recall.asked import Asked, read_asked
-from proxy.recall.branch import Branch
-from proxy.recall.lines import pattern_of, span_of
-from proxy.recall.refs import copied, name_in, ref_of
+from proxy.recall.render import NOTHING_MORE, copied, findings, name_in, original, pattern_of, ref_of, span_of
 from proxy.recall.search import search
-from proxy.recall.telling import NOTHING_MORE, findings, original
-from proxy.recall.tools import COMPRESS, RECALL
+from proxy.recall.tools import COMPRESS, RECALL, Asked, read_asked
 from proxy.store import Store
+from proxy.trimming import Entry
 
 UNAVAILABLE: Final = (
     "The earlier conversation cannot be read just now. Go on with what you have, or try once more later."
@@ -49,6 +47,33 @@ _LOG: Final = logging.getLogger("palimpsest.recall")
 
 Compress = Callable[[], Awaitable[str]]
 """Sees to it that a summary is made; returns what the model is told of that."""
+
+
+class Branch(Struct, frozen=True, kw_only=True):
+    """The stored messages up to a node, and those that come with the request and are no nodes yet."""
+
+    key: str
+    """The session's internal name; nothing of any other is read."""
+    tip: str
+    """The last stored node of the branch; `ROOT` where there is none."""
+    depth: int
+    """How many messages lead to it, itself included."""
+    fresh: tuple[Message, ...] = ()
+    """The messages after it, as they arrived."""
+    whole: frozenset[int] = frozenset()
+    """Positions of the messages that the model was sent as they are: there is no need to find these."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages it has."""
+        return self.depth + len(self.fresh)
+
+
+def sent_whole(entries: Iterable[Entry], view: Iterable[Message]) -> frozenset[int]:
+    """Return the positions of those entries that stand as they are in the view that was made of them."""
+    # By what they are, not by what they say: a view has the very messages that were not changed.
+    sent = set(map(id, view))
+    return frozenset([entry.position for entry in entries if id(entry.message) in sent])
 
 
 class Recall:

@@ -78,12 +78,12 @@ from proxy.store.tree import (
     add_hidden,
     calls_at,
     encode_calls,
+    insert_node_rows,
     is_message,
     marks_to,
     messages_in,
     named_bodies,
     places_of,
-    plant,
 )
 from proxy.trimming import Change, Cut, Gap, Hidden, Summary, outside_gaps
 
@@ -295,7 +295,7 @@ class Archive:
     instructions: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Rows without their session, by version."""
     nodes: list[tuple[str, str, NewNode]] = field(default_factory=list[tuple[str, str, NewNode]])
-    """(parent, node, sprout), parents before children."""
+    """(parent, node, new_node), parents before children."""
     depths: dict[str, int] = field(default_factory=dict[str, int])
     """Of the nodes, by name: the number of messages from the root to it, itself included."""
     cuts: list[tuple[_CutRecord, StandingCut]] = field(default_factory=list[tuple[_CutRecord, StandingCut]])
@@ -356,7 +356,7 @@ def _add_node(archive: Archive, record: _NodeRecord, bodies: Mapping[str, Body])
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
     _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
-    sprout = NewNode(
+    new_node = NewNode(
         body=Body(message=body.message, tokens=record.tokens),
         source=record.source,
         created_at=record.created_at,
@@ -365,7 +365,7 @@ def _add_node(archive: Archive, record: _NodeRecord, bodies: Mapping[str, Body])
         policy=record.policy,
         arrival=None if record.arrival is None else _changes(record.arrival, 1),
     )
-    archive.nodes.append((record.parent, record.node, sprout))
+    archive.nodes.append((record.parent, record.node, new_node))
     archive.depths[record.node] = archive.depths.get(record.parent, 0) + 1
 
 
@@ -545,9 +545,9 @@ def load(connection: Connection, tenant: str, session: str, archive: Archive) ->
         raise Conflict(
             f"There is a session {session!r} already: delete it first, or import under another id."
         )
-    add_bodies(connection, key, named_bodies(sprout.body for _, _, sprout in archive.nodes))
+    add_bodies(connection, key, named_bodies(new_node.body for _, _, new_node in archive.nodes))
     insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
-    places = {place.node: place for place in plant(connection, key, archive.nodes)}
+    places = {place.node: place for place in insert_node_rows(connection, key, archive.nodes)}
     for record, cut in archive.cuts:
         keep_cut(
             connection,

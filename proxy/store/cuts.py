@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from msgspec import Struct
 from sqlalchemy import bindparam, select, tuple_
 
 from proxy.dialects.generations import Generations
@@ -26,7 +27,7 @@ _ITEM_LETTERS: Final = 30
 """What a change or a gap takes beside its part of the text: 150 to 200 bytes, where it often has four."""
 
 
-class _Read(NamedTuple):
+class _Read(Struct, frozen=True, kw_only=True):
     """A text, and what it says."""
 
     text: str

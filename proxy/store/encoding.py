@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -57,7 +57,7 @@ class _Cut(_Changes, omit_defaults=True, forbid_unknown_fields=True):
     account: Account | None = None
 
 
-class Decided(NamedTuple):
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """What a cut does, as it was read."""
 
     changes: tuple[Change, ...]

@@ -12,15 +12,30 @@ no reply of its own: its messages become nodes, and the head goes to the last of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import and_, bindparam, literal_column, or_, select, tuple_, update
 
-from proxy.conversation import ROOT, body_of, content_hash, node_id, place_of_results
+from proxy.conversation import (
+    APPENDING,
+    ROOT,
+    TWIN_MS,
+    Answered,
+    Placement,
+    body_of,
+    content_hash,
+    is_placed_anew,
+    nearest_place,
+    node_id,
+    place_append,
+    place_finished,
+    takes_head,
+)
 from proxy.store.cuts import keep_cut
 from proxy.store.database import Connection, Row
 from proxy.store.records import (
@@ -52,11 +67,10 @@ from proxy.store.tree import (
     calls_of,
     depths_of,
     encode_calls,
-    grow,
     hidden_at,
+    insert_nodes,
     keep_hidden,
     named_bodies,
-    own_of,
     path_to,
     places_of,
 )
@@ -126,33 +140,15 @@ def interrupt_pending(connection: Connection, at: int, marks: Collection[str] | 
 
 
 def _exchange(row: Row) -> ExchangeRow:
-    return ExchangeRow(
-        id=row.id,
-        session_key=row.session,
-        tenant=row.tenant,
-        session=row.session_id,
-        created_at=row.created_at,
-        settled_at=row.settled_at,
-        status=Status(row.status),
-        kind=row.kind,
-        base=row.base,
-        digest=row.digest,
-        model=row.model,
-        agent=row.agent,
-        policy=row.policy,
-        policy_version=row.policy_version,
-        stream=row.stream,
-        parameters=orjson.loads(row.parameters),
-        tools=row.tools,
-        instructions=row.instructions,
-        messages=tuple(orjson.loads(row.messages)),
-        nodes=tuple(orjson.loads(row.nodes)),
-        replies=tuple(orjson.loads(row.replies)),
-        cut_node=row.cut_node,
-        tokens_before=row.tokens_before,
-        tokens_sent=row.tokens_sent,
-        receipt=orjson.loads(row.receipt),
-    )
+    values = row._asdict()
+    values["session_key"], values["session"] = row.session, row.session_id
+    del values["session_id"], values["idempotency"]
+    values["status"] = Status(row.status)
+    for name in ("parameters", "receipt"):
+        values[name] = orjson.loads(values[name])
+    for name in ("messages", "nodes", "replies"):
+        values[name] = tuple(orjson.loads(values[name]))
+    return ExchangeRow(**values)
 
 
 # ------------------------------------------------------------------------------------------------------ begin
@@ -224,7 +220,7 @@ def begin(connection: Connection, opening: Opening) -> None:
 # ------------------------------------------------------------------------------------------- how things stand
 
 
-class State(NamedTuple):
+class ExchangeState(Struct, frozen=True, kw_only=True):
     """An exchange as far as its settling depends on it: the columns of `_STATE`."""
 
     status: str
@@ -266,52 +262,52 @@ _ALL: Final = (
 )
 """All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one
 whose lock it had to wait for."""
+_STATE_FIELDS: Final = ExchangeState.__struct_fields__
 _STATE_FROM: Final = len(SESSIONS.columns)
-_BASE_FROM: Final = _STATE_FROM + len(State._fields)
+_BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 
 
-class Standing(NamedTuple):
+class SettleSnapshot(Struct, frozen=True, kw_only=True):
     """How things stand."""
 
     session: SessionRow | None
     """The session, which is locked from now on; None where there is none."""
-    state: State | None
+    state: ExchangeState | None
     """The exchange; None where it is not stored."""
     under: Place | None = None
     """Where the node stands under which its messages belong, if it is known that the first of them does not
     stand there yet."""
 
 
-def standing(connection: Connection, settlement: Settlement) -> Standing:
+def settle_snapshot(connection: Connection, settlement: Settlement) -> SettleSnapshot:
     """Return how a session and an exchange that is to be settled stand."""
     key, base = session_key(settlement.tenant, settlement.session), settlement.base
     asked: dict[str, Any] = {"key": key, "exchange": settlement.exchange}
     if connection.dialect.name != "sqlite":
         session = locked_session(connection, key)
         row = connection.execute(_STATE, asked).one_or_none()
-        return Standing(session=session, state=None if row is None else State(*row))
+        return SettleSnapshot(session=session, state=None if row is None else ExchangeState(**row._asdict()))
     messages = settlement.messages
     asked["base"] = base
     asked["first"] = node_id(base, messages[0].message) if messages else None
     row = connection.execute(_ALL, asked).one_or_none()
     if row is None:
-        return Standing(session=None, state=None)
+        return SettleSnapshot(session=None, state=None)
     state = row[_STATE_FROM:_BASE_FROM]
     depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
     under = None
     if messages and depth is not None and first is None:
         under = Place(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
-    return Standing(session=session_in(row), state=None if state[0] is None else State(*state), under=under)
+    exchange = None
+    if state[0] is not None:
+        exchange = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
+    return SettleSnapshot(session=session_in(row), state=exchange, under=under)
 
 
-# ------------------------------------------------------------------------------------------ where messages go
+# ----------------------------------------------------------------------------- where messages go
 
 _NEAR: Final = 64
 """Messages among which the call of a tool result is looked for, from the head upwards."""
-_APPENDING: Final = frozenset({"first", "append"})
-_LATELY: Final = 60_000
-"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts'
-clocks differ, and a reply has its time before it is stored."""
 
 _TWINS: Final = (
     select(
@@ -324,145 +320,97 @@ _TWINS: Final = (
             EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
         ),
         EXCHANGES.c.agent.is_not_distinct_from(bindparam("agent", type_=EXCHANGES.c.agent.type)),
-        EXCHANGES.c.kind.in_(sorted(_APPENDING)),
+        EXCHANGES.c.kind.in_(sorted(APPENDING)),
         EXCHANGES.c.replies != "[]",
     )
     # In no order: for the sake of one, SQLite would rather read every exchange of the session.
 )
 
 
-class Placement(NamedTuple):
-    """Where the messages of a request go."""
-
-    base: str
-    """The node under which they go, or what is carried along before them."""
-    carried: Sequence[NodeRow] = ()
-    """What comes to stand before them once more, in its new order."""
-    beside: bool = False
-    """Whether the head stays where it is."""
-
-
 def placement_of(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement
-) -> tuple[Placement, bool]:
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
+) -> tuple[Placement[NodeRow], bool]:
     """Return where the messages of an answered request go, and whether the head goes to its reply."""
-    spot, moves_head = Placement(base=settlement.base), settlement.moves_head
+    planned, moves_head = settlement.base, settlement.moves_head
     # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
-    twins = _twins(connection, session, state, settlement) if session.head != spot.base else []
+    twins = _twins(connection, session, state, settlement) if session.head != planned else []
     if twins:
-        spot = Placement(base=twins[0].base)
-        moves_head = moves_head and _takes_over(session.head, twins, state, settlement)
-    elif settlement.at_head or _is_judged_again(connection, session, settlement):
-        spot = _place_now(connection, session, settlement)
-        moves_head = moves_head and not spot.beside
-    return spot, moves_head
+        mine = Answered(
+            base=planned,
+            replies=(),
+            complete=settlement.status is Status.COMPLETE,
+            created_at=state.created_at,
+            exchange=settlement.exchange,
+        )
+        moves_head = moves_head and takes_head(session.head, mine, twins)
+        return Placement(base=twins[0].base), moves_head
+    if not settlement.at_head and not _is_placed_anew(connection, session, settlement):
+        return Placement(base=planned), moves_head
+    placement = _place_append(connection, session, settlement)
+    return placement, moves_head and not placement.beside
 
 
-def spot_of_results(
-    connection: Connection, session: SessionRow, settlement: Settlement
-) -> tuple[str, dict[bytes, str]]:
-    """Return the node under which what came to a finished task goes, and results that stand there already.
-
-    These are nodes by the hash of what they say.
-    """
-    messages = [body.message for body in settlement.messages]
-    near = _end_of_head(connection, session, _NEAR)
-    place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
-    if place is None:
-        return (session.head if settlement.at_head else settlement.base), {}
-    results = near[place.block + 1 : place.stop]
-    return near[place.stop - 1].node, {content_hash(row.message): row.node for row in results}
-
-
-def _twins(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> list[Row]:
-    """Return the appends that said the same and were answered before this one knew of them, of one place.
-
-    It knew of those whose replies come before the place for which it was planned: "continue" may come eight
-    times. Of several places, the one nearest to that counts.
-    """
-    if settlement.kind not in _APPENDING:
+def _twins(
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
+) -> list[Answered]:
+    """Return the appends that said the same and were answered before this one knew of them, of one place."""
+    if settlement.kind not in APPENDING:
         return []
     asked = {
         "key": session.key,
         "digest": state.digest,
-        "since": state.created_at - _LATELY,
+        "since": state.created_at - TWIN_MS,
         # One that was told where to go repeats what was answered there, however long ago.
         "there": None if settlement.at_head else settlement.base,
         "agent": settlement.agent,
     }
-    found = connection.execute(_TWINS, asked).all()
-    bases = {row.base for row in found}
-    if settlement.base in bases or not bases:
-        nearest = settlement.base
-    else:
-        depths = depths_of(connection, session.key, [settlement.base, *bases])
-        planned = depths.get(settlement.base, 0)
-        unknown = [base for base in bases if depths.get(base, 0) > planned]
-        nearest = min(unknown, key=lambda base: depths[base], default=settlement.base)
-    return [row for row in found if row.base == nearest]
+    found = [
+        Answered(
+            base=row.base,
+            replies=orjson.loads(row.replies),
+            complete=row.status == Status.COMPLETE.value,
+            created_at=row.created_at,
+            exchange=row.id,
+        )
+        for row in connection.execute(_TWINS, asked)
+    ]
+    bases = {twin.base for twin in found}
+    elsewhere = bool(bases) and settlement.base not in bases
+    depths = depths_of(connection, session.key, [settlement.base, *bases]) if elsewhere else {}
+    nearest = nearest_place(settlement.base, bases, depths)
+    return [twin for twin in found if twin.base == nearest]
 
 
-def _is_judged_again(connection: Connection, session: SessionRow, settlement: Settlement) -> bool:
-    """Tell whether the place of an append that was told where to go is judged by the head of this moment.
-
-    Results always are. Anything else was to go where another one is: if it finds nothing of that there, it is
-    no repetition of what was answered, and goes alone, for its twin is still pending or failed.
-    """
-    if settlement.kind != "append" or not settlement.messages or session.head == settlement.base:
+def _is_placed_anew(connection: Connection, session: SessionRow, settlement: Settlement) -> bool:
+    """Tell whether the place of an append that was told where to go is judged by the head of this moment."""
+    planned = settlement.base
+    if settlement.kind != "append" or not settlement.messages or session.head == planned:
         return False
-    mine = node_id(settlement.base, settlement.messages[0].message)
-    there = depths_of(connection, session.key, [settlement.base, mine])
-    is_new = mine not in there or bool(settlement.messages[0].message.answers)
-    return is_new and (settlement.base == ROOT or settlement.base in there)
+    first = settlement.messages[0].message
+    node = node_id(planned, first)
+    return is_placed_anew(planned, first, node, depths_of(connection, session.key, [planned, node]))
 
 
-def _takes_over(head: str, twins: Sequence[Row], state: State, settlement: Settlement) -> bool:
-    """Tell whether the head goes from a twin's reply to this one's.
-
-    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to
-    what was sent last before the others: whoever sends again waits for that.
-    """
-    mine = (settlement.status is Status.COMPLETE, state.created_at, settlement.exchange)
-    return any(
-        mine > (row.status == Status.COMPLETE.value, row.created_at, row.id)
-        for row in twins
-        if head in orjson.loads(row.replies)
-    )
-
-
-def _place_now(connection: Connection, session: SessionRow, settlement: Settlement) -> Placement:
+def _place_append(connection: Connection, session: SessionRow, settlement: Settlement) -> Placement[NodeRow]:
     """Return where an append goes by the head of this moment."""
     messages = [body.message for body in settlement.messages]
     if not messages or not messages[0].answers:
         return Placement(base=session.head)
-    for near in _nearer_first(connection, session, settlement):
-        place = place_of_results([row.message for row in near], messages, own_of(near, settlement.agent))
-        if place is None:
-            continue
-        if place.repeated is not None:
-            came_after = len(near) - place.repeated - len(messages) > 1  # more than the reply to them
-            return Placement(base=near[place.repeated - 1].node, beside=came_after)
-        if place.since == len(near):
-            return Placement(base=near[place.stop - 1].node)
-        carried = [*near[place.since :], *near[place.block : place.stop]]
-        return Placement(base=near[place.block].parent, carried=carried)
+    near = _end_of_head(connection, session, 1)  # nearly always the calls are the head's
+    found = None
+    if settlement.agent in {None, *(row.agent for row in near)}:
+        found = place_append(near, messages, settlement.agent)
+    if found is None:
+        most = _NEAR
+        if not settlement.at_head:  # their place was known when they were planned, however far up it was
+            depths = depths_of(connection, session.key, [settlement.base])
+            most += max(session.messages - depths.get(settlement.base, session.messages), 0)
+        found = place_append(_end_of_head(connection, session, most), messages, settlement.agent)
+    if found is not None:
+        return found
     if settlement.at_head:
         return Placement(base=session.head)
     return Placement(base=settlement.base, beside=True)  # the session went back to where the calls are not
-
-
-def _nearer_first(
-    connection: Connection, session: SessionRow, settlement: Settlement
-) -> Iterator[list[NodeRow]]:
-    """Give the ends of the branch of the head in which the calls of results are looked for."""
-    head = _end_of_head(connection, session, 1)  # nearly always they are its calls
-    if settlement.agent in {None, *(row.agent for row in head)}:
-        yield head
-    most = _NEAR
-    if not settlement.at_head:  # their place was known when they were planned, however far up it was
-        depth = depths_of(connection, session.key, [settlement.base]).get(settlement.base, session.messages)
-        most += max(session.messages - depth, 0)
-    yield _end_of_head(connection, session, most)
 
 
 def _end_of_head(connection: Connection, session: SessionRow, most: int) -> list[NodeRow]:
@@ -483,7 +431,7 @@ _CLOSE: Final = update(EXCHANGES).where(
 )
 
 
-class _Ended(NamedTuple):
+class _Ended(Struct, frozen=True, kw_only=True):
     """What an exchange came to."""
 
     settled: Settled
@@ -499,7 +447,7 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
     becomes a node.
     """
-    now = standing(connection, settlement)
+    now = settle_snapshot(connection, settlement)
     session, state = now.session, now.state
     if session is None or state is None:
         return Settled(head=ROOT, nodes=(), replies=())
@@ -513,12 +461,16 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
     connection.execute(
         _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
     )
-    _move(connection, session, ended)
+    connection.execute(_MOVE, ended.session | {"the_session": session.key})
     return ended.settled
 
 
 def _end(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+    connection: Connection,
+    session: SessionRow,
+    state: ExchangeState,
+    settlement: Settlement,
+    under: Place | None,
 ) -> _Ended:
     """Write all that an exchange came to, but for its own row and the session's.
 
@@ -544,23 +496,27 @@ def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
 
 
 def _with_reply(
-    connection: Connection, session: SessionRow, state: State, settlement: Settlement, under: Place | None
+    connection: Connection,
+    session: SessionRow,
+    state: ExchangeState,
+    settlement: Settlement,
+    under: Place | None,
 ) -> _Ended:
-    spot, moves_head = placement_of(connection, session, state, settlement)
-    if spot.carried or spot.base != settlement.base:
+    placement, moves_head = placement_of(connection, session, state, settlement)
+    if placement.carried or placement.base != settlement.base:
         under = None  # that was asked of another place, or of other messages
-    line, replies = grow(
+    line, replies = insert_nodes(
         connection,
         session.key,
-        spot.base,
-        [*map(_again, spot.carried), *_asked(settlement)],
+        placement.base,
+        [*map(_again, placement.carried), *_asked(settlement)],
         _answered(settlement),
         tenant=settlement.tenant,
         under=under,
     )
-    moved, line = line[: len(spot.carried)], line[len(spot.carried) :]
-    base = moved[-1].node if moved else spot.base
-    renamed = {row.node: place.node for row, place in zip(spot.carried, moved, strict=True)}
+    moved, line = line[: len(placement.carried)], line[len(placement.carried) :]
+    base = moved[-1].node if moved else placement.base
+    renamed = {row.node: place.node for row, place in zip(placement.carried, moved, strict=True)}
     bodies = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
     stored = frozenset(orjson.loads(state.messages))  # they came with the opening
     add_bodies(connection, session.key, {name: body for name, body in bodies.items() if name not in stored})
@@ -597,8 +553,8 @@ def _with_reply(
     hidden = _hidden(settlement, heads)
     exchange, at = settlement.exchange, settlement.settled_at
     count = keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
-    if session.hidden and spot.carried:
-        count += _hide_again(connection, session, spot.carried, renamed)
+    if session.hidden and placement.carried:
+        count += _hide_again(connection, session, placement.carried, renamed)
     if count:
         moved_to["hidden"] = session.hidden + count
     head = heads[0] if moves_head else session.head
@@ -633,17 +589,23 @@ def _hide_again(
     return count
 
 
-def _finished(connection: Connection, session: SessionRow, state: State, settlement: Settlement) -> _Ended:
+def _finished(
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
+) -> _Ended:
     """Put the messages where they belong; the reply that answered them is stored already."""
     base, moves_head = settlement.base, settlement.moves_head
-    there: dict[bytes, str] = {}
+    there: Mapping[bytes, str] = {}
     if settlement.kind == "append":
-        base, there = spot_of_results(connection, session, settlement)
+        messages = [body.message for body in settlement.messages]
+        found = place_finished(_end_of_head(connection, session, _NEAR), messages, settlement.agent)
+        base = session.head if settlement.at_head else base
+        if found is not None:
+            base, there = found.base, found.nodes
         # Nothing was asked: what came after the reply meanwhile stays where the session stands.
         moves_head = moves_head and base == session.head
-    new = [sprout for sprout in _asked(settlement) if content_hash(sprout.body.message) not in there]
-    line, _ = grow(connection, session.key, base, new, (), tenant=settlement.tenant)
-    add_bodies(connection, session.key, named_bodies(sprout.body for sprout in new))
+    new = [new_node for new_node in _asked(settlement) if content_hash(new_node.body.message) not in there]
+    line, _ = insert_nodes(connection, session.key, base, new, (), tenant=settlement.tenant)
+    add_bodies(connection, session.key, named_bodies(new_node.body for new_node in new))
     end = line[-1] if line else places_of(connection, session.key, [base]).get(base)
     places = iter(line)
     nodes = [
@@ -721,7 +683,7 @@ def _answered(settlement: Settlement) -> list[NewNode]:
 
 
 def _progress(
-    session: SessionRow, settlement: Settlement, head: Place | None, state: State
+    session: SessionRow, settlement: Settlement, head: Place | None, state: ExchangeState
 ) -> dict[str, Any]:
     """Return what a reply changes in the session's row; None for `head`: the head stays where it is."""
     changed: dict[str, Any] = {
@@ -763,7 +725,3 @@ def _closed(settlement: Settlement) -> dict[str, Any]:
         "tokens_sent": settlement.tokens_sent,
         "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
     }
-
-
-def _move(connection: Connection, session: SessionRow, ended: _Ended) -> None:
-    connection.execute(_MOVE, ended.session | {"the_session": session.key})

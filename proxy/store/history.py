@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
@@ -26,9 +27,8 @@ from proxy.conversation import (
     Log,
     Manner,
     Mode,
-    ResultsPlace,
     content_key,
-    place_of_results,
+    place_append,
     reconcile,
 )
 from proxy.errors import Conflict
@@ -55,7 +55,6 @@ from proxy.store.tree import (
     hidden_at,
     instructions_of,
     marks_to,
-    own_of,
     parents_of,
     path_to,
     rows_of,
@@ -241,7 +240,7 @@ def _nodes_of(found: HistorySnapshot) -> Sequence[str]:
     return [mark.node for mark in found.marks] or [row.node for row in found.rows]
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True, kw_only=True):
     """A session, and what was seen of it at the first glance."""
 
     session: SessionRow | None
@@ -413,16 +412,18 @@ def of_append(
         depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
     rows, cut = _rows_and_cut(connection, key, question, arrival.base, depth, most)
     moved: Sequence[NodeRow] = ()
-    place = _place_of(rows, question) if arrival.at_head else None
+    place = place_append(rows, question.messages, question.agent) if arrival.at_head else None
     if place is not None:
-        if place.stop < len(rows) and cut is not None and rows[place.block].depth <= cut.cut.position:
+        if place.block is not None and cut is not None and place.block.depth <= cut.cut.position:
             # What the cut dropped was said since, too.
             allow(depth, most)
             rows = _whole(connection, key, arrival.base)
-            place = _place_of(rows, question) or place
-        arrival, base, depth, moved = _at_their_calls(arrival, rows, place, len(question.messages))
-        if base != session.head:
-            rows, cut = _rows_and_cut(connection, key, question, base, depth, most)
+            place = place_append(rows, question.messages, question.agent) or place
+        # What they follow is stored: the name that it will have is not, yet.
+        arrival = replace(arrival, base=place.end, at_head=False, beside=place.beside)
+        depth, moved = place.depth, place.carried
+        if place.base != session.head:
+            rows, cut = _rows_and_cut(connection, key, question, place.base, depth, most)
             rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
             depth += len(moved)
     found = None if question.instructed else instructions_of(connection, key, None)
@@ -434,33 +435,6 @@ def of_append(
         cut=cut,
         instructions=found.messages if found is not None else (),
     )
-
-
-def _place_of(rows: Sequence[NodeRow], question: HistoryQuery) -> ResultsPlace | None:
-    return place_of_results([row.message for row in rows], question.messages, own_of(rows, question.agent))
-
-
-def _at_their_calls(
-    arrival: Arrival, rows: Sequence[NodeRow], place: ResultsPlace, count: int
-) -> tuple[Arrival, str, int, Sequence[NodeRow]]:
-    """Return where `count` messages go whose place among `rows` is this.
-
-    Returns:
-        Their arrival; the node up to which the branch stays as it is, and its depth; what follows that in
-        another order than it is stored in, before they come.
-    """
-    arrival = replace(arrival, at_head=False)
-    if place.repeated is not None:
-        base = rows[place.repeated - 1]
-        beside = len(rows) > place.repeated + count + 1  # more than the reply to them
-        return replace(arrival, base=base.node, beside=beside), base.node, base.depth, ()
-    base = rows[place.stop - 1]
-    arrival = replace(arrival, base=base.node)  # it is stored: the name that it will have is not, yet
-    if place.since == len(rows):
-        return arrival, base.node, base.depth, ()
-    block = rows[place.block]
-    moved = [*rows[place.since :], *rows[place.block : place.stop]]
-    return arrival, block.parent, block.depth - 1, moved
 
 
 def _at(row: NodeRow, depth: int) -> NodeRow:

@@ -24,6 +24,10 @@ _LOCKED: Final = _ONE.with_for_update()  # SQLite leaves it out: its one writer 
 
 
 _COLUMNS: Final = len(SESSIONS.columns)
+_EMPTY: Final[dict[str, Any]] = {
+    column.name: None if column.nullable else 0 for column in SESSIONS.columns
+} | {"head": ROOT}
+"""What a session that holds nothing has in its columns."""
 
 
 def session_of(connection: Connection, key: str) -> SessionRow | None:
@@ -111,29 +115,7 @@ def _open(dialect: str) -> Executable:
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
     """Return the row of a session that holds nothing yet."""
-    return {
-        "session": key,
-        "tenant": tenant,
-        "id": session,
-        "created_at": at,
-        "updated_at": at,
-        "head": ROOT,
-        "instructions": None,
-        "arrival": None,
-        "messages": 0,
-        "rounds": 0,
-        "tokens": 0,
-        "requests": 0,
-        "tokens_sent": 0,
-        "tokens_saved": 0,
-        "model": None,
-        "tools": None,
-        "scale": None,
-        "hidden": 0,
-        "summaries": 0,
-        "cost": None,
-        "calls": None,
-    }
+    return _EMPTY | {"session": key, "tenant": tenant, "id": session, "created_at": at, "updated_at": at}
 
 
 def _session(row: Row) -> SessionRow:

@@ -107,28 +107,8 @@ class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summar
             raise ValueError(f"it covers {self.until} messages, and its nodes are not of such a branch")
         if self.covered_messages > self.until or not self.text:
             raise ValueError(f"it says nothing of {self.until} messages, or speaks of more")
-        return SummaryRow(
-            id=self.id,
-            node=self.node,
-            tip=self.tip,
-            recipe=self.recipe,
-            until=self.until,
-            generation=self.generation,
-            status=SummaryStatus.READY,
-            reason="",
-            model=self.model,
-            text=self.text,
-            state=self.state,
-            tokens=self.tokens,
-            covered_messages=self.covered_messages,
-            covered_tokens=self.covered_tokens,
-            predecessor=self.predecessor,
-            asked=self.asked,
-            usage=None,
-            cost=None,
-            exchange=None,
-            created_at=self.created_at,
-        )
+        made = msgspec.structs.asdict(self)
+        return SummaryRow(**made, status=SummaryStatus.READY, reason="", usage=None, cost=None, exchange=None)
 
 
 def keep_summary(connection: Connection, key: str, row: SummaryRow) -> bool:
@@ -230,28 +210,12 @@ def _values(key: str, row: SummaryRow) -> _Values:
 
 
 def _summary(row: Row) -> SummaryRow:
-    return SummaryRow(
-        id=row.id,
-        node=row.node,
-        tip=row.tip,
-        recipe=row.recipe,
-        until=row.until,
-        generation=row.generation,
-        status=SummaryStatus(row.status),
-        reason=row.reason,
-        model=row.model,
-        text=row.text,
-        state=orjson.loads(row.state),
-        tokens=row.tokens,
-        covered_messages=row.covered_messages,
-        covered_tokens=row.covered_tokens,
-        predecessor=row.predecessor,
-        asked=row.asked,
-        usage=None if row.usage is None else orjson.loads(row.usage),
-        cost=row.cost,
-        exchange=row.exchange,
-        created_at=row.created_at,
-    )
+    values = row._asdict()
+    del values["session"]
+    values["status"] = SummaryStatus(row.status)
+    values["state"] = orjson.loads(row.state)
+    values["usage"] = None if row.usage is None else orjson.loads(row.usage)
+    return SummaryRow(**values)
 
 
 # ----------------------------------------------------------------------------------------------------- leases

@@ -302,13 +302,6 @@ def marks_to(connection: Connection, key: str, node: str, *, below: int = 0) -> 
     return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
-def own_of(rows: Sequence[NodeRow], agent: str | None) -> frozenset[int]:
-    """Return the places of the messages of an agent among rows; none where it has no name."""
-    if agent is None:
-        return frozenset()
-    return frozenset([place for place, row in enumerate(rows) if row.agent == agent])
-
-
 def leaves(connection: Connection, key: str) -> list[Branch]:
     """Return the nodes that nothing follows, newest first."""
     return [
@@ -317,7 +310,7 @@ def leaves(connection: Connection, key: str) -> list[Branch]:
     ]
 
 
-def grow(
+def insert_nodes(
     connection: Connection,
     key: str,
     base: str,
@@ -339,7 +332,7 @@ def grow(
     Raises:
         UnknownBase: `base` is not stored; nothing was written.
     """
-    contents = [content_hash(sprout.body.message) for sprout in (*messages, *replies)]
+    contents = [content_hash(new_node.body.message) for new_node in (*messages, *replies)]
     names = names_under(base, contents[: len(messages)])
     end = names[-1] if names else base
     siblings = [child(end, content) for content in contents[len(messages) :]]
@@ -347,12 +340,12 @@ def grow(
     stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
-    places = plant(
+    places = insert_node_rows(
         connection,
         key,
         [
             *zip([base, *names], names, messages, strict=False),
-            *((end, name, sprout) for name, sprout in zip(siblings, replies, strict=True)),
+            *((end, name, new_node) for name, new_node in zip(siblings, replies, strict=True)),
         ],
         stored,
         contents,
@@ -360,27 +353,27 @@ def grow(
     return places[: len(names)], places[len(names) :]
 
 
-def plant(
+def insert_node_rows(
     connection: Connection,
     key: str,
-    sprouts: Sequence[tuple[str, str, NewNode]],
+    new_nodes: Sequence[tuple[str, str, NewNode]],
     stored: dict[str, Place] | None = None,
     contents: Sequence[bytes] | None = None,
 ) -> list[Place]:
-    """Make nodes of (parent, node, sprout), parents before children; those in `stored` are there already.
+    """Make nodes of (parent, node, new_node), parents before children; those in `stored` are there already.
 
     `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
     places = stored if stored is not None else {ROOT: Place(node=ROOT, depth=0, round=0, tokens_total=0)}
     rows: list[dict[str, Any]] = []
-    for number, (parent, node, sprout) in enumerate(sprouts):
+    for number, (parent, node, new_node) in enumerate(new_nodes):
         if node not in places:
             under = places[parent]
-            place = places[node] = _below(under, node, sprout)
-            content = contents[number] if contents else content_hash(sprout.body.message)
-            rows.append(_node_row(key, under, place, sprout, content))
+            place = places[node] = _below(under, node, new_node)
+            content = contents[number] if contents else content_hash(new_node.body.message)
+            rows.append(_node_row(key, under, place, new_node, content))
     insert_new(connection, NODES, rows)
-    return [places[node] for _, node, _ in sprouts]
+    return [places[node] for _, node, _ in new_nodes]
 
 
 def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -404,20 +397,20 @@ def places_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[st
     }
 
 
-def _below(under: Place, name: str, sprout: NewNode) -> Place:
-    role = sprout.body.message.role
-    known = role != "assistant" or sprout.source is Source.UPSTREAM or sprout.vouched
+def _below(under: Place, name: str, new_node: NewNode) -> Place:
+    role = new_node.body.message.role
+    known = role != "assistant" or new_node.source is Source.UPSTREAM or new_node.vouched
     return Place(
         node=name,
         depth=under.depth + 1,
         round=under.round + (role == "user"),
-        tokens_total=under.tokens_total + sprout.body.tokens,
+        tokens_total=under.tokens_total + new_node.body.tokens,
         recorded=under.recorded if known else None,
     )
 
 
-def _node_row(key: str, under: Place, place: Place, sprout: NewNode, content: bytes) -> dict[str, Any]:
-    arrival = sprout.arrival
+def _node_row(key: str, under: Place, place: Place, new_node: NewNode, content: bytes) -> dict[str, Any]:
+    arrival = new_node.arrival
     return {
         "session": key,
         "node": place.node,
@@ -425,18 +418,18 @@ def _node_row(key: str, under: Place, place: Place, sprout: NewNode, content: by
         "depth": place.depth,
         "round": place.round,
         "tokens_total": place.tokens_total,
-        "body": body_of(sprout.body.message),
-        "tokens": sprout.body.tokens,
-        "source": sprout.source.value,
-        "partial": sprout.partial,
-        "exchange": sprout.exchange,
-        "agent": _agent_in(sprout.body.message) or sprout.agent,
-        "policy": sprout.policy,
+        "body": body_of(new_node.body.message),
+        "tokens": new_node.body.tokens,
+        "source": new_node.source.value,
+        "partial": new_node.partial,
+        "exchange": new_node.exchange,
+        "agent": _agent_in(new_node.body.message) or new_node.agent,
+        "policy": new_node.policy,
         # The position is the node's own, which its depth tells, wherever the branch was thought to begin.
         "arrival": None
         if arrival is None
         else encode_changes([replace(change, position=0) for change in arrival]),
-        "created_at": sprout.created_at,
+        "created_at": new_node.created_at,
         "content": content_key(content),
         "recorded": place.recorded,
     }

@@ -1,22 +1,18 @@
-"""Summaries by a model: what goes into one, how it is asked for and judged, when it is made and by whom.
+"""Summaries by a model: what goes into one, how it is asked for and checked, when it is made and by whom.
 
-    facts      what code takes: rules (by markers), names (and wholes), values, failures; state: what is kept
-    prompt     how the model is asked, about a transcript that is fenced
-    gates      what is not sent: by what the source says (inventions), in which tongue, and whether it gives
-               orders (wordings)
-    text       what is sent, within its room (fitting)
-    summarizer, breaker    the model that writes: asked, and left alone after failures
-    work, span, writing, lease, making    from what is wanted to what is kept
+    jobs         making summaries: scheduling, the lease, reading the branch, writing; start here
+    verbatim     what code takes itself: the user's own messages, identifiers that recur
+    prompt       what the model is asked
+    summarizer   the model that writes, and the breaker that leaves it alone after failures
+    validate     the checks of what it wrote
+    render       the text of a summary
 
-All up to `text` are pure.
-
-Nothing here ever fails a request, or holds one up that does not wait for it.
+A summary never fails a request, and holds none up that does not wait for it.
 """
 
 from __future__ import annotations
 
-from proxy.summaries.making import Summaries
+from proxy.summaries.jobs import Given, Summaries, Work
 from proxy.summaries.summarizer import Caller, Summarizer
-from proxy.summaries.work import Given, Work
 
 __all__ = ["Caller", "Given", "Summaries", "Summarizer", "Work"]

@@ -1,7 +1,7 @@
 """The model that writes summaries: which one it is, how it is asked, and what can go wrong with that.
 
-It sends one request for a completion and reads one answer, whole and within a time limit. It does not know
-what a summary is, nor judges one; what was said is neither logged nor part of an error.
+One request of Chat Completions and one answer, whole and within a time limit. What was said is neither logged
+nor part of an error. After several failures in a row a model is left alone for a while (`Breaker`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -18,13 +18,13 @@ from msgspec import Struct
 
 from proxy import __version__
 from proxy.config import SummarizerSettings
-from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import text_of
-from proxy.dialects.chat.overflow import Overflow, overflow_of
+from proxy.dialects.chat.overflow import overflow_of
 from proxy.dialects.jsontext import is_object, read, write
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
-from proxy.summaries.breaker import Breaker
+from proxy.summaries.prompt import Prompt
 from proxy.upstream import Destination, Upstream
 from proxy.upstream.client import Answer as Response
 
@@ -51,30 +51,43 @@ _CALLERS: Final = frozenset(
 _THOUGHT: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 """How some model servers send reasoning: in the text, before it."""
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+FAILURES: Final = 3
+"""Failures in a row that open it."""
+PAUSE: Final = 30.0
+"""Seconds of the first pause."""
+LONGEST_PAUSE: Final = 600.0
+_NAMES: Final = 1024
+"""Names that are remembered: they hold names of models, which come from clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True, kw_only=True):
     """On whose behalf a summary is made: for a summarizer that has no key of its own."""
 
     tenant: str
-    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    headers: tuple[tuple[bytes, bytes], ...] = ()
     """The headers of the client's own request. They hold its key; only what says who it is goes along, and
     only to where its requests go."""
-    query: bytes = field(default=b"", repr=False)
+    query: bytes = b""
     """The query string of the client's own request; some providers want one with each."""
 
+    def __repr__(self) -> str:
+        """Show no key."""
+        return f"Caller(tenant={self.tenant!r})"
 
-@dataclass(frozen=True, slots=True)
-class Target:
+
+class Target(Struct, frozen=True, kw_only=True):
     """Whom to ask."""
 
     model: str
-    destination: Destination = field(repr=False)
-    path: str = field(repr=False)
-    headers: tuple[tuple[bytes, bytes], ...] = field(repr=False)
-    name: Hashable = field(repr=False)
+    destination: Destination
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    name: Hashable
     """What its failures are counted under."""
+
+    def __repr__(self) -> str:
+        """Show no key."""
+        return f"Target(model={self.model!r})"
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -94,13 +107,91 @@ class Answer(Struct, frozen=True, kw_only=True):
 class NoAnswer(Exception):
     """There is no answer that could be judged; the text says why, and nothing of what was sent."""
 
-    def __init__(self, reason: str, *, wait: float | None = None, overflow: Overflow | None = None) -> None:
+    def __init__(
+        self, reason: str, *, wait: float | None = None, too_long: bool = False, window: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wait = wait
         """Seconds for which it asked to be left alone."""
-        self.overflow = overflow
-        """What it said of the length, where the request was too long."""
+        self.too_long = too_long
+        """Whether the request was too long for it."""
+        self.window = window
+        """Tokens that it takes, where it said so."""
+
+
+class _BreakerState:
+    """How it stands with one name."""
+
+    __slots__ = ("failures", "pauses", "tried", "until")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """In a row."""
+        self.pauses = 0
+        """In a row."""
+        self.until = 0.0
+        """When the pause ends, or ended."""
+        self.tried = False
+        """Whether the one that is let through after a pause is under way."""
+
+
+class Breaker:
+    """Tells whether somebody may be asked: after repeated failures it opens, with a state for each name.
+
+    closed      everything is let through; failures in a row are counted
+    open        nothing is let through until the pause is over; each further pause is twice as long
+    half open   one is let through: its success closes the breaker, its failure opens it again
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin closed for every name; `clock` gives seconds."""
+        self._clock = clock
+        self._states: OrderedDict[Hashable, _BreakerState] = OrderedDict()
+
+    def pause(self, name: Hashable) -> float:
+        """Return for how many seconds nobody is let through; 0 where `admits` would let somebody."""
+        state = self._states.get(name)
+        if state is None:
+            return 0.0
+        left = state.until - self._clock()
+        if left > 0:
+            return left
+        return PAUSE if state.tried else 0.0
+
+    def admits(self, name: Hashable) -> bool:
+        """Tell whether one may go through now; afterwards it is told how that went, or that it did not."""
+        if self.pause(name) > 0:
+            return False
+        state = self._states.get(name)
+        if state is not None and state.pauses:
+            state.tried = True
+        return True
+
+    def succeeded(self, name: Hashable) -> None:
+        """Close it."""
+        self._states.pop(name, None)
+
+    def failed(self, name: Hashable, wait: float | None = None) -> None:
+        """Count a failure. `wait`: seconds for which it asked to be left alone; they hold at once."""
+        state = self._states.setdefault(name, _BreakerState())
+        self._states.move_to_end(name)
+        while len(self._states) > _NAMES:
+            self._states.popitem(last=False)
+        state.failures += 1
+        pause = 0.0
+        if state.tried or state.failures >= FAILURES:
+            pause = min(PAUSE * 2**state.pauses, LONGEST_PAUSE)
+            state.pauses, state.failures, state.tried = state.pauses + 1, 0, False
+        if wait is not None:
+            pause = max(pause, min(wait, LONGEST_PAUSE))
+        state.until = max(state.until, self._clock() + pause)
+
+    def abandoned(self, name: Hashable) -> None:
+        """Take back that somebody was let through: nothing was learnt."""
+        state = self._states.get(name)
+        if state is not None:
+            state.tried = False
 
 
 class Summarizer:
@@ -146,7 +237,7 @@ class Summarizer:
         """Return for how many seconds it is left alone after failures; 0 where it may be asked."""
         return self._breaker.pause(target.name)
 
-    async def ask(self, target: Target, messages: Sequence[Message]) -> Answer:
+    async def ask(self, target: Target, prompt: Prompt) -> Answer:
         """Ask, and return the answer once all of it is here.
 
         Raises:
@@ -157,12 +248,12 @@ class Summarizer:
         if not self._breaker.admits(name):
             raise NoAnswer("the summarizer is left alone for a while after failures")
         try:
-            answer = await self._ask_in_time(target, messages)
+            answer = await self._ask_in_time(target, prompt)
         except NoAnswer as why:
-            if why.overflow is None:
-                self._breaker.failed(name, why.wait)
-            else:
+            if why.too_long:
                 self._breaker.succeeded(name)  # it is there, and the next request may be shorter
+            else:
+                self._breaker.failed(name, why.wait)
             raise
         except BaseException:  # cancelled, above all
             self._breaker.abandoned(name)
@@ -170,27 +261,27 @@ class Summarizer:
         self._breaker.succeeded(name)
         return answer
 
-    async def _ask_in_time(self, target: Target, messages: Sequence[Message]) -> Answer:
+    async def _ask_in_time(self, target: Target, prompt: Prompt) -> Answer:
         """Ask within the time limit, and once more where it is busy for a moment."""
         seconds = self.settings.timeout
         ends = time.monotonic() + seconds
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    return await self._ask_once(target, messages)
+                    return await self._ask_once(target, prompt)
                 except NoAnswer as why:
                     wait = why.wait
                     if wait is None or wait > min(_LONGEST_WAIT, ends - time.monotonic()):
                         raise
                 await asyncio.sleep(wait)
-                return await self._ask_once(target, messages)
+                return await self._ask_once(target, prompt)
         except TimeoutError as why:
             raise NoAnswer(f"the summarizer did not answer within {seconds:g} s") from why
 
-    async def _ask_once(self, target: Target, messages: Sequence[Message]) -> Answer:
+    async def _ask_once(self, target: Target, prompt: Prompt) -> Answer:
         body = b'{"model":%b,"messages":[%b]}' % (
             write(target.model),
-            b",".join(message.raw for message in messages),
+            b",".join([CHAT.spoken("system", prompt.system).raw, CHAT.spoken("user", prompt.user).raw]),
         )
         try:
             response = await self._upstream.ask(target.destination, "POST", target.path, target.headers, body)
@@ -227,7 +318,7 @@ def _answer_of(status: int, body: bytes, response: Response, model: str) -> Answ
     if not 200 <= status < 300:
         overflow = overflow_of(status, body)
         if overflow is not None:
-            raise NoAnswer("the summarizer found the request too long", overflow=overflow)
+            raise NoAnswer("the summarizer found the request too long", too_long=True, window=overflow.window)
         wait = _wait_of(response) if status in _BUSY else None
         raise NoAnswer(f"the summarizer answered {status}{_code_in(body)}", wait=wait)
     try:

@@ -1,20 +1,451 @@
-"""The best of a text's values within so many characters, put under their labels.
+r"""The values of a text that a later step is most likely to need, within so many characters.
 
     error line; id=A1,A2,A3 title="two words" src/main.c buildDir
 
 Values of one label stand side by side, each verbatim, in the order of the text; what has no label stands
 alone. Where a value holds a space or a comma it is put between quotation marks.
+
+Which values later steps use is a property of the kind of thing, not of any tool: ids, codes and names are
+used again, descriptions are not; what stands alone under a key is used more than a word of prose; what a
+program defines is used more than what it calls. The numbers below say how much more. They were set by hand
+on real sessions, and a little more or less of any one changes little.
+
+The text is read under its wrapping. Tools print JSON inside of strings (`\"id\": \"A1\"`, `\\n`), pages with
+their markup, and colours. What looks like an escape may be a step of a Windows path
+(`C:\temp\run-42.log`): where a text does not show which of the two it is, the word behind it is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import log
+from typing import Final, TypeAlias
 
-from proxy.textscan.atoms import occurs
-from proxy.textscan.candidates import Candidate, candidates_of
-from proxy.textscan.readable import CUT, ends_of, readable
+from msgspec import Struct
+
+from proxy.textscan.scan import (
+    Kind,
+    Value,
+    beginning_of,
+    end_of,
+    kind_of,
+    occurs,
+    values_of,
+    values_of_document,
+    values_of_text,
+)
+
+HEAD: Final = 24_000
+"""Characters of the beginning that are read."""
+TAIL: Final = 8_000
+"""Characters of the end that are read."""
+CUT: Final = "…"
+"""Stands where something is left out: what holds it is no value."""
+_TAGS: Final = 5
+"""So many closing tags make a page."""
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_BACKSLASHES: Final = re.compile(
+    r"""\\(?<!\\\\)(?:(?<=\b[A-Za-z]:\\)(\\*+)(?=[^\\/:*?"'<>|\s])(?![nrt](?![\w.%~$()-]))"""
+    r"""(?:[^\\/:*?"'<>|,;\n]{1,255}+\\\1(?!\\))*+[^\\\s/:*?"'<>|,;]{0,255}+"""
+    r"""|\\*+(?:(["'/])|([nrt])|(u)[0-9a-fA-F]{4}))"""
+)
+_DRIVE: Final = 1
+_MARK: Final = 2
+_LETTER: Final = 3
+_CODE: Final = 4
+"""Backslashes and what they stand before; or those of a path on a drive, as many as are alike.
+
+It begins with a backslash, so that a search looks for that alone.
+"""
+_PATH_CHARACTER: Final = re.compile(r"[\w.%~$()-]")
+_NO_PATH: Final = re.compile(r"[^\w.%~$()-]")
+_STEP: Final = re.compile(r"\\[^\\nrtu]")
+_ESCAPED_LINE: Final = re.compile(r"\\[nrt][A-Z]")
+_SPACE: Final = re.compile(r"\s")
+_CERTAIN: Final = re.compile(r"\\(?<!\\\\)(\\*+)[nr](?:(?![\w.%~$()-])|(?<=[{}\[\],;!?]\\[nr]))")
+"""The end of a line where no path has a step: the text is escaped so many times."""
+_PLAIN: Final = re.compile(r"\\(?<!\\\\)(?:\\\\)*+(?!\\)[A-Zac-eg-mo-qsvwyz_.]")
+"""What says that it is not: a backslash before what no escape has."""
+_OPENING: Final = re.compile(r"""(?:^|[=:,(\[{>])\s{0,2}[bru]?["']""", re.MULTILINE)
+"""How a string begins in JSON and in what programs print."""
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_TAG: Final = re.compile(r"<[/A-Za-z!][^<>]{0,400}>")
+_ATTRIBUTE: Final = re.compile(r"""\b(?:href|src|title|alt|content)=["' ]{0,4}([^"'>]{1,200})""")
+_ENTITY: Final = re.compile(r"&(?:[a-z]{2,6}|#\d{1,6});")
+_UNSEEN: Final = (("<style", "</style>"), ("<script", "</script>"))
+
+
+def ends_of(text: str) -> str:
+    """Return the text, or of a long one its beginning and its end, on two lines.
+
+    No value is cut in two. A line that is cut has a mark where it is.
+    """
+    if len(text) <= HEAD + TAIL:
+        return text
+    head, tail = beginning_of(text, HEAD), end_of(text, TAIL)
+    after = "" if text[len(head)] == "\n" else CUT
+    before = "" if text[len(text) - len(tail) - 1] == "\n" else CUT
+    return f"{head}{after}\n{before}{tail}"
+
+
+def readable(text: str) -> str:
+    """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line."""
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    if "\\" in text:
+        text = _unescaped(text)
+    if text.count("</") >= _TAGS:
+        for opening, closing in _UNSEEN:
+            text = _without(text, opening, closing)
+        text = _ENTITY.sub(" ", _TAG.sub(_seen, text))
+    return text
+
+
+def _unescaped(text: str) -> str:
+    """Return the text with escapes undone, those of JSON inside of JSON too, where they are any for sure."""
+    depths = _depths(text)
+    kept: list[str] = []
+    end = line_end = opened = deepest = 0
+    for found in _BACKSLASHES.finditer(text):
+        start, stop = found.span()
+        if start >= line_end:
+            line_start = text.rfind("\n", 0, start) + 1
+            line_end = text.find("\n", start) + 1 or len(text)
+            opening = _OPENING.search(text, line_start, line_end)
+            opened, deepest = opening.end() if opening is not None else line_end, 0
+        which = found.lastindex
+        if which == _MARK:
+            depth = stop - start - 1
+            if depth > deepest and text[stop - 1] == '"':
+                deepest = depth
+            kept.append(text[end:start])
+            end = stop - 1
+            continue
+        kept.append(text[end:start])
+        end = stop
+        if which == _CODE:
+            kept.append(_character(int(text[stop - 4 : stop], 16)))
+            continue
+        # It stands inside of a string, whose quotation mark has as many backslashes less one.
+        depth = stop - start - 1 if which == _LETTER else len(found[_DRIVE]) + 1
+        is_shown = depth in depths and (deepest >= max(1, depth - 1) or (depth == 1 and start >= opened))
+        if which == _LETTER and (is_shown or _PATH_CHARACTER.match(text, stop) is None):
+            kept.append(" " if text[stop - 1] == "t" else "\n")
+        elif which == _DRIVE and not is_shown and _is_path(found[0]):
+            kept.append(found[0])
+        else:
+            kept.append(CUT)
+            end = _end_of_word(text, stop)
+    whole = "".join([*kept, text[end:]])
+    if whole.isascii() or not _HALF.search(whole):
+        return whole
+    # Two halves that stand side by side are one character; what is left alone is none.
+    return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\ufffd", " ")
+
+
+def _depths(text: str) -> Collection[int]:
+    """Return how many times the text is surely escaped, in parts of it: the backslashes of a line's end."""
+    if _PLAIN.search(text) is not None:
+        return ()
+    return {len(found[1]) + 1 for found in _CERTAIN.finditer(text)}
+
+
+def _is_path(steps: str) -> bool:
+    """Tell whether steps after a drive are those of a path, not lines of text after a colon."""
+    return _STEP.search(steps) is not None or not (_SPACE.search(steps) or _ESCAPED_LINE.search(steps))
+
+
+def _end_of_word(text: str, start: int) -> int:
+    """Return the place after the characters of a path from `start` on."""
+    found = _NO_PATH.search(text, start)
+    return len(text) if found is None else found.start()
+
+
+def _character(code: int) -> str:
+    """Return what an escape of four hexadecimal digits stands for; a space for what is not printed."""
+    meant = chr(code)
+    return meant if meant.isprintable() or _HALF.match(meant) else " "
+
+
+def _seen(tag: re.Match[str]) -> str:
+    """Return what a reader sees of a tag, or may follow."""
+    return f"\n{' '.join(_ATTRIBUTE.findall(tag.group()))}\n"
+
+
+def _without(text: str, opening: str, closing: str) -> str:
+    """Return the text without what stands between two tags; one that is never closed stays."""
+    kept: list[str] = []
+    start = 0
+    while (found := text.find(opening, start)) >= 0 and (stop := text.find(closing, found)) >= 0:
+        kept.append(text[start:found])
+        start = stop
+    return "".join([*kept, text[start:]])
+
+
+_WORTH: Final[Mapping[Kind, float]] = {
+    "email": 9,
+    "path": 7,
+    "date": 6,
+    "id": 5,
+    "url": 4,
+    "quoted": 3.5,
+    "text": 4,
+    "number": 1.5,
+    "cjk": 1,
+}
+"""What a value is worth by its shape, where nothing else is known of it."""
+_DEFINED: Final = 11
+"""What a name is worth that a program defines."""
+_NUMBER_UNDER_KEY: Final = 3.5
+_TERM: Final = 6
+"""What a CJK term is worth that stands alone, or is short."""
+_TERM_LETTERS: Final = 4
+_ONE_WORD: Final = 3
+"""What a leaf of one ordinary word is worth."""
+_TIME_OF_DAY: Final = 1.5
+_WHOLE: Final = 1.3
+"""By how much more a value is worth that is all that stands under its key."""
+_NAMES: Final = 1.5
+"""By how much more one under a key that says it names something."""
+_TELLS: Final = 0.35
+"""By how much less one under a key that says it describes something."""
+_AGAIN: Final = 0.4
+"""By how much more one that stands there again and again, for each factor e."""
+
+_LONGEST: Final = 120
+_LONGEST_WORDS: Final = 60
+"""Characters of a string of several words: a longer one is prose."""
+_MOST_WORDS: Final = 4
+_DENSE: Final = 12
+"""Of a long document so many values are read as if each had so many characters."""
+_SHORT: Final = 4000
+"""Characters of a text of which many are remembered."""
+_SHORTEST: Final = 2
+"""Characters of a value, digits of a number."""
+
+_NAMING: Final = re.compile(
+    r"(?:^|[_\b-])(?:ids?|keys?|codes?|number|no|num|names?|title|url|uri|link|path|file|sha|hash|ref|token"
+    r"|email|phone|address|ip|port|host|date|dob|day|prices?|amount|total|cost|balance|version|tool|server"
+    r"|symbol|user|account|order)$|[a-z](?:Id|Ids|Key|Name|Code|Number|Path|Url)$|name$|_id|errors?$|message$",
+    re.IGNORECASE,
+)
+_TELLING: Final = re.compile(
+    r"created|updated|modified|timestamp|description|snippet|icon|logo|image|avatar|class|style|meta|annotation"
+    r"|color|width|height|size|font|background|padding|margin",
+    re.IGNORECASE,
+)
+_WORTH_ALONE: Final = frozenset({"email", "path", "id", "url"})
+"""Kinds of which nothing else is asked where they stand alone."""
+_OF_WORDS: Final = frozenset({"text", "quoted"})
+_IDLE: Final = frozenset(
+    {"string", "number", "integer", "object", "boolean", "array", "content", "text", "type"}
+    | {"true", "false", "null", "none", "None", "True", "False"}
+)
+"""Leaves that say what something is, in every tool's output."""
+_DEFINES: Final = re.compile(
+    r"(?<![\w$])((?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}"
+    r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+))"
+)
+_DEFINED_LONGEST: Final = 36
+"""Characters of the longest words before a name that is defined."""
+_MAYBE_DEFINED: Final = re.compile(
+    # Spaces are few: each is asked for the last two letters before it, then for the word.
+    r"[ ](?<=[cefinopsu][cefmnlst][ ])(?:(?<=class[ ])|(?<=interface[ ])|(?<=function[ ])|(?<=def[ ])"
+    r"|(?<=fn[ ])|(?<=func[ ])|(?<=struct[ ])|(?<=enum[ ])|(?<=trait[ ])|(?<=impl[ ]))[A-Za-z_$][\w$]{1,80}+"
+)
+"""Where `_DEFINES` may have found a name, in a fifth of its time."""
+_LINE: Final = re.compile(
+    r"""^[ \t{\[(,>-]*+["'`]?([^\W\d][\w-]{0,40}+)[ ]{0,9}["'`]?[ ]{0,9}[:=](?![:=/\\])"""
+    r"[ ]{0,9}([^\s{\[(][^\n]{0,80}+)$",
+    re.MULTILINE,
+)
+"""A line that gives a key and its value."""
+_INLINE: Final = re.compile(
+    r"""["']([^\W\d][\w -]{0,40}+)["']\s{0,4}:\s{0,4}"""
+    r"""(?:"([^"\n]{1,60}+)"|'([^'\n]{1,60}+)'|([\w.+-]{1,40}+))(?=\s{0,4}[,}\]\n])"""
+)
+"""A key and its value inside of braces, where the whole is no JSON document."""
+_ENDING: Final = " ,;)}]"
+_QUOTES: Final = "\"'`"
+_QUOTE: Final = re.compile("[\"'`]")
+_PROGRAM: Final = re.compile(r"[=(){}<>;\"'`]|  ")
+_WORDS: Final = re.compile(r"[\w-]+")
+_DIGIT: Final = re.compile(r"\d")
+
+
+class Candidate(Struct, frozen=True, gc=False, kw_only=True):
+    """A value that may be kept."""
+
+    text: str
+    """The value, verbatim."""
+    label: str
+    """The key that it stands under; empty where it stands under none."""
+    worth: float
+    place: int
+    """Its place among the candidates of the text."""
+    times: int = 1
+    """How often it stands there."""
+
+
+def candidates_of(text: str) -> Sequence[Candidate]:
+    """Return what may be kept of a text, each value once, first what is worth most for what it costs.
+
+    Of equally good ones the earlier comes first. What was read last is remembered: a digest that is too dear
+    is made again, and so are those of a trim that did not pay.
+    """
+    return _of_short(text) if len(text) <= _SHORT else _of_long(text)
+
+
+def _read(text: str) -> tuple[Candidate, ...]:
+    found = _in_document(text)
+    if not found:
+        shown = readable(ends_of(text))
+        # What is not wrapped was no document before either.
+        values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
+        found = _in_text(shown, values)
+    candidates = tuple(found.values())
+    return tuple(sorted(candidates, key=_cost))
+
+
+def _cost(candidate: Candidate) -> float:
+    """Return what is smaller the more a candidate is worth for its length."""
+    worth, times = candidate.worth, candidate.times
+    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
+
+
+_kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
+_of_short: Final = lru_cache(maxsize=256)(_read)
+_of_long: Final = lru_cache(maxsize=8)(_read)
+
+_Found: TypeAlias = "dict[str, Candidate]"
+"""Candidates by their text."""
+
+
+def _add(found: _Found, value: str, label: str, worth: float, times: int) -> None:
+    """Add a value that stands there so many times."""
+    held = found.get(value)
+    if held is None:
+        found[value] = Candidate(text=value, label=label, worth=worth, place=len(found), times=times)
+    else:
+        worth = max(held.worth, worth)
+        found[value] = Candidate(
+            text=value, label=held.label or label, worth=worth, place=held.place, times=held.times + times
+        )
+
+
+def _in_document(text: str) -> _Found:
+    """Return the values of a JSON document; of anything else none."""
+    found: _Found = {}
+    if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
+        return found
+    for value, times in Counter(_values_of_ends(text)).items():
+        worth = _worth(value.text, value.kind, value.label if value.is_leaf else None)
+        if worth:
+            label = value.label if value.is_leaf or value.kind == "number" else ""
+            _add(found, value.text, label, worth, times)
+    return found
+
+
+def _values_of_ends(text: str) -> Sequence[Value]:
+    """Return the values of a document; of a long one, like `ends_of`, the first and the last."""
+    values = values_of_document(text, "numbers")
+    if len(text) <= HEAD + TAIL:
+        return values
+    first = HEAD // _DENSE
+    return [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
+
+
+def _in_text(text: str, values: Iterable[Value]) -> _Found:
+    """Return the values of any other text, then the words that stand alone under a key."""
+    found: _Found = {}
+    keys = _keys(text)
+    defined = _defined(text)
+    is_cut = CUT in text
+    for value, times in Counter(values).items():
+        piece = value.text
+        if is_cut and CUT in piece:
+            continue
+        if piece in defined:
+            _add(found, defined[piece], "", _DEFINED, times)
+            continue
+        key = keys.get(piece)
+        worth = _worth(piece, value.kind, key)
+        if worth:
+            _add(found, piece, key or (value.label if value.kind == "number" else ""), worth, times)
+    for word, key in keys.items():
+        if _kind_seen(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
+            worth = _worth(word, "text", key)
+            if worth:
+                _add(found, word, key, worth, 1)
+    return found
+
+
+def _defined(text: str) -> dict[str, str]:
+    """Return for each name that is defined the words that say so, the name among them."""
+    defined: dict[str, str] = {}
+    end = 0
+    for maybe in _MAYBE_DEFINED.finditer(text):
+        found = _DEFINES.search(text, max(end, maybe.start() - _DEFINED_LONGEST), maybe.end())
+        if found is not None:
+            defined[found[2]] = found[1]
+            end = found.end()
+    return defined
+
+
+def _keys(text: str) -> dict[str, str]:
+    """Return for each value that is all that stands under a key, on a line or in braces, that key."""
+    keys: dict[str, str] = {}
+    for key, rest in _LINE.findall(text):
+        value = rest.rstrip(_ENDING).strip(_QUOTES).strip()
+        if _SHORTEST <= len(value) <= _LONGEST_WORDS and not _QUOTE.search(value) and CUT not in value:
+            keys.setdefault(value, key)
+    for key, double, single, bare in _INLINE.findall(text):
+        value = (double or single or bare).strip()
+        if len(value) >= _SHORTEST and CUT not in value:
+            keys.setdefault(value, key)
+    return keys
+
+
+@lru_cache(maxsize=4096)
+def _factor(key: str) -> float:
+    """Return by how much more a value is worth for what its key says of it."""
+    if _TELLING.search(key):
+        return _TELLS
+    return _NAMES if _NAMING.search(key) else 1
+
+
+def _worth(text: str, kind: Kind, key: str | None) -> float:
+    """Return what a value is worth; 0 where it need not be kept. `key` is what it is all of, if anything."""
+    if len(text) > _LONGEST or text in _IDLE:
+        return 0
+    if key is None and kind in _WORTH_ALONE:
+        return _WORTH[kind]
+    whole = key is not None
+    if kind in _OF_WORDS:
+        worth = _worth_of_words(text, kind, whole=whole)
+    elif kind == "number":
+        digits = len(text) if text.isdecimal() else len(_DIGIT.findall(text))
+        worth = 0 if digits < _SHORTEST else _NUMBER_UNDER_KEY if whole else _WORTH[kind]
+    elif kind == "cjk":
+        worth = _TERM if whole or len(text) <= _TERM_LETTERS else _WORTH[kind]
+    else:
+        is_time = kind == "date" and ":" in text and "-" not in text
+        worth = (_TIME_OF_DAY if is_time else _WORTH[kind]) * (_WHOLE if whole else 1)
+    return worth * _factor(key) if key is not None else worth
+
+
+def _worth_of_words(text: str, kind: Kind, *, whole: bool) -> float:
+    """Return what a string of words is worth: one in brackets is a remark, a long one is prose."""
+    if len(text) > _LONGEST_WORDS or text[0] == "(":
+        return 0
+    if _WORDS.fullmatch(text):
+        return _ONE_WORD
+    return _WORTH["text" if whole else kind]
+
 
 _NEAR: Final = 100
 """After so many characters of values their label is said again, so that it stands near each of them."""
@@ -31,11 +462,7 @@ _ERROR: Final = re.compile(
 )
 _ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL", "Traceback")
 """Of these every error line holds one: a text without them need not be looked at more closely."""
-_FEW: Final = 20
-"""So many places of a text are looked at one by one."""
-_WORD_LONGEST: Final = 80
-"""Characters of a word before an alarm that are looked at: no word that tells an error has so many."""
-_PROGRAM: Final = re.compile(
+_CODE_LINE: Final = re.compile(
     r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b"
 )
 _TO_QUOTE: Final = re.compile(r"[\s,]")
@@ -83,30 +510,13 @@ def _error_line(text: str, most: int) -> str:
     if most < _LEAST:
         return ""
     text = ends_of(text)
-    for start in _errors(text):
+    for found in _ERROR.finditer(text) if any(alarm in text for alarm in _ALARMS) else ():
+        start = found.start()
         line_start = text.rfind("\n", 0, start) + 1
-        if start - line_start <= _ERROR_BEGINS and not _PROGRAM.search(text, line_start, start):
+        if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
             line = text[line_start:].partition("\n")[0].strip()
             return line if len(line) <= most else _cut(line, most)
     return ""
-
-
-def _errors(text: str) -> Iterable[int]:
-    """Return where the words begin that tell an error."""
-    alarms = [alarm for alarm in _ALARMS if alarm in text]
-    if sum(map(text.count, alarms)) > _FEW:
-        return (found.start() for found in _ERROR.finditer(text))
-    # To look at the few places is a tenth of the time. A word begins where its letters do.
-    places = {_word_start(text, found.start()) for alarm in alarms for found in re.finditer(alarm, text)}
-    return (place for place in sorted(places) if _ERROR.match(text, place))
-
-
-def _word_start(text: str, place: int) -> int:
-    """Return where the word begins that has a letter at `place`; of a very long one, any place inside."""
-    first = max(0, place - _WORD_LONGEST)
-    while place > first and (text[place - 1].isalnum() or text[place - 1] == "_"):
-        place -= 1
-    return place
 
 
 def _cut(line: str, most: int) -> str:

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.textscan.alarm import alarms
-from proxy.textscan.blob import without_blobs
 from proxy.textscan.document import JsonValue, Members, Number, is_items, is_members
-from proxy.textscan.mark import FULL_OUTPUT, omitted
+from proxy.textscan.plaintext import FULL_OUTPUT, alarms, omitted, without_blobs
 
 COMPRESSED: Final = "compressed"
 PREVIEW: Final = "_preview"

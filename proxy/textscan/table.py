@@ -32,7 +32,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from proxy.textscan.document import JsonValue, Members, Number, is_items, is_members
+from proxy.textscan.document import CONTAINERS, OBJECTS, JsonValue, Members, Number, is_items, is_members
 
 KEY: Final = "<key>"
 """Stands for the key of a row."""
@@ -59,9 +59,6 @@ _KEY_COST: Final = 3
 _ABSENT_COST: Final = 5
 """Characters of a cell for what is not there."""
 
-_OBJECTS: Final = frozenset({tuple})
-_CONTAINERS: Final = frozenset({tuple, list})
-"""What objects, and objects and arrays, are made of: to look a type up is the fastest way to tell."""
 
 _Fields: TypeAlias = "dict[str, JsonValue]"
 
@@ -132,13 +129,13 @@ def _table_of(value: JsonValue) -> JsonValue | _Table:
             if table is not None:
                 return table
         return tuple(
-            [_member(name, held) if type(held) in _CONTAINERS else (name, held) for name, held in value]
+            [_member(name, held) if type(held) in CONTAINERS else (name, held) for name, held in value]
         )
     if is_items(value):
         table = _table(value)
         if table is not None:
             return table
-        return [_tabulated(item) if type(item) in _CONTAINERS and item else item for item in value]
+        return [_tabulated(item) if type(item) in CONTAINERS and item else item for item in value]
     return value
 
 
@@ -180,7 +177,7 @@ def _objects(values: Sequence[JsonValue]) -> list[_Fields] | None:
     """Return the fields of each value; None where one is no object, an empty one or has a key twice."""
     objects: list[_Fields] = []
     for value in values:
-        if type(value) not in _OBJECTS or not value:
+        if type(value) not in OBJECTS or not value:
             return None
         fields: _Fields = dict(value)
         if len(fields) < len(value):
@@ -208,7 +205,7 @@ def _columns(objects: Sequence[_Fields], names: Iterable[str], keys: Sequence[st
 def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Column:
     """Return the column of these values."""
     first = values[0]
-    if type(first) in _CONTAINERS:
+    if type(first) in CONTAINERS:
         is_list = is_items(first)
         inner = _inner(_elements(values) if is_list else values)
         return _Column(name=name, inner=inner, is_list=is_list, cells=_with_cells(inner))
@@ -273,7 +270,7 @@ def _cells(fields: _Fields, columns: Sequence[_Column]) -> list[JsonValue]:
     """Return the cells of a record; `columns` are those that have one."""
     row = [fields.get(column.name) for column in columns]
     for place, value in enumerate(row):
-        if type(value) in _CONTAINERS:
+        if type(value) in CONTAINERS:
             row[place] = _cell(value, columns[place])
     return row
 
@@ -292,12 +289,12 @@ def _has_table(value: JsonValue) -> bool:
     left = [value]
     while left:
         value = left.pop()
-        if type(value) in _OBJECTS:
+        if type(value) in OBJECTS:
             for name, held in value:
                 if "{" in name and _HEADING.search(name):
                     return True
-                if type(held) in _CONTAINERS:
+                if type(held) in CONTAINERS:
                     left.append(held)
         else:
-            left += [item for item in value if type(item) in _CONTAINERS]
+            left += [item for item in value if type(item) in CONTAINERS]
     return False

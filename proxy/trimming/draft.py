@@ -53,7 +53,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     target: int | None = None
     """How many tokens may be sent; None where no limit is set and each edit runs once."""
     made_by: tuple[tuple[str, ...], ...] = ()
-    """For each place the types of the edits that made what stands there, those of earlier moves and of
+    """For each place the types of the edits that made what stands there, those of earlier trims and of
     `on_arrival` included, the first one first; empty where the original stands."""
     summary: Summary | None = None
     """What is sent in the place of what an edit summed up."""
@@ -66,7 +66,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     prepared: Prepared | None = None
     """The newest summary by a model that may be used; None without one."""
     gaps: tuple[Gap, ...] = ()
-    """What earlier moves dropped: it is no part of the log that is looked at."""
+    """What earlier trims dropped: it is no part of the log that is looked at."""
     hidden: Mapping[int, Hidden] = {}
     """By place what is sent with a message that the client was not shown; a message that changes loses it."""
     tight: bool = False
@@ -92,14 +92,12 @@ class Draft(Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> Size:
         """How much would be sent."""
-        standing = [message for message in self.messages if message is not None]
-        standing += [
-            message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)
-        ]
+        left = [message for message in self.messages if message is not None]
+        left += [message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)]
         return Size(
             tokens=self.total,
-            messages=len(standing),
-            tool_calls=sum(message.is_result for message in standing),
+            messages=len(left),
+            tool_calls=sum(message.is_result for message in left),
         )
 
     @property

@@ -216,7 +216,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A summary that a model made of the beginning of the branch; the next move of the cut may use it."""
+    """A summary that a model made of the beginning of the branch; the next trim may use it."""
 
     text: str
     """With its heading, as it is sent."""
@@ -245,7 +245,7 @@ class SummaryRequest(Struct, frozen=True, kw_only=True):
     room: int
     """Tokens that it may have at most, heading included."""
     urgent: bool
-    """Whether the cut moves now, and would have used it."""
+    """Whether the log is trimmed now, and would have used it."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -262,7 +262,7 @@ class Account(Struct, frozen=True, kw_only=True):
 class Cut(Struct, frozen=True, kw_only=True):
     """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
 
-    As long as the policy's version stays, so does what is here: the next move adds to it. Spans that are not
+    As long as the policy's version stays, so does what is here: the next trim adds to it. Spans that are not
     sent at all are `gaps`; what else was done to messages is in `changes`.
     """
 
@@ -275,13 +275,13 @@ class Cut(Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     """What is done to messages outside the gaps, one change or several for each (in order), by position."""
     tokens: int
-    """Tokens of the whole view, fixed ones included, right after the move."""
+    """Tokens of the whole view, fixed ones included, right after the trim."""
     messages: int
-    """Messages of the view right after the move."""
+    """Messages of the view right after the trim."""
     tool_calls: int
-    """Tool results of the view right after the move."""
+    """Tool results of the view right after the trim."""
     gaps: tuple[Gap, ...] = ()
-    """What is not sent at all, by position: whole spans, by this move or by an earlier one."""
+    """What is not sent at all, by position: whole spans, by this trim or by an earlier one."""
     summary: Summary | None = None
     """What is sent in the place of some of that."""
     account: Account | None = None
@@ -308,10 +308,10 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     prepared: Prepared | None = None
     """The newest summary by a model that lies on the branch and that the policy may use; None without one."""
     keeps: bool = True
-    """Whether a cut that moves is kept for the next request; where it is not, `cost: auto` never pays."""
+    """Whether a new cut is kept for the next request; where it is not, `cost: auto` never pays."""
     fork: int | None = None
     """Position from which on the messages are this request's own, where others go on from the same place. A
-    move that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
+    trim that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -322,11 +322,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     version: str
     """Version of the policy; empty for `off`."""
     cut: Cut | None
-    """The cut in force for this request: the standing one, or the new one where it moved."""
+    """The cut in force for this request: the current one, or the new one after a trim."""
     moved: bool
-    """Whether the cut was moved by this request."""
+    """Whether this request was trimmed: then the cut is new."""
     fired: str
-    """What moved the cut, in words ("tokens 51234 > 50000"); empty where nothing did."""
+    """What fired, in words ("tokens 51234 > 50000"); empty where nothing did."""
     arrivals: tuple[Change, ...]
     """What `on_arrival` changes outside `earlier` (already recorded or decided now), by position."""
     tokens_before: int
@@ -340,22 +340,22 @@ class Plan(Struct, frozen=True, kw_only=True):
     decided: tuple[tuple[Change, ...], ...] = ()
     """For each entry that was given what `on_arrival` decided, recorded or now: what is to be recorded."""
     made: tuple[Change, ...] = ()
-    """What the edits decided at this request's move, message by message, by position."""
+    """What the edits decided at this request's trim, message by message, by position."""
     earlier: tuple[Gap, ...] = ()
-    """What earlier moves dropped of the messages that the request speaks of, and this one left so."""
+    """What earlier trims dropped of the messages that the request speaks of, and this one left so."""
     messages_before: int = 0
     """Messages of the log that the request speaks of, those in gaps included."""
     target: int | None = None
-    """How many tokens were to be sent at most after a move of the cut, as upstream counts them."""
+    """How many tokens were to be sent at most after a trim, as upstream counts them."""
     settled: tuple[int, ...] = ()
-    """Numbers of messages of the view, from its beginning: each is where a part ends that no later move of
-    the cut will change while the policy stays. The last is the longest; one before it was so earlier."""
+    """Numbers of messages of the view, from its beginning: each is where a part ends that no later trim
+    will change while the policy stays. The last is the longest; one before it was so earlier."""
     summary: Summary | None = None
     """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
     wanted: SummaryRequest | None = None
     """A summary that should be made of what was not summed up yet; None where none is due."""
     needs_whole: bool = False
-    """Whether the cut must move and could not: decide again, with every entry of the log given."""
+    """Whether the log must be trimmed and could not be: decide again, with every entry of the log given."""
 
     @property
     def changes(self) -> tuple[Change, ...]:

@@ -1,7 +1,7 @@
 """A policy as the operator writes it: whom it serves, when to trim, how far, what to keep and how.
 
 A wrong policy is an error here and says what is allowed. What a policy *does* stands elsewhere:
-in its edits, and in the engine that runs them.
+in its edits, and in the planner that runs them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Match(Section, frozen=True):
 
 
 class Keep(Section, frozen=True):
-    """What is sent verbatim, whatever the edits say, as it stands when the cut moves."""
+    """What is sent verbatim, whatever the edits say, as it stands when the log is trimmed."""
 
     rounds: Natural = 1
     """Of so many rounds, the newest ones; the current one is the first of them."""
@@ -87,7 +87,7 @@ class Policy(Section, frozen=True):
     match: Match = Match()
     """Whom it serves; the first policy of the file that fits is taken."""
     trigger: Trigger | None = None
-    """When the cut moves: any key that is passed is enough. Until then requests grow by what is new."""
+    """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
     target: Target | None = None
     """How far to trim; without it each edit runs once."""
     keep: Keep = Keep()
@@ -97,7 +97,7 @@ class Policy(Section, frozen=True):
     on_arrival: tuple[Annotated[Edit, AfterValidator(_only_tool_output)], ...] = ()
     """Edits of tool output that act from the first time it is sent. `keep` does not bind them, `pin` does."""
     edits: tuple[Edit, ...] = ()
-    """Edits that run, in this order, when the cut moves."""
+    """Edits that run, in this order, when the log is trimmed."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -157,7 +157,7 @@ class Policy(Section, frozen=True):
 
     @cached_property
     def reckons(self) -> bool:
-        """Whether anything in it depends on what a move of the cut costs."""
+        """Whether anything in it depends on what a trim costs."""
         return (self.trigger is not None and self.trigger.cost is not None) or any(
             edit.must_pay for edit in self.edits
         )

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from pydantic import BaseModel
 
 from proxy.dialects import Message, Span
-from proxy.textscan import Kind, beginning_of, values_of
+from proxy.textscan import beginning_of, identifiers
 
 Language: TypeAlias = Literal["en", "zh"]
 
@@ -31,8 +31,6 @@ _FIRST_REQUESTS: Final = 10
 _NEWEST_REQUESTS: Final = 30
 _VALUES: Final = 100
 _TOOLS: Final = 100
-_TOLD: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
-"""Kinds of values that name something."""
 _OFTEN: Final = 2
 """A value that stands in fewer messages is not shown, unless it was the argument of a call."""
 
@@ -200,10 +198,9 @@ def _uses(message: Message, text: str, names: Mapping[str, str]) -> list[tuple[s
 
 def _seen(message: Message, text: str) -> Iterable[tuple[str, int]]:
     """Return the values of a message that name something, each once."""
-    found = {value.text: 1 for value in values_of(beginning_of(text, _READ), "none") if value.kind in _TOLD}
+    found = dict.fromkeys(identifiers(beginning_of(text, _READ)), 1)
     for call in message.calls:
-        read = beginning_of(call.arguments, _READ)
-        found |= {value.text: _OFTEN for value in values_of(read, "none") if value.kind in _TOLD}
+        found |= dict.fromkeys(identifiers(beginning_of(call.arguments, _READ)), _OFTEN)
     return found.items()
 
 

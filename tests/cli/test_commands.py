@@ -90,7 +90,7 @@ def test_the_option_is_repeated_before_each_value(written: str, meant: str) -> N
 
 POLICIES = """\
 policies:
-  lean: {match: {models: [a]}, trigger: {tokens: 9}, edits: [{type: keep_tool_calls}]}
+  lean: {trigger: {tokens: 9}, edits: [{type: keep_tool_calls}]}
   größer: {}
 """
 

@@ -244,11 +244,11 @@ def test_laid_over_changes_neither_mapping() -> None:
     assert (below, above) == ({"a": {"x": 1}}, {"a": {"y": 2}})
 
 
-def test_a_policy_after_a_catch_all_is_unreachable_unless_it_is_extended() -> None:
-    base = Policy(match=Match(models=("gpt-*",)))
-    child = Policy(extends="base")
-    policies = {"small": SMALL, "child": child, "base": base, "late": ODD, "all": ALL}
-    assert list(unreachable(policies)) == [("late", "child"), ("all", "child")]
+def test_a_match_after_a_catch_all_is_unreachable() -> None:
+    by_name = Policy()
+    policies = {"small": SMALL, "first": ALL, "by-name": by_name, "late": ODD, "all": ALL}
+    assert list(unreachable(policies)) == [("late", "first"), ("all", "first")]
+    assert list(unreachable({"base": by_name, "late": ODD})) == [("late", "base")]
     assert list(unreachable({"small": SMALL, "all": ALL})) == []
 
 

@@ -19,7 +19,7 @@ import pytest
 from proxy.config import reload
 from proxy.config.reload import Reload, hears_hangup
 from proxy.config.settings import Settings
-from proxy.config.source import Loaded, Source
+from proxy.config.source import ConfigSource, Loaded
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +57,7 @@ class _Process:
 
 @asynccontextmanager
 async def following(path: Path | None = None, **overrides: Any) -> AsyncIterator[_Process]:
-    process = _Process(Source(path=path, overrides=overrides).read())
+    process = _Process(ConfigSource(path=path, overrides=overrides).read())
     async with process.reload.running():
         yield process
 
@@ -117,7 +117,7 @@ async def test_a_file_that_comes_later_is_taken() -> None:
 
 async def test_a_change_before_the_start_is_taken_first() -> None:
     file = config(FIRST)
-    process = _Process(Source(path=file).read())
+    process = _Process(ConfigSource(path=file).read())
     file.write_text(SECOND)
     async with process.reload.running():
         assert process.rounds == 2
@@ -143,7 +143,7 @@ async def test_an_invalid_file_is_refused_with_the_lines_of_check(caplog: pytest
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 async def test_an_emptied_file_is_refused(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    process = _Process(Source().parse(FIRST.encode()))
+    process = _Process(ConfigSource().parse(FIRST.encode()))
     config(text)
     await process.reload.look()
     assert process.rounds == 1
@@ -158,7 +158,7 @@ async def test_a_deleted_file_is_refused(
     path: Path | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = config(FIRST, str(path or "config.yaml"))
-    process = _Process(Source(path=path).read())
+    process = _Process(ConfigSource(path=path).read())
     file.unlink()
     for _ in range(2):
         await process.reload.look()
@@ -173,7 +173,7 @@ async def test_a_file_that_was_empty_at_the_start_may_not_become_empty_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config("")
-    process = _Process(Source().read())
+    process = _Process(ConfigSource().read())
     config("# nothing\n")
     await process.reload.look()
     config("")
@@ -184,7 +184,7 @@ async def test_a_file_that_was_empty_at_the_start_may_not_become_empty_again(
 
 async def test_settings_that_need_a_restart_are_named_and_stay(caplog: pytest.LogCaptureFixture) -> None:
     file = config(FIRST)
-    process = _Process(Source().read())
+    process = _Process(ConfigSource().read())
     file.write_text(
         "server: {port: 1}\n"
         "upstream: {api_key: hush}\n"
@@ -210,7 +210,7 @@ async def test_settings_that_need_a_restart_are_named_and_stay(caplog: pytest.Lo
 async def test_environment_and_command_line_still_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_POLICIES__A__KEEP__SPANS", "7")
     file = config(FIRST)
-    process = _Process(Source(overrides={"telemetry": {"log_level": "error"}}).read())
+    process = _Process(ConfigSource(overrides={"telemetry": {"log_level": "error"}}).read())
     file.write_text(SECOND + "telemetry: {log_level: debug}\n")
     await process.reload.look()
     assert (process.rounds, process.policies["a"].keep.spans) == (2, 7)
@@ -219,14 +219,14 @@ async def test_environment_and_command_line_still_win(monkeypatch: pytest.Monkey
 
 async def test_the_order_of_policies_is_a_change() -> None:
     file = config("policies: {a: {}, b: {}}")
-    process = _Process(Source().read())
+    process = _Process(ConfigSource().read())
     file.write_text("policies: {b: {}, a: {}}")
     await process.reload.look()
     assert list(process.policies) == ["b", "a"]
 
 
 async def test_warnings_are_logged_at_a_reload(caplog: pytest.LogCaptureFixture) -> None:
-    process = _Process(Source().read())
+    process = _Process(ConfigSource().read())
     edits = "edits: [{type: keep_tool_calls}]"
     config(f"policies: {{a: {{trigger: {{every_request: true, tokens: 9}}, {edits}}}}}")
     await process.reload.look()
@@ -238,7 +238,7 @@ async def test_an_internal_error_does_not_stop_the_reload(caplog: pytest.LogCapt
         raise ZeroDivisionError
 
     file = config(FIRST)
-    follows = Reload(Source().read(), {"policies": fail})
+    follows = Reload(ConfigSource().read(), {"policies": fail})
     file.write_text(SECOND)
     await follows.look()
     assert "a mistake of the proxy's own" in caplog.text
@@ -249,18 +249,18 @@ async def test_other_files_in_the_folder_are_not_read(monkeypatch: pytest.Monkey
     monkeypatch.setattr(reload, "LOOK_SECONDS", 3600.0)
     monkeypatch.setattr(reload, "GLANCE_SECONDS", 0.01)
     glances, looks = list[object](), list[object]()
-    glance, look = reload._stamp_of, Source.content  # pyright: ignore[reportPrivateUsage]
+    glance, look = reload._stamp_of, ConfigSource.content  # pyright: ignore[reportPrivateUsage]
 
     def counted(file: Path) -> tuple[int, ...] | None:
         glances.append(file)
         return glance(file)
 
-    def read(source: Source) -> bytes | None:
+    def read(source: ConfigSource) -> bytes | None:
         looks.append(source)
         return look(source)
 
     monkeypatch.setattr(reload, "_stamp_of", counted)
-    monkeypatch.setattr(Source, "content", read)
+    monkeypatch.setattr(ConfigSource, "content", read)
     file = config(FIRST)
     async with following() as process:
         await becomes(lambda: len(glances) > 1, "it was looked at")

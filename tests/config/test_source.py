@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from proxy.config.settings import Settings
-from proxy.config.source import SECRETS, Environment, Source, json_schema, load
+from proxy.config.source import SECRETS, ConfigSource, Environment, json_schema, load
 from proxy.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_source_reads_again_what_it_read() -> None:
-    source = Source(overrides={"server": {"port": 3, "host": None}})
+    source = ConfigSource(overrides={"server": {"port": 3, "host": None}})
     assert (source.file, source.content()) == (Path("config.yaml"), None)
     assert source.read().settings.server.port == 3
     Path("config.yaml").write_text("server: {port: 1, max_body_bytes: 7}")
@@ -51,7 +51,7 @@ def test_a_source_reads_again_what_it_read() -> None:
 
 def test_the_content_is_not_printed() -> None:
     Path("config.yaml").write_text("auth: {admin_key: hush}\nupstream: {api_key: hush}")
-    assert "hush" not in repr(Source().read())
+    assert "hush" not in repr(ConfigSource().read())
 
 
 def test_a_setting_without_effect_is_a_warning_with_its_line() -> None:
@@ -71,7 +71,7 @@ def test_a_setting_without_effect_is_a_warning_with_its_line() -> None:
         "      - {type: drop_oldest}\n"
         "      - {type: keep_tool_calls}\n"
     )
-    assert Source().read().warnings == (
+    assert ConfigSource().read().warnings == (
         "config.yaml:5: policies.base.trigger.tokens: beside every_request, tokens decides nothing",
         (
             "config.yaml:13: policies.late.edits[0]: drop_oldest goes on until the target is met, "
@@ -258,12 +258,12 @@ def test_the_variable_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.variable(("server", "host")) == "environment"
 
 
-def test_a_policy_after_a_catch_all_is_a_warning() -> None:
+def test_a_match_after_a_catch_all_is_a_warning() -> None:
     Path("config.yaml").write_text("policies:\n  all: {}\n  late:\n    match: {models: [odd]}\n")
-    (warning,) = Source().read().warnings
+    (warning,) = ConfigSource().read().warnings
     assert warning == (
-        "config.yaml:3: policies.late: 'all' matches every request, so this policy is used only if a request "
-        "names it: put it before 'all'"
+        "config.yaml:4: policies.late.match: this is never tried, because 'all' matches every request: "
+        "put 'late' before 'all'"
     )
 
 
@@ -272,7 +272,7 @@ def test_keys_that_are_not_used_are_a_warning(mode: str) -> None:
     Path("config.yaml").write_text(
         f"auth:\n  mode: {mode}\n  admin_key: root\n  keys: [{{key: hush, tenant: a}}]\n"
     )
-    (warning,) = Source().read().warnings
+    (warning,) = ConfigSource().read().warnings
     assert warning == (
         f"config.yaml:4: auth.keys: auth.mode is '{mode}', so these keys are not used: "
         "set auth.mode to 'keys'"

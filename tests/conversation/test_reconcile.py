@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.conversation.nodes import ROOT, names_under
+from proxy.conversation.ids import ROOT, names_under
 from proxy.conversation.reconcile import (
     Arrival,
     Incoming,

@@ -36,7 +36,7 @@ def held(known: Generations[int, Value], *names: int) -> list[int]:
     return [found.name for found in known.recall(names) if found is not None]
 
 
-def test_what_was_put_is_recalled_in_the_order_asked_for() -> None:
+def test_values_are_recalled_in_the_order_of_the_keys() -> None:
     known = holding(1)
     two = Value(2)
     known.put(2, two)
@@ -46,7 +46,7 @@ def test_what_was_put_is_recalled_in_the_order_asked_for() -> None:
     assert known.recall([]) == []
 
 
-def test_what_was_not_asked_for_goes_first() -> None:
+def test_the_least_recently_used_value_is_forgotten_first() -> None:
     known = holding(1, 2, 3)
     assert held(known, 1) == [1]
     for name in (4, 5):
@@ -54,7 +54,7 @@ def test_what_was_not_asked_for_goes_first() -> None:
     assert held(known, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
 
 
-def test_what_would_take_half_of_the_room_is_not_held() -> None:
+def test_a_value_that_takes_half_of_the_room_is_not_held() -> None:
     known = Generations[int, Value](ROOM, size_of)
     known.put(1, Value(1, ROOM // 2 + 1))
     assert held(known, 1) == []

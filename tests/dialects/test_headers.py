@@ -48,7 +48,7 @@ def test_names_are_those_of_the_documentation_in_lower_case() -> None:
     }
 
 
-def test_what_passes_keeps_order_repetition_case_and_bytes() -> None:
+def test_passed_headers_keep_order_repetition_case_and_bytes() -> None:
     sent = [
         (b"Accept", b"*/*"),
         (b"X-Thing", b"\xff 1"),
@@ -62,14 +62,14 @@ def test_what_passes_keeps_order_repetition_case_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, *OURS])
-def test_what_concerns_one_connection_or_is_ours_passes_in_no_direction(name: bytes) -> None:
+def test_hop_by_hop_headers_and_our_own_are_never_passed_on(name: bytes) -> None:
     sent = [(b"A", b"1"), (name, b"x"), (b"B", b"2"), (name.upper(), b"y"), (name.lower(), b"z")]
 
     assert to_upstream(sent) == [(b"A", b"1"), (b"B", b"2")]
     assert to_client(sent) == [(b"A", b"1"), (b"B", b"2")]
 
 
-def test_what_connection_names_goes_with_it() -> None:
+def test_headers_that_connection_names_are_not_passed_on() -> None:
     sent = [
         (b"X-One", b"1"),
         (b"Connection", b"close, x-ONE"),
@@ -82,14 +82,14 @@ def test_what_connection_names_goes_with_it() -> None:
     assert to_client(sent) == [(b"K", b"3")]
 
 
-def test_what_belongs_to_whoever_sends_is_not_passed_on() -> None:
+def test_headers_of_the_sender_itself_are_not_passed_on() -> None:
     sent = [(b"Host", b"h"), (b"Content-Length", b"1"), (b"Expect", b"100-continue"), (b"Content-Type", b"t")]
 
     assert to_upstream(sent) == [(b"Content-Type", b"t")]
     assert to_client(sent) == [sent[0], sent[2], sent[3]]
 
 
-def test_names_that_only_look_like_ours_pass() -> None:
+def test_headers_with_names_similar_to_ours_are_passed_on() -> None:
     sent = [
         (b"X-Sessions", b"1"),
         (b"X-Contextual", b"2"),
@@ -108,14 +108,14 @@ def test_authorization_is_dropped_when_asked() -> None:
 
 
 @pytest.mark.parametrize("name", [b"authorization", b"API-Key", b"X-Api-Key", b"x-goog-api-key", b"Cookie"])
-def test_whatever_may_be_a_key_of_the_clients_stays_where_it_is_not_meant(name: bytes) -> None:
+def test_every_header_that_may_hold_a_key_is_dropped_with_the_credentials(name: bytes) -> None:
     sent = [(name, b"secret"), (b"x-own", b"1")]
 
     assert to_upstream(sent, drop_credentials=True) == sent[1:]
     assert to_upstream(sent) == sent
 
 
-def test_others_are_dropped_when_asked() -> None:
+def test_further_headers_are_dropped_when_asked() -> None:
     sent = [(b"Accept-Encoding", b"gzip"), (b"X", b"1")]
 
     assert to_upstream(sent, extra_drop={b"accept-encoding"}) == [(b"X", b"1")]
@@ -149,11 +149,11 @@ def test_an_encoded_value_is_visible_ascii_and_reads_back(text: str) -> None:
     assert decode_value(raw, "X") == text
 
 
-def test_half_a_character_becomes_a_replacement_character() -> None:
+def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
     assert decode_value(encode_value("a\ud83db"), "X") == "a\ufffdb"
 
 
-def test_what_is_not_encoded_is_taken_as_it_is() -> None:
+def test_a_value_that_is_not_encoded_is_taken_as_it_is() -> None:
     assert decode_value("a b é".encode(), "X") == "a b é"
     assert decode_value(b"100% %zz %4", "X") == "100% %zz %4"
     assert decode_value(b"%c3%a9", "X") == "é"
@@ -168,7 +168,7 @@ def test_control_characters_are_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"%ff", b"%ED%A0%80", b"caf\xe9"])
-def test_what_is_no_utf8_is_refused(raw: bytes) -> None:
+def test_a_value_that_is_not_utf8_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="X-Agent-Name is not UTF-8") as caught:
         decode_value(raw, "X-Agent-Name")
 

@@ -93,7 +93,7 @@ def test_data_reads_back_whatever_ends_the_lines(lines: list[bytes], end: bytes,
 @pytest.mark.parametrize(
     "event", [b"data: a\n\n", b"data: a\r\n\r\n", b"data: a\r\r", b": c\n\n", b"data: a\r\n\n"]
 )
-def test_an_event_is_there_with_its_last_byte(event: bytes) -> None:
+def test_an_event_is_complete_with_its_last_byte(event: bytes) -> None:
     decoder = EventDecoder()
 
     for byte in event[:-1]:
@@ -186,7 +186,7 @@ def test_where_the_search_went_on_in_a_slow_event_does_not_bind_what_comes_after
     assert [event.complete for event in decode(pieces)] == [True, True, True]
 
 
-def test_what_breaks_off_is_handed_over_incomplete() -> None:
+def test_an_event_that_breaks_off_is_marked_incomplete() -> None:
     decoder = EventDecoder()
 
     assert decoder.feed(b'data: {"a":1}\n\ndata: {"b') == [Event(raw=b'data: {"a":1}\n\n', data=b'{"a":1}')]

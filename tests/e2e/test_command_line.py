@@ -22,7 +22,7 @@ from tests.support.waiting import until
 BROKEN = {
     "an unknown section": ("server:\n  port: 1\nsever: {}\n", 3, "server"),
     "an unknown key": ("server:\n  prot: 8080\n", 2, "port"),
-    "a text for a number": ("server:\n  port: eighty\n", 2, "integer"),
+    "a text for a number": ("server:\n  port: eighty\n", 2, "whole number"),
     "a number out of range": ("# a comment\n\nserver: {port: 70000}\n", 3, "65535"),
     "a key that stands twice": ("store:\n  migrate: true\n  migrate: false\n", 3, "migrate"),
     "no YAML": ("server: {port: 1\nstore: [\n", None, ""),
@@ -96,7 +96,7 @@ def ask(client: httpx.Client, session: str, text: str, model: str = "echo", **gi
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_check_says_where_it_is_wrong(run: Any, tmp_path: Path, what: str) -> None:
+def test_check_names_the_line_of_a_mistake(run: Any, tmp_path: Path, what: str) -> None:
     text, line, said = BROKEN[what]
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
@@ -109,7 +109,7 @@ def test_check_says_where_it_is_wrong(run: Any, tmp_path: Path, what: str) -> No
     assert "Traceback" not in errors
 
 
-def test_check_says_it_to_scripts_too(run: Any, tmp_path: Path) -> None:
+def test_check_json_lists_the_errors(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("server: {port: x, host: 1}\n")
     code, out, _ = run("check", "--config", file, "--json")
@@ -126,12 +126,12 @@ def test_check_shows_no_secret(run: Any, tmp_path: Path) -> None:
     assert "hidden" not in out + errors
 
 
-def test_check_is_content_with_what_is_right(run: Any, config: Path) -> None:
+def test_check_accepts_a_valid_file(run: Any, config: Path) -> None:
     code, out, _ = run("check", "--config", config)
     assert (code, "valid" in out) == (0, True)
 
 
-def test_a_file_that_is_not_there(run: Any, tmp_path: Path) -> None:
+def test_check_of_a_missing_file(run: Any, tmp_path: Path) -> None:
     code, _, errors = run("check", "--config", tmp_path / "none.yaml")
     assert (code, "none.yaml" in errors) == (2, True)
 
@@ -146,7 +146,9 @@ def test_schema_describes_the_file(run: Any) -> None:
 @pytest.mark.parametrize(
     "command", [["serve", "--host", "0.0.0.0"], ["serve", "--port", "x"], ["nonsense"], ["sessions", "show"]]
 )
-def test_used_wrongly(run: Any, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+def test_wrong_usage_is_exit_2(
+    run: Any, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
     monkeypatch.chdir(config.parent)
     code, out, errors = run(*command)
     assert (code, out) == (2, "")
@@ -189,14 +191,14 @@ def test_sessions_from_the_command_line(run: Any, config: Path, tmp_path: Path, 
     assert run("sessions", "show", "four", "--config", config)[0] == 2
 
 
-def test_the_tables_go_up_and_down(run: Any, config: Path) -> None:
+def test_upgrade_and_downgrade(run: Any, config: Path) -> None:
     assert run("upgrade", "--config", config)[0] == 0
     assert run("downgrade", "base", "--config", config)[0] == 0
     assert run("upgrade", "--config", config)[0] == 0
     assert run("sessions", "list", "--config", config, "--json")[:2] == (0, "[]\n")
 
 
-def test_a_port_that_is_taken(config: Path) -> None:
+def test_serve_on_a_taken_port(config: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -206,7 +208,7 @@ def test_a_port_that_is_taken(config: Path) -> None:
     assert "address already in use" in served.log
 
 
-def test_a_folder_that_is_not_there(config: Path) -> None:
+def test_serve_with_a_store_in_a_missing_folder(config: Path) -> None:
     config.write_text("store: {url: 'sqlite:////no/such/folder/sessions.db'}\n")
     with Served(config, "--port", "0") as served:
         assert served.process.wait(SECONDS) == 1
@@ -214,7 +216,7 @@ def test_a_folder_that_is_not_there(config: Path) -> None:
     assert "/no/such/folder" in served.log
 
 
-def test_what_was_under_way_when_the_process_was_killed(config: Path, upstream: Upstream) -> None:
+def test_a_pending_exchange_is_interrupted_after_a_kill(config: Path, upstream: Upstream) -> None:
     with serving(config) as (served, client):
         ask(client, "s", "first")
 

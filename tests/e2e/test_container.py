@@ -149,7 +149,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_what_the_program_reads(installed: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(installed: Path) -> None:
     for folder in (ROOT / "proxy", ROOT / "migrations"):
         inside = installed / ("proxy" if folder.name == "proxy" else "proxy/_migrations")
         wanted = {
@@ -179,18 +179,18 @@ def test_nothing_secret_gets_into_the_build() -> None:
             assert is_sent(ROOT / source), source
 
 
-def test_the_image_is_of_this_version() -> None:
+def test_the_image_has_this_version() -> None:
     assert pairs("LABEL")["org.opencontainers.image.version"] == proxy.__version__
 
 
-def test_the_program_gets_signals_itself_and_has_no_rights() -> None:
+def test_the_program_gets_signals_and_runs_without_privileges() -> None:
     for word in ("ENTRYPOINT", "CMD"):
         assert isinstance(json.loads(only(word)), list)  # another form would put a shell between
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", only("USER"))
     assert IMAGE.index(("USER", only("USER"))) > max(n for n, (word, _) in enumerate(IMAGE) if word == "RUN")
 
 
-def test_by_itself_the_image_writes_to_its_volume_alone_and_lets_nobody_in() -> None:
+def test_the_image_writes_to_its_volume_only_and_needs_authentication() -> None:
     said = pairs("ENV")
     assert said["PALIMPSEST_STORE__URL"].startswith(f"sqlite:///{only('VOLUME')}/")
     assert said["PALIMPSEST_SERVER__HOST"] == "0.0.0.0"
@@ -221,7 +221,7 @@ def test_without_a_secret_nothing_starts(name: str) -> None:
             environment(PROXY, {key: value for key, value in SECRETS.items() if key != name} | empty)
 
 
-def test_the_example_of_secrets_names_each_and_gives_none() -> None:
+def test_the_env_example_names_every_secret_and_gives_none() -> None:
     lines = (ROOT / ".env.example").read_text("utf-8").splitlines()
     assert {line for line in lines if line and not line.startswith("#")} == {f"{name}=" for name in SECRETS}
     text = (ROOT / "docker-compose.yml").read_text("utf-8")
@@ -229,7 +229,7 @@ def test_the_example_of_secrets_names_each_and_gives_none() -> None:
         assert f"# {name}={default}" in lines
 
 
-def test_database_and_proxy_mean_the_same() -> None:
+def test_database_and_proxy_agree() -> None:
     url = httpx.URL(environment(PROXY, SECRETS)["PALIMPSEST_STORE__URL"])
     theirs, ours = environment(DATABASE, SECRETS), environment(PROXY, SECRETS)
     assert (url.scheme, url.host, url.port) == ("postgresql", "db", 5432)
@@ -240,7 +240,7 @@ def test_database_and_proxy_mean_the_same() -> None:
 
 
 @pytest.mark.parametrize("service", [PROXY, DATABASE], ids=["proxy", "db"])
-def test_the_containers_may_do_little(service: dict[str, Any]) -> None:
+def test_the_containers_are_restricted(service: dict[str, Any]) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert "cap_add" not in service
@@ -250,7 +250,7 @@ def test_the_containers_may_do_little(service: dict[str, Any]) -> None:
     assert service["restart"] == "unless-stopped"
 
 
-def test_who_can_reach_what() -> None:
+def test_ports_and_networks() -> None:
     (published,) = PROXY["ports"]
     port = pairs("ENV")["PALIMPSEST_SERVER__PORT"]
     assert interpolated(published, {}) == f"127.0.0.1:8080:{port}"
@@ -259,7 +259,17 @@ def test_who_can_reach_what() -> None:
     assert DATABASE["networks"] == ["back"]
 
 
-def test_the_order_of_starting_and_time_to_stop() -> None:
+def test_the_configuration_is_a_folder_that_may_be_empty() -> None:
+    """A mounted file would stay the old one when an editor replaces it, and must exist before the start."""
+    (mount,) = PROXY["volumes"]
+    source, target, mode = mount.split(":")
+    assert (source, target, mode) == ("./config", only("WORKDIR"), "ro")
+    assert not Path(source).suffix
+    assert "command" not in PROXY  # a file named by --config would have to exist
+    assert not is_sent(ROOT / "config" / "config.yaml")
+
+
+def test_start_order_and_stop_period() -> None:
     assert PROXY["depends_on"]["db"]["condition"] == "service_healthy"
     assert DATABASE["healthcheck"]["test"][0] == "CMD"
     assert int(PROXY["stop_grace_period"].removesuffix("s")) >= 2 * GRACE_SECONDS
@@ -351,14 +361,14 @@ def client(running: Running, key: str) -> OpenAI:
     return OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0, http_client=own)
 
 
-def test_it_is_the_installed_program_that_runs(running: Running, installed: Path) -> None:
+def test_the_installed_program_runs(running: Running, installed: Path) -> None:
     python = shutil.which("python", path=running.environment["PATH"]) or ""
     asked = "from proxy.store.migrate import config; print(config().get_main_option('script_location'))"
     told = subprocess.check_output([python, "-c", asked], env=running.environment, cwd=running.folder)  # noqa: S603 - our own
     assert Path(told.decode().strip()) == installed / "proxy" / "_migrations"
 
 
-def test_the_health_check_tells(running: Running) -> None:
+def test_the_health_check(running: Running) -> None:
     # A proxy for the way out is none for the way to itself.
     given = running.environment | {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}
     done = healthcheck(given, running.folder)
@@ -369,7 +379,7 @@ def test_the_health_check_tells(running: Running) -> None:
         assert healthcheck(elsewhere, running.folder).returncode == 1
 
 
-def test_an_sdk_with_a_key_of_the_proxys_gets_an_answer(running: Running, upstream: Upstream) -> None:
+def test_an_sdk_with_a_valid_key_gets_an_answer(running: Running, upstream: Upstream) -> None:
     with client(running, ANNE) as anne:
         headers = {"X-Session-ID": "shipped"}
         for text in ("hello", "again"):
@@ -402,7 +412,7 @@ def test_an_sdk_with_a_key_of_the_proxys_gets_an_answer(running: Running, upstre
 
 
 @pytest.mark.parametrize("key", ["nobody", PROVIDER])
-def test_whoever_has_no_key_gets_nothing(running: Running, upstream: Upstream, key: str) -> None:
+def test_a_client_without_a_key_is_refused(running: Running, upstream: Upstream, key: str) -> None:
     with client(running, key) as other, pytest.raises(AuthenticationError):
         other.chat.completions.create(model="echo", messages=[{"role": "user", "content": "hello"}])
     with httpx.Client(base_url=running.url, trust_env=False) as http:
@@ -412,7 +422,7 @@ def test_whoever_has_no_key_gets_nothing(running: Running, upstream: Upstream, k
     assert upstream.log == []
 
 
-def test_it_ends_in_order_writes_nothing_and_tells_no_secret(running: Running, installed: Path) -> None:
+def test_it_stops_cleanly_writes_nothing_and_logs_no_secret(running: Running, installed: Path) -> None:
     """The last of these tests: it ends the program."""
     assert running.process.poll() is None
     running.process.send_signal(signal.SIGTERM)

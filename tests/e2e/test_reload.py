@@ -91,7 +91,7 @@ def test_a_changed_policy_serves_the_next_request_and_a_broken_file_does_not(
         assert "Traceback" not in served.log
 
 
-def test_every_worker_follows_and_one_that_comes_later_too(config: Path) -> None:
+def test_every_worker_follows_the_file_and_so_does_a_replacement(config: Path) -> None:
     with Served(config, "--workers", "2").wait() as served:
         hang_up(served, workers=2)
         assert ask(served) == ("whole", "3")

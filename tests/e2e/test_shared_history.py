@@ -91,7 +91,7 @@ def test_what_is_old_is_compressed_beside_the_requests_for_all_of_them(
     answer = proxy.chat(session, more, model, headers={"x-agent-name": "planner"})
     assert int(answer.headers["x-context-tokens-before"]) > 60_000
     assert int(answer.headers["x-context-tokens-sent"]) <= 30_000
-    assert answer.headers["x-context-edits"] == "summarize"
+    assert answer.headers["x-context-edits"].split(",")[0] == "summarize"
     first = upstream.last.messages[0]
     assert first["role"] == "system"
     assert first["content"].startswith("Archived Session Summary\n")

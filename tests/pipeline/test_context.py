@@ -47,6 +47,13 @@ def test_headers_say_mode_retry_agent_and_idempotency_key() -> None:
     assert (context.policy_name, context.policy) == ("lean", POLICY)
 
 
+def test_an_idempotency_key_may_be_percent_encoded() -> None:
+    keys = {context_of({"idempotency-key": key}).idempotency for key in ("%6Fnce", "once")}
+    assert len(keys) == 1
+    with pytest.raises(InvalidRequest):
+        context_of({"idempotency-key": "%ff"})
+
+
 def test_a_request_without_them_has_the_defaults() -> None:
     context = context_of({"x-stainless-retry-count": "0"})
     assert (context.mode, context.retried, context.idempotency) == (Mode.AUTO, False, None)

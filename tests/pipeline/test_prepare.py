@@ -152,6 +152,7 @@ ENTRIES = tuple(
 HISTORY = History(
     id="s",
     arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+    composed=False,
     digest=ROOT,
     entries=ENTRIES,
     nodes=(),
@@ -264,6 +265,7 @@ def going_on(kind: Kind, text: str = LONG_TEXT, *, fresh: int = 1) -> History:
     return History(
         id="s",
         arrival=Arrival(kind=kind, base="b", fresh=2),
+        composed=kind is Kind.APPEND,
         digest="d",
         entries=entries,
         nodes=("a", "b"),

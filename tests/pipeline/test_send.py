@@ -227,6 +227,7 @@ def history_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[
     return History(
         id="s",
         arrival=Arrival(kind=kind, base=ROOT, fresh=0),
+        composed=kind is Kind.APPEND,
         digest="d",
         entries=tuple(entries),
         nodes=(),
@@ -271,6 +272,8 @@ def body_of(
         context=RequestContext(tenant="t", policy_name="p", policy=Policy()),
         history=history,
         planning=planning,
+        destination=DESTINATION,
+        instructions_tokens=0,
         facts=replace(Catalogue().facts("m", None), **{"breakpoints": "none", **facts}),
         report=report_of(plan, planning, session="s", exchange="e", instructions=0),
         own_tools=(),

@@ -42,6 +42,7 @@ def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
 FACTS = Catalogue().facts("m", None)
 PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
 SERVICES: Any = SimpleNamespace()
+DESTINATION: Any = None  # nothing is sent
 
 
 def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepared:
@@ -55,7 +56,9 @@ def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepar
         context=replace(CONTEXT, policy=chosen),
         history=history,
         planning=PLANNING,
+        destination=DESTINATION,
         facts=FACTS,
+        instructions_tokens=sum(COUNTER.messages(history.instructions, "m")),
         report=report_of(
             made, PLANNING, session="s", exchange="exc_1", instructions=len(history.instructions)
         ),
@@ -81,7 +84,7 @@ async def test_an_opening_holds_the_request(talk: Talk) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     request = request_of([SYSTEM, *SAID], temperature=0.50, tools=tools, stream=True, x={"b": 1, "a": [None]})
     exchange = await first(talk, request)
-    told = opening_of(exchange.prepared, 7, COUNTER)
+    told = opening_of(exchange.prepared, 7)
     assert (told.tenant, told.session, told.exchange, told.created_at) == ("t", "s", "exc_1", 7)
     assert (told.kind, told.base, told.model, told.agent, told.policy) == ("first", "", "m", "boss", "lean")
     assert [body.message.data for body in told.messages] == SAID  # our own fields are kept
@@ -96,7 +99,7 @@ async def test_an_opening_holds_the_request(talk: Talk) -> None:
 
 
 async def test_an_opening_without_instructions_and_tools(talk: Talk) -> None:
-    told = opening_of((await first(talk, request_of(SAID))).prepared, 7, COUNTER)
+    told = opening_of((await first(talk, request_of(SAID))).prepared, 7)
     assert (told.instructions, told.instructions_tokens, told.tools, told.forms) == (None, 0, None, ())
 
 
@@ -116,7 +119,7 @@ async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> Non
     )
     told = settlement_of(exchange, answered, 9, COUNTER)
     assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
-    assert told.messages == opening_of(exchange.prepared, 7, COUNTER).messages
+    assert told.messages == opening_of(exchange.prepared, 7).messages
     assert len(told.arrivals) == len(told.messages)
     assert [(reply.body.message.text, reply.partial) for reply in told.replies] == [
         ("one", False),

@@ -59,6 +59,8 @@ ROW = SummaryRow(
     created_at=1,
 )
 
+DESTINATION: Any = None  # nothing is sent
+
 
 def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 0) -> Prepared:
     """Return a request that brings the whole history, of which `stored` messages are stored."""
@@ -68,6 +70,7 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
     history = History(
         id="s",
         arrival=Arrival(kind=kind, base=NODES[stored - 1] if stored else ROOT, fresh=stored),
+        composed=kind is Kind.APPEND,
         digest=ROOT,
         entries=entries,
         nodes=NODES[:stored],
@@ -85,7 +88,9 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
         context=RequestContext(tenant="t", policy_name="default", policy=POLICY),
         history=history,
         planning=PLANNING,
+        destination=DESTINATION,
         facts=FACTS,
+        instructions_tokens=0,
         report=report_of(bypass(entries, PLANNING), PLANNING, session="s", exchange="exc_1", instructions=0),
         own_tools=(RECALL, COMPRESS),
         tools=None,

@@ -1,3 +1,5 @@
+"""Calls of the proxy's own tools, answered from a store."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
@@ -12,11 +14,10 @@ from proxy.conversation import ROOT, body_of
 from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
-from proxy.recall.answering import FAILED, NO_COMPRESSION, UNAVAILABLE, OwnTools, Recall
-from proxy.recall.branch import Branch
-from proxy.recall.refs import ref_of
-from proxy.recall.tools import COMPRESS, RECALL
+from proxy.recall import COMPRESS, RECALL, Branch, OwnTools, Recall, ref_of, sent_whole
+from proxy.recall.answering import FAILED, NO_COMPRESSION, UNAVAILABLE
 from proxy.store import Body, Opening, Reply, Settlement, Status, Store, session_key
+from proxy.trimming import Entry
 
 KEY = session_key("t", "s")
 LOG = "\n".join(f"entry {number}: fine" for number in range(1, 2_000)) + "\nentry 2000: the valve broke"
@@ -233,3 +234,23 @@ async def test_thousands_of_messages_are_searched(store: Store) -> None:
     head = await keep(store, said)
     told = await ask(store, Branch(key=KEY, tip=head, depth=3_001), query="door code 9-tulip-4")
     assert "message 18\n  1| the door code is 9-tulip-4" in told
+
+
+# ------------------------------------------------------------------------------------ the branch
+
+
+def user_message(text: str) -> Message:
+    return ChatMessage.of({"role": "user", "content": text})
+
+
+async def test_it_has_the_stored_messages_and_the_new_ones() -> None:
+    assert Branch(key="k", tip="n", depth=7, fresh=(user_message("a"),)).messages == 8
+
+
+async def test_what_stands_in_the_view_as_it_is() -> None:
+    entries = [
+        Entry(message=user_message(text), tokens=1, ref="ref", position=at)
+        for at, text in ((3, "a"), (4, "b"), (9, "c"))
+    ]
+    view = [entries[0].message, user_message("stub of b"), entries[2].message]
+    assert sent_whole(entries, view) == {3, 9}

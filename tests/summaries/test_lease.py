@@ -8,7 +8,7 @@ import pytest
 
 from proxy.errors import StoreUnavailable
 from proxy.store import Store
-from proxy.summaries.lease import Terms, held
+from proxy.summaries.jobs import Terms, held
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.anyio

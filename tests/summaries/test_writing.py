@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.overflow import Overflow
 from proxy.models import Catalogue
 from proxy.store import SummaryRow, SummaryStatus
-from proxy.summaries.span import Span
-from proxy.summaries.state import State
-from proxy.summaries.summarizer import Answer, Caller, NoAnswer, Summarizer, Target
-from proxy.summaries.work import Work
-from proxy.summaries.writing import Writer, Written, state_of
+from proxy.summaries import Caller, Summarizer, Work
+from proxy.summaries.jobs import Stretch, Writer, Written
+from proxy.summaries.prompt import Prompt
+from proxy.summaries.summarizer import Answer, NoAnswer, Target
+from proxy.summaries.verbatim import State, user_text
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -61,8 +60,8 @@ class Told(Summarizer):
         self.answers = list(answers)
         self.asked: list[str] = []
 
-    async def ask(self, target: Target, messages: Sequence[Message]) -> Answer:  # noqa: ARG002 - overridden
-        self.asked.append("\n".join(message.text for message in messages))
+    async def ask(self, target: Target, prompt: Prompt) -> Answer:  # noqa: ARG002 - overridden
+        self.asked.append(f"{prompt.system}\n{prompt.user}")
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -80,13 +79,14 @@ async def upstream() -> AsyncIterator[Upstream]:
     await upstream.aclose()
 
 
-def span_of(messages: Sequence[Message] = TALK, predecessor: SummaryRow | None = None) -> Span:
+def span_of(messages: Sequence[Message] = TALK, predecessor: SummaryRow | None = None) -> Stretch:
     start = 0 if predecessor is None else predecessor.until
     tokens = sum(TokenCounter("estimate").messages(messages, "gpt"))
     if predecessor is not None:
         tokens += predecessor.covered_tokens
-    return Span(
+    return Stretch(
         start=start,
+        earlier=() if predecessor is None else (user_text(TALK[0]),),
         messages=tuple(messages),
         nodes=tuple(f"n{at}" for at in range(len(messages))),
         tokens=tokens,
@@ -94,7 +94,7 @@ def span_of(messages: Sequence[Message] = TALK, predecessor: SummaryRow | None =
     )
 
 
-async def written(told: Told, span: Span | None = None, work: Work = WORK, *rules: ModelRule) -> Written:
+async def written(told: Told, span: Stretch | None = None, work: Work = WORK, *rules: ModelRule) -> Written:
     writer = Writer(told, TokenCounter("estimate"), Catalogue(rules).facts)
     return await writer.write(span or span_of(), work, told.target(work.model, work.caller))
 
@@ -118,7 +118,7 @@ async def test_a_good_answer_becomes_a_summary(upstream: Upstream) -> None:
         ChatMessage.of({"role": "system", "content": made.text}), "gpt"
     )
     assert made.tokens == counted <= WORK.wanted.room
-    assert State.model_validate(made.state).told == GOOD
+    assert state_of(made).told == GOOD
     assert (made.spending.tries, made.spending.usage, made.spending.cost) == (1, USAGE, None)
     assert "part 9 of it" in told.asked[0]
 
@@ -187,15 +187,13 @@ async def test_it_goes_on_from_the_summary_before_it(upstream: Upstream) -> None
     assert "look for the depot" in told.asked[0]  # what the model wrote the last time
     assert "part 9 of it" not in told.asked[0]
     assert RULE in made.text  # said long before
-    state = State.model_validate(made.state)
-    assert state.facts.messages == 16
+    assert state_of(made).facts.messages == 16
 
 
-async def test_a_state_that_cannot_be_read_is_none(upstream: Upstream) -> None:
-    before = row(await written(Told(upstream, GOOD)))
-    assert state_of(span_of()) is None
-    assert state_of(span_of(TALK, before)) is not None
-    assert state_of(span_of(TALK, replace(before, state={"facts": 3}))) is None
+def state_of(made: Written) -> State:
+    state = State.read(made.state)
+    assert state is not None
+    return state
 
 
 def row(made: Written) -> SummaryRow:
@@ -250,8 +248,7 @@ async def test_what_is_too_long_for_its_window_is_read_in_parts(upstream: Upstre
 async def test_what_is_too_long_after_all_is_tried_in_shorter_parts(
     upstream: Upstream, window: int | None
 ) -> None:
-    overflow = Overflow(window=window, asked=None, reply=None)
-    too_long = NoAnswer("the summarizer found the request too long", overflow=overflow)
+    too_long = NoAnswer("the summarizer found the request too long", too_long=True, window=window)
     told = Told(upstream, too_long, *["## Goal\nparcels and depots"] * 20)
     made = await written(told, span_of(LONG), WORK, ModelRule(match=("gpt",), context_window=20_000))
     assert made.status is SummaryStatus.READY
@@ -262,8 +259,7 @@ async def test_what_is_too_long_after_all_is_tried_in_shorter_parts(
 async def test_a_model_that_finds_everything_too_long_is_given_up(
     upstream: Upstream, window: int | None, tries: int
 ) -> None:
-    overflow = Overflow(window=window, asked=None, reply=None)
-    told = Told(upstream, *[NoAnswer("too long", overflow=overflow)] * 9)
+    told = Told(upstream, *[NoAnswer("too long", too_long=True, window=window)] * 9)
     made = await written(told, span_of(LONG))
     assert made.status is SummaryStatus.FAILED
     assert "too long" in made.reason

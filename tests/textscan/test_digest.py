@@ -1,4 +1,4 @@
-"""The digest: what it keeps, how it shows it, its limit, and texts made to be slow."""
+"""The values of a text that a later step is most likely to need."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.textscan import digest_of, words_of
-from proxy.textscan.atoms import occurs
-from proxy.textscan.readable import HEAD, TAIL
+from proxy.textscan.digest import HEAD, TAIL, Candidate, candidates_of, ends_of, readable
+from proxy.textscan.scan import occurs
+
+# ------------------------------------------------------------------------------------------ digest
 
 FLIGHTS = json.dumps(
     [{"flight_number": f"HAT{100 + at}", "date": f"2024-05-{at + 10}", "price": 200 + at} for at in range(5)]
@@ -213,3 +215,203 @@ def test_every_value_that_is_shown_stands_in_the_text(rows: list[tuple[str, int]
 )
 def test_texts_made_to_be_slow_are_read_as_well(text: str) -> None:
     assert len(digest_of(text, 300)) <= 300
+
+
+# -------------------------------------------------------------------------------------- candidates
+
+
+def found(text: str) -> dict[str, Candidate]:
+    return {candidate.text: candidate for candidate in candidates_of(text)}
+
+
+def test_leaves_of_a_document_stand_under_their_keys() -> None:
+    values = found(json.dumps({"id": "A17", "price": 120, "items": [{"name": "Ana"}, {"name": "Bo Li"}]}))
+    assert {text: each.label for text, each in values.items()} == {
+        "A17": "id",
+        "120": "price",
+        "Ana": "name",
+        "Bo Li": "name",
+    }
+
+
+def test_what_stands_inside_of_a_leaf_stands_under_no_key() -> None:
+    values = found(json.dumps({"note": "please look at src/main.c and at the other file beside it, " * 2}))
+    assert values["src/main.c"].label == ""
+
+
+def test_what_only_begins_like_a_document_is_text() -> None:
+    values = found('{"id": "A17", "price": 120, "broken')
+    assert values["A17"].label == "id"
+    assert values["120"].label == "price"
+
+
+@pytest.mark.parametrize("text", ["[]", " [ ]", "{}", "", "   ", "[1, 2, true, null]"])
+def test_where_nothing_may_be_kept_there_is_nothing(text: str) -> None:
+    assert not candidates_of(text)
+
+
+def test_keys_of_lines_and_of_braces() -> None:
+    text = """- server: alpha-two
+  tool_name: draw_chart,
+"quoted": "first second",
+x = "a" + "b"
+call: run(1)
+z: 1
+rows [{'city': 'Oslo', 'count': 45, 'q': "w"}]"""
+    labels = {text: each.label for text, each in found(text).items()}
+    assert labels["alpha-two"] == "server"
+    assert labels["draw_chart"] == "tool_name"
+    assert labels["first second"] == "quoted"
+    assert labels["Oslo"] == "city"
+    assert labels["45"] == "count"
+    assert not {"run(1)", "1", "w"} & set(labels)
+
+
+def test_what_a_program_defines_stands_with_the_words_that_define_it() -> None:
+    values = found("export function drawChart(a) {\n  buildAxis(a)\n}\nclass ChartView {}\n")
+    assert values["export function drawChart"].worth > values["buildAxis"].worth
+    assert "class ChartView" in values
+
+
+@pytest.mark.parametrize(
+    ("more", "less"),
+    [
+        ({"user_id": "alpha"}, {"remark": "alpha"}),
+        ({"remark": "alpha"}, {"description": "alpha"}),
+        ({"day": "2026-01-02"}, {"day": "10:30"}),
+        ({"remark": "two words"}, {"remark": "one"}),
+    ],
+)
+def test_worth(more: dict[str, str], less: dict[str, str]) -> None:
+    most = [max(each.worth for each in candidates_of(json.dumps(text))) for text in (more, less)]
+    assert most[0] > most[1]
+
+
+def test_a_long_cjk_run_in_prose_is_worth_little() -> None:
+    values = found("我们 很长很长名字 路线")
+    assert values["路线"].worth > values["很长很长名字"].worth
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    ["string", "(optional words)", "many words " * 7 + "end", "x" * 121, "7"],
+    ids=lambda leaf: leaf[:9],
+)
+def test_what_need_not_be_kept(leaf: str) -> None:
+    assert not candidates_of(json.dumps({"key": int(leaf) if leaf.isdigit() else leaf}))
+
+
+def test_what_stands_there_often_comes_first_and_keeps_its_first_key() -> None:
+    text = json.dumps([{"a": "K11"}, {"b": "K22"}, {"c": "K22"}, {"a": "K33"}])
+    values = found(text)
+    assert [each.text for each in candidates_of(text)] == ["K22", "K11", "K33"]
+    assert values["K22"].times == 2
+    assert values["K22"].label == "b"
+
+
+def test_a_name_is_defined_with_the_words_that_say_so() -> None:
+    values = found("xclass Aa_1 {}\nexport default abstract class Bb_2 {}\nclass def Cc_3\nstruct Dd_4;")
+    assert sorted(name for name in values if " " in name) == [
+        "export default abstract class Bb_2",
+        "struct Dd_4",
+    ]
+    assert "Aa_1" in values
+
+
+def test_of_a_long_document_the_first_and_the_last_values_are_candidates() -> None:
+    values = found(json.dumps([f"K{number}" for number in range(10_000)]))
+    assert len(values) < 4000
+    assert {"K0", "K1000", "K9999"} <= values.keys()
+    assert "K5000" not in values
+
+
+# ---------------------------------------------------------------------------------------- readable
+
+PAGE = '<a href="https://a.example/b">Home</a><p>One &amp; two</p>' + "<li>x</li>" * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain text", "plain text"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        (r"{\"id\": \"A1\"}\n\"b\"", '{"id": "A1"}\n"b"'),
+        (r"https:\/\/a.example\t next", "https://a.example  next"),
+        (r"a\u2728b", "a\u2728b"),
+        (r'{"name": "Jos\u00e9", "city": "M\\u00fcnchen"', '{"name": "José", "city": "München"'),
+        (r"\ud83d\ude00 and \ud83d\u0000.", "\U0001f600 and   ."),
+        (r"x1b is \x1b[0m in a program", r"x1b is \x1b[0m in a program"),
+        ("a < b </i>", "a < b </i>"),
+    ],
+)
+def test_wrapping_is_taken_off(text: str, expected: str) -> None:
+    assert readable(text) == expected
+
+
+def test_of_a_page_stays_what_a_reader_sees_or_may_follow() -> None:
+    words = readable("<style>p {color: red}</style>" + PAGE + "<script>let x = 1</script>").split()
+    assert words == ["https://a.example/b", "Home", "One", "two", "x", "x", "x", "x"]
+
+
+def test_what_is_never_closed_stays() -> None:
+    assert "let" in readable(PAGE + "<script>let").split()
+
+
+def test_of_a_long_text_stay_the_ends() -> None:
+    text = "a" * HEAD + "b" * 10 + "c" * TAIL
+    assert ends_of(text) == "a" * HEAD + "…\n…" + "c" * TAIL
+    assert ends_of(text[: HEAD + TAIL]) == text[: HEAD + TAIL]
+
+
+def test_a_long_text_is_cut_between_lines_or_else_between_words_and_says_so() -> None:
+    word = "word-17 "
+    assert ends_of(word * 10_000) == f"{(word * (HEAD // 8))[:-1]}…\n…{word * (TAIL // 8)}"
+    line = "a line-17\n"
+    assert ends_of(line * 10_000).split("\n") == ["a line-17"] * ((HEAD + TAIL) // 10) + [""]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"log C:\temp\run-42.log ok",
+        r'path="C:\temp\run-42.log", text="a\b"',
+        r"C:\Program Files\nodejs\node-18.exe",
+        r'{"path": "C:\\temp\\run-42.log", "broken',
+        'File "C:\\temp\\new\\run-1.py", line 3\nValueError: x',
+    ],
+)
+def test_a_windows_path_stays(text: str) -> None:
+    assert readable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"src\new\run-42.log: done", "src……: done"),
+        (r'"\\nas01\temp\run-42.log"', '"………"'),
+        (r"Plan B:\nDo K77\nThen go", "Plan B:… go"),
+        (r"Plan B:\nDo", "Plan B:…"),
+        (r'{"path": "C:\new\run-42.log", "text": "a\nb\n"', '{"path": "C:…", "text": "a\nb\n"'),
+        (r'{"text": "see \"src\\new\" and\n"', '{"text": "see "src…" and\n"'),
+        (r"one\nK77", "one…"),
+    ],
+)
+def test_where_it_may_be_a_path_or_an_escape_neither_is_said(text: str, expected: str) -> None:
+    assert readable(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'{"text": "one\nK77\n", "broken', '{"text": "one\nK77\n", "broken'),
+        (r"Result(text='one\nK77\tK78\n')", "Result(text='one\nK77 K78\n')"),
+        (r'{"a": "{\"t\": \"one\\nK77\\n\"}\nK88\n", "x', '{"a": "{"t": "one\nK77\n"}\nK88\n", "x'),
+        (r"{\"text\": \"one\nK77\n\"", '{"text": "one\nK77\n"'),
+    ],
+)
+def test_escapes_between_words_are_undone_where_the_text_is_escaped(text: str, expected: str) -> None:
+    assert readable(text) == expected
+
+
+def test_a_backslash_that_no_escape_has_says_that_a_text_is_not_escaped() -> None:
+    assert readable(r'{"text": "one\nK77\n", "re": "\d+"') == '{"text": "one…\n", "re": "\\d+"'

@@ -1,7 +1,8 @@
-"""Documents: what is read is written again with every value as it was, and what is none is told."""
+"""JSON that is read and written, found in texts, and its leaves."""
 
 from __future__ import annotations
 
+import ast
 import json
 from typing import Any
 
@@ -9,7 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.document import DEEPEST, UnreadableError, read, read_at, write
+from proxy.textscan.document import (
+    DEEPEST,
+    Embedded,
+    Leaf,
+    UnreadableError,
+    document_in,
+    leaves_of,
+    pieces,
+    read,
+    read_at,
+    spelled,
+    write,
+)
+
+# ---------------------------------------------------------------------------------------- document
 
 
 class Verbatim(str):
@@ -97,3 +112,190 @@ def test_any_document_keeps_its_values(value: Any, indent: int | None, ascii_onl
     assert verbatim(compact) == verbatim(text)
     assert compact == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert rewritten(compact) == compact
+
+
+# ---------------------------------------------------------------------------------------- verbatim
+
+LINES = "one\ntwo\nthree\nfour\nfive"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("one line", '"one line"', id="one line"),
+        pytest.param("a\nb\nc\nd", '"a\\nb\\nc\\nd"', id="few escapes"),
+        pytest.param(LINES, f'"""{LINES}"""', id="lines"),
+        pytest.param('say "a", "b" and\t"c" again', '"""say "a", "b" and\t"c" again"""', id="quotes"),
+        pytest.param(r"C:\a\b\c\d.txt", r'r"""C:\a\b\c\d.txt"""', id="backslashes"),
+        pytest.param(LINES + '"""x', json.dumps(LINES + '"""x'), id="such quotes inside"),
+        pytest.param(f'"{LINES}', json.dumps(f'"{LINES}'), id="a quote at its beginning"),
+        pytest.param(f'{LINES}"', json.dumps(f'{LINES}"'), id="a quote at its end"),
+        pytest.param(f"{LINES}\\", json.dumps(f"{LINES}\\"), id="a backslash at its end"),
+        pytest.param(f"{LINES}\r\n", json.dumps(f"{LINES}\r\n"), id="a carriage return"),
+        pytest.param(f"{LINES}\ud800", json.dumps(f"{LINES}\ud800"), id="half of an emoji"),
+        pytest.param("x\ud800", '"x\\ud800"', id="half of an emoji in one line"),
+        pytest.param("é – 京", '"é – 京"', id="other letters"),
+    ],
+)
+def test_strings(text: str, shown: str) -> None:
+    assert spelled(text) == shown
+
+
+@given(st.text(st.sampled_from("ab \"'\\\n\tré京\x1b"), max_size=40))
+def test_python_reads_it_as_it_was_and_it_is_not_longer(text: str) -> None:
+    shown = spelled(text)
+    read = ast.literal_eval(shown) if shown.startswith(("r", '"""')) else json.loads(shown)
+    assert read == text
+    assert len(shown) <= len(json.dumps(text, ensure_ascii=False)) + 1
+
+
+# ---------------------------------------------------------------------------------------- embedded
+
+RECORD = {"name": "a record of some length", "numbers": [1, 2, 3], "text": "it's “so”"}
+LINE = json.dumps(RECORD)
+PRETTY = json.dumps(RECORD, indent=2)
+COMPACT = json.dumps(RECORD, separators=(",", ":"), ensure_ascii=False)
+PYTHON = repr(json.dumps(RECORD, indent=2, ensure_ascii=False))
+
+
+def told(text: str) -> list[str]:
+    """Return the pieces of a text: a document as `<compact>`."""
+    found = pieces(text)
+    assert "".join(piece if isinstance(piece, str) else piece.source for piece in found) == text
+    return [piece if isinstance(piece, str) else f"<{write(piece.value)}>" for piece in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(f" {PRETTY}\n", [f"<{COMPACT}>"], id="the whole text"),
+        pytest.param(f"{LINE}\n\n{LINE}\n", [f"<[{COMPACT},{COMPACT}]>"], id="a document on each line"),
+        pytest.param(f"Result:\n{PRETTY}\nend", ["Result:\n", f"<{COMPACT}>", "\nend"], id="between lines"),
+        pytest.param(f"Result: {LINE}\nend", ["Result: ", f"<{COMPACT}>", "\nend"], id="after a colon"),
+        pytest.param(f"```json\n{PRETTY}\n```", ["```json\n", f"<{COMPACT}>", "\n```"], id="in a fence"),
+        pytest.param(
+            f"a\n{LINE}\n{PRETTY}",
+            ["a\n", f"<{COMPACT}>", "\n", f"<{COMPACT}>"],
+            id="two of them, to the end",
+        ),
+        pytest.param(f"text={PYTHON})", ["text=", f"<{COMPACT}>", ")"], id="as Python writes a string"),
+        pytest.param(
+            'text="{\\"a\\": \\"' + "\\x41\\u4e2d\\U0001f600" * 10 + '\\"}" end',
+            ["text=", '<{"a":"' + "A中😀" * 10 + '"}>', " end"],
+            id="as Python writes characters",
+        ),
+    ],
+)
+def test_documents_are_found(text: str, expected: list[str]) -> None:
+    assert told(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("some words", id="words"),
+        pytest.param('see: {"a": 1}\nor {}', id="too small"),
+        pytest.param('see\n{\n"a": 1}\nso', id="too small over lines"),
+        pytest.param(f"{LINE} and more", id="something after it"),
+        pytest.param(f"see\n{PRETTY} and more", id="something after it in its last line"),
+        pytest.param(f"see\n{PRETTY[:-1]}\n", id="it does not end"),
+        pytest.param(
+            f"{LINE}\n{LINE[:-1]}", id="a last line that is broken, after one that is none either"[:40]
+        ),
+        pytest.param("text='{" + "a" * 80 + "'", id="a string that is no document"),
+        pytest.param("text='" + "a line of words " * 20 + "'", id="a text of one line"),
+        pytest.param("text='short\\n' other='" + "a" * 80, id="a short text of two lines"),
+        pytest.param("x\ntext='" + "a line\\n" * 90 + "'", id="a text in one of several lines"),
+        pytest.param('text=\'{"a": "' + "\\q" * 40 + "\"}'", id="an escape that Python does not write"),
+        pytest.param('text=\'{"a": "' + "\\U00110000" * 10 + "\"}'", id="a character that there is not"),
+        pytest.param("text='{" + "a" * 80, id="a string that does not end"),
+        pytest.param(': {"a ' * 30, id="many beginnings in one line"),
+        pytest.param('{"a":\n' * 3000, id="many beginnings over lines"),
+        pytest.param("[" + "1," * 100_000 + "1]", id="little but commas"),
+    ],
+)
+def test_what_cannot_be_delimited_is_text(text: str) -> None:
+    found = told(text)
+    if text.startswith(LINE) and "\n" in text:
+        assert found == [f"<{COMPACT}>", text[len(LINE) :]]
+    else:
+        assert found == [text]
+
+
+def test_a_long_text_in_quotes_is_found_where_all_is_one_line() -> None:
+    before, found, after = pieces("meta=None text='" + "it\\'s a line\\n" * 30 + "', more='x'\n")
+    assert (before, after) == ("meta=None text=", ", more='x'\n")
+    assert isinstance(found, Embedded)
+    assert found.value == "it's a line\n" * 30
+
+
+def test_what_was_a_line_each_is_told() -> None:
+    (found,) = pieces(f"{LINE}\n{LINE}")
+    assert isinstance(found, Embedded)
+    assert found.is_lines
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.sampled_from([LINE, PRETTY, "{", "[", '"', ": ", "\n", "x", f"={PYTHON}", "='", "\\", "="]))
+)
+def test_the_pieces_are_the_text(parts: list[str]) -> None:
+    told("".join(parts))
+
+
+# ------------------------------------------------------------------------------------------ leaves
+
+JSON_LEAVES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=20,
+)
+
+
+def test_the_leaves_of_a_document_come_with_their_keys() -> None:
+    found = leaves_of('{"a": [1, {"b": "x"}, []], "c": {}, "d": null, "e": "y"}')
+
+    assert found == [
+        Leaf(key="a", text="1", is_number=True),
+        Leaf(key="b", text="x", is_number=False),
+        Leaf(key="e", text="y", is_number=False),
+    ]
+    assert leaves_of("free text") is None
+
+
+def test_a_leaf_deep_down_has_the_last_key_on_its_way() -> None:
+    found = leaves_of('{"k":' + "[" * 100 + '"x"' + "]" * 100 + "}")
+    assert found == [Leaf(key="k", text="x", is_number=False)]
+    assert leaves_of('{"k":{"":["x"]}}') == [Leaf(key="", text="x", is_number=False)]
+
+
+def test_numbers_stay_as_they_are_written() -> None:
+    leaves = leaves_of("[1.50, 1e3, -0]") or []
+    assert [leaf.text for leaf in leaves] == ["1.50", "1e3", "-0"]
+    assert leaves_of("[NaN, Infinity, 1]") == [Leaf(key="", text="1", is_number=True)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", '"text"', "null", "{", "[1,]", "[007]", "plain {text}", "[" * 100_000]
+)
+def test_what_is_no_document_has_no_leaves(text: str) -> None:
+    assert document_in(text) is None
+    assert leaves_of(text) is None
+
+
+def test_one_that_is_too_deep_is_none() -> None:
+    assert leaves_of("[" * 100_000 + "]" * 100_000) is None
+
+
+@given(JSON_LEAVES)
+def test_every_string_of_any_document_is_there(document: object) -> None:
+    def strings(value: object) -> list[str]:
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, dict):
+            return [text for each in value.values() for text in strings(each)]
+        return [text for each in value for text in strings(each)] if isinstance(value, list) else []
+
+    leaves = leaves_of(json.dumps(document)) or []
+    wanted = strings(document) if isinstance(document, (dict, list)) else []
+    assert [leaf.text for leaf in leaves if not leaf.is_number] == wanted

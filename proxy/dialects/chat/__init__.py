@@ -9,6 +9,7 @@ completion   the replies that a body, or the chunks of a stream, hold
 overflow     whether an error says that a request is too large for the model
 roles        orders of roles that some servers insist on
 marks        explicit cache breakpoints
+tools        tools of the proxy's own beside the client's
 dialect      all of that as a `Dialect`
 """
 

@@ -57,7 +57,7 @@ class ClearToolResults(BaseEdit, frozen=True):
     keep: Natural = 3
     """So many results stay, the newest ones."""
     at_least: Natural = 0
-    """Tokens that a move of the cut must free; where it could not, nothing is cleared."""
+    """Tokens that a trim must free; where it could not, nothing is cleared."""
     exclude_tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Results of tools of these names are neither counted nor cleared."""
     clear_inputs: bool = False
@@ -74,7 +74,7 @@ class ClearToolResults(BaseEdit, frozen=True):
 
 
 class _Clearing:
-    """One move's work: what is known and what is left over grows with each stub."""
+    """One trim's work: what is known and what is left over grows with each stub."""
 
     def __init__(self, edit: ClearToolResults, draft: Draft) -> None:
         self._edit = edit
@@ -112,7 +112,7 @@ class _Clearing:
         """Return the change that puts a stub in the place of a result; None where none would be cheaper.
 
         Whether one would is a matter of the result alone, not of the characters that happen to be left over:
-        what stays at one move stays at the next. A digest that is too dear is made shorter.
+        what stays at one trim stays at the next. A digest that is too dear is made shorter.
         """
         draft, edit, position = self._draft, self._edit, result.place
         message = draft.messages[position]
@@ -145,8 +145,8 @@ class _Clearing:
     def _inputs(self, span: Span) -> Iterator[Change]:
         """Yield the change that clears the arguments of calls, once no result of them stands."""
         draft, block = self._draft, self._draft.messages[span.start]
-        standing = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
-        if block is None or not self._cleared.issuperset(standing):
+        left = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
+        if block is None or not self._cleared.issuperset(left):
             return
         reason = "all results of its calls are cleared"
         shorter = _with_shorter_inputs(block, self._edit.digest_chars // _INPUT_SHARE, self._words())
@@ -170,7 +170,7 @@ class _Clearing:
         return bool(made_by) and self._edit.type in made_by[position]
 
     def _digest_at(self, position: int) -> str:
-        """Return the digest in a stub of an earlier move."""
+        """Return the digest in a stub of an earlier trim."""
         stub = self._draft.messages[position]
         return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
 

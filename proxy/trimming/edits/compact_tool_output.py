@@ -2,7 +2,7 @@
 
 What is known of tokens is the count of the original. What another form costs is estimated from it: by its
 bytes in the same proportion, and near the limit by its weight. Whether it does cost less is judged by the
-engine, which counts.
+planner, which counts.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
-        standing: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        whole: dict[str, list[tuple[int, int]]] = defaultdict(list)
         pointers: list[tuple[int, Message, str, str, int]] = []
         for result in draft.results():
             position, message, tool = result.place, result.message, result.tool
@@ -75,10 +75,10 @@ class DeduplicateResults(BaseEdit, frozen=True):
             if found is not None:
                 pointers.append((position, message, tool, found[3], int(found[2])))
             elif text:
-                standing[draft.entries[position].ref].append((position, len(text)))
+                whole[draft.entries[position].ref].append((position, len(text)))
         back: dict[str, _Whole] = {}
         for position, message, tool, ref, size in pointers:
-            if any(at < position and held == size for at, held in standing[ref]):
+            if any(at < position and held == size for at, held in whole[ref]):
                 continue
             if position in draft.protected:
                 continue

@@ -84,14 +84,14 @@ class _Group(Struct, kw_only=True):
     calls: list[tuple[int, str]] = []
     """Position and tool of each message that stands whole."""
     digests: list[tuple[int, Digest]] = []
-    """Those that an earlier move made, with their positions."""
+    """Those that an earlier trim made, with their positions."""
 
 
 class DigestAgentCalls(BaseEdit, frozen=True):
     """Of each other agent's messages about tool calls the newest stay; the older ones become one, a count.
 
     It is a user message in the place of the first of them. Who asks is told by `X-Agent-Name`; messages about
-    its own calls stay. What a later move adds is counted into the message that stands already.
+    its own calls stay. What a later trim adds is counted into the message that stands already.
     """
 
     type: Literal["digest_agent_calls"] = "digest_agent_calls"

@@ -33,11 +33,11 @@ class DropInternal(BaseEdit, frozen=True):
 
     def _without(self, draft: Draft, span: Span, marked: set[int]) -> Iterator[Change]:
         """Take what is marked out of a span, with what belongs to it."""
-        standing = list(draft.remaining(span.start, span.stop))
+        left = list(draft.remaining(span.start, span.stop))
         block = draft.messages[span.start]
         whole = span.start in marked
-        answered = _answered(block, [message for at, message in standing if at in marked])
-        for position, message in standing:
+        answered = _answered(block, [message for at, message in left if at in marked])
+        for position, message in left:
             if position in marked:
                 yield draft.removing(position, self.type, _MARKED)
             elif message is block:

@@ -39,7 +39,7 @@ class BaseEdit(Section, ABC, frozen=True):
 
     @property
     def budget(self) -> Target | None:
-        """A target of its own that it keeps to at every move; None where it has none."""
+        """A target of its own that it keeps to at every trim; None where it has none."""
         return None
 
     def is_done(self, draft: Draft) -> bool:
@@ -48,7 +48,7 @@ class BaseEdit(Section, ABC, frozen=True):
 
     @property
     def must_pay(self) -> bool:
-        """Whether it runs only if what it frees pays for what it rewrites, whatever moved the cut."""
+        """Whether it runs only if what it frees pays for what it rewrites, whatever fired."""
         return self.when is not None and self.when.cost is not None
 
     @abstractmethod
@@ -61,7 +61,7 @@ class BaseEdit(Section, ABC, frozen=True):
         """
 
     def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
-        """Return what must follow from what all the edits of a move did; asked after each pass of them."""
+        """Return what must follow from what all the edits of a trim did; asked after each pass of them."""
         return ()
 
 

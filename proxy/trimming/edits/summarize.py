@@ -98,6 +98,9 @@ class Summarize(BaseEdit, frozen=True):
     max_tokens: Positive = 1500
     """Tokens that a model may write; what code adds verbatim comes on top, within `budget_ratio`. Of
     `statistics`: tokens that the summary has at most."""
+    verbatim_user_tokens: Natural | None = None
+    """Tokens of the user's own messages that stand in it verbatim, at most; of `mode: model`. Without it a
+    quarter of what `budget_ratio` allows, and short messages may take twice that."""
     role: Literal["auto", "system", "user", "merge"] = "auto"
     """Where it is sent: at the end of the instructions (`merge`), after them as a system message (`system`)
     or as a user message (`user`); `auto` merges."""

@@ -195,13 +195,13 @@ OTHER: list[tuple[str, Data, Data]] = [
 
 
 @pytest.mark.parametrize(("one", "other"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
-def test_what_clients_change_does_not_count(one: Data, other: Data) -> None:
+def test_changes_that_clients_make_do_not_count(one: Data, other: Data) -> None:
     assert str(one) != str(other)
     assert canonical(one) == canonical(other)
 
 
 @pytest.mark.parametrize(("one", "other"), [row[1:] for row in OTHER], ids=[row[0] for row in OTHER])
-def test_what_means_something_counts(one: Data, other: Data) -> None:
+def test_changes_of_meaning_count(one: Data, other: Data) -> None:
     assert canonical(one) != canonical(other)
 
 
@@ -235,14 +235,14 @@ def test_a_number_out_of_range_makes_arguments_text() -> None:
     assert canonical(called(f"[1e308, 0.{digits}]")) == canonical(called(f"[1e308,0.{digits}]"))
 
 
-def test_the_form_is_plain() -> None:
+def test_the_canonical_form_is_plain_json() -> None:
     assert canonical({"content": "é", "role": "developer"}) == '{"content":"é","role":"system"}'.encode()
     assert canonical(called('{"b":1,"a":1.0}', index=1)) == (
         b'{"role":"assistant","tool_calls":[{"function":{"arguments":{"a":1,"b":1},"name":"f"},"id":"a"}]}'
     )
 
 
-def test_nothing_is_written_to() -> None:
+def test_the_message_is_not_changed() -> None:
     for _, one, other in SAME + OTHER:
         before = deepcopy((one, other))
         canonical(one)

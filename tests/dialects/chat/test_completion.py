@@ -1,7 +1,12 @@
+"""The replies that a body, or the chunks of a stream, hold; and the answer made of a stored reply."""
+
 from __future__ import annotations
 
+from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,11 +14,15 @@ from hypothesis import strategies as st
 from proxy.dialects.chat.completion import (
     Completion,
     CompletionAccumulator,
+    Deltas,
     ReplyChoice,
+    ToolName,
+    made_answer,
     read_completion,
     usage_only,
 )
-from proxy.dialects.chat.message import without_unfinished_calls
+from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
+from proxy.dialects.sse import EventDecoder
 
 Data = dict[str, Any]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2}
@@ -57,7 +66,7 @@ def test_a_stream_amounts_to_a_reply() -> None:
     assert folded.finished
 
 
-def test_nothing_is_no_reply() -> None:
+def test_an_empty_stream_holds_no_reply() -> None:
     folded = CompletionAccumulator()
 
     assert folded.choices() == ()
@@ -93,7 +102,7 @@ def test_choices_are_apart_and_in_order() -> None:
     assert [choice.finish_reason for choice in folded.choices()] == ["length", "stop"]
 
 
-def test_an_end_that_says_nothing_is_none() -> None:
+def test_an_empty_finish_reason_does_not_end_a_reply() -> None:
     assert not accumulate(chunk({"content": "a"}, finish_reason="")).finished
     assert accumulate(chunk(finish_reason="stop"), chunk(finish_reason="")).finished
 
@@ -162,7 +171,7 @@ ODD = st.recursive(
 
 @given(st.lists(ODD, max_size=5))
 @settings(deadline=None)
-def test_nothing_that_providers_send_makes_it_fail(chunks: list[Any]) -> None:
+def test_no_chunks_make_it_fail(chunks: list[Any]) -> None:
     folded = accumulate(*chunks)
 
     assert folded.finished == bool(
@@ -225,7 +234,7 @@ def test_choices_of_a_body_are_in_order() -> None:
         {"usage": 5, "id": 6, "model": ""},
     ],
 )
-def test_what_is_no_completion_holds_nothing(body: Any) -> None:
+def test_a_body_that_is_no_completion_holds_no_reply(body: Any) -> None:
     assert read_completion(body) == Completion(choices=(), usage=None, id=None, model=None, error=None)
 
 
@@ -296,3 +305,398 @@ def test_a_reply_without_calls_stays(message: Data) -> None:
 )
 def test_a_chunk_that_is_there_for_its_usage(item: Any, only: bool) -> None:
     assert (usage_only(item), CompletionAccumulator().add(item)) == (only, only)
+
+
+def message(*deltas: Data) -> Data:
+    folded = Deltas()
+    for delta in deltas:
+        before = deepcopy(delta)
+        folded.add(delta)
+        assert delta == before
+    return folded.message()
+
+
+def called(*deltas: Data) -> Any:
+    return message(*({"tool_calls": [delta]} for delta in deltas)).get("tool_calls")
+
+
+def function(arguments: str | None = None, name: str | None = None, **fields: Any) -> Data:
+    inner = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return fields | {"function": inner}
+
+
+def test_no_deltas_amount_to_an_empty_reply() -> None:
+    assert message() == {"role": "assistant", "content": None}
+
+
+@pytest.mark.parametrize(
+    ("contents", "content"),
+    [([None, None], None), ([""], ""), (["", None], ""), (["a", "b", None, "c"], "abc"), ([None, "a"], "a")],
+)
+def test_content_is_the_deltas_put_together(contents: list[str | None], content: str | None) -> None:
+    assert message(*({"content": piece} for piece in contents)) == {"role": "assistant", "content": content}
+
+
+@pytest.mark.parametrize("name", ["content", "refusal", "reasoning", "reasoning_content"])
+def test_texts_are_put_together(name: str) -> None:
+    assert message({name: "a"}, {"x": 1}, {name: "b"})[name] == "ab"
+
+
+def test_a_role_is_said_once() -> None:
+    assert (
+        message({"role": "assistant"}, {"role": "assistant"}, {"role": "user"}, {"role": ""})["role"]
+        == "assistant"
+    )
+    assert message({"role": ""}, {"role": "tool"})["role"] == "tool"
+    assert message({"role": ""})["role"] == "assistant"
+
+
+def test_the_last_value_of_an_unknown_field_counts() -> None:
+    assert message({"x": 1, "y": {"a": 1}}, {"x": None}, {"x": 2, "y": {"b": 2}, "z": False}) == {
+        "role": "assistant",
+        "content": None,
+        "x": 2,
+        "y": {"b": 2},
+        "z": False,
+    }
+
+
+def test_nulls_are_no_fields() -> None:
+    assert message({"refusal": None, "tool_calls": None, "function_call": None}) == message()
+    assert message({"tool_calls": []}, {"tool_calls": {}}, {"tool_calls": ["x", None]}) == message()
+
+
+def test_role_and_content_come_first() -> None:
+    assert list(message({"reasoning": "r"}, {"x": 1}, {"content": "c"})) == [
+        "role",
+        "content",
+        "reasoning",
+        "x",
+    ]
+
+
+@pytest.mark.parametrize("name", ["reasoning_details", "thinking_blocks", "annotations", "unheard_of"])
+def test_lists_get_longer(name: str) -> None:
+    assert message({name: [{"a": 1}]}, {name: []}, {name: [2]})[name] == [{"a": 1}, 2]
+    assert message({name: "x"}, {name: [1]})[name] == [1]
+    assert message({name: [1]}, {name: "x"})[name] == "x"
+
+
+def test_content_in_parts() -> None:
+    think = {"type": "thinking", "thinking": "t"}
+
+    assert message(
+        {"content": [think]}, {"content": "a"}, {"content": "b"}, {"content": [think]}, {"content": "c"}
+    )["content"] == [
+        think,
+        {"type": "text", "text": "ab"},
+        think,
+        {"type": "text", "text": "c"},
+    ]
+    assert message({"content": "a"}, {"content": [think]})["content"] == [
+        {"type": "text", "text": "a"},
+        think,
+    ]
+    assert message({"content": []}, {"content": "a"})["content"] == [{"type": "text", "text": "a"}]
+
+
+def test_a_legacy_call_is_put_together() -> None:
+    deltas: list[Data] = [
+        {"name": "f", "arguments": ""},
+        {"arguments": '{"a"'},
+        {"arguments": ":1}", "name": ""},
+    ]
+
+    assert message(*({"function_call": delta} for delta in deltas))["function_call"] == {
+        "name": "f",
+        "arguments": '{"a":1}',
+    }
+    assert message({"function_call": "none"}, {"function_call": {"name": "f"}})["function_call"] == {
+        "name": "f"
+    }
+
+
+def test_audio_is_put_together() -> None:
+    assert message(
+        {"audio": {"id": "a", "data": "x"}},
+        {"audio": {"data": "y", "transcript": "t"}},
+        {"audio": {"expires_at": 5}},
+    )["audio"] == {"id": "a", "data": "xy", "transcript": "t", "expires_at": 5}
+
+
+def test_a_call_is_put_together() -> None:
+    assert called(
+        function("", "f", index=0, id="a", type="function"),
+        function('{"a"', index=0),
+        function(":1}", index=0, type=None),
+    ) == [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
+
+
+def test_a_custom_call_is_put_together() -> None:
+    assert called(
+        {"index": 0, "id": "a", "type": "custom", "custom": {"name": "f", "input": "x"}},
+        {"index": 0, "custom": {"input": "y"}, "extra_content": {"s": 1}},
+    ) == [{"id": "a", "type": "custom", "custom": {"name": "f", "input": "xy"}, "extra_content": {"s": 1}}]
+
+
+def test_calls_are_known_by_their_index_in_whatever_order() -> None:
+    assert called(
+        function("1", "f", index=2, id="c"),
+        function("2", "g", index=0, id="a"),
+        function("3", index=2),
+        function("4", index=0),
+        function("5", "h", index=1, id="b"),
+    ) == [function("24", "g", id="a"), function("5", "h", id="b"), function("13", "f", id="c")]
+
+
+def test_several_calls_in_one_delta() -> None:
+    assert message(
+        {"tool_calls": [function("1", "f", index=0, id="a"), function("2", "g", index=1, id="b")]},
+        {"tool_calls": [function("3", index=1), "odd", function("4", index=0)]},
+    )["tool_calls"] == [function("14", "f", id="a"), function("23", "g", id="b")]
+
+
+def test_without_an_index_a_new_id_begins_a_call() -> None:
+    assert called(
+        function("1", "f", id="a"),
+        function("2"),
+        function("3", "g", id="b"),
+        function("4", id="a"),
+        function("5", id=""),
+        function("6", "h", id="c"),
+    ) == [function("1245", "f", id="a"), function("3", "g", id="b"), function("6", "h", id="c")]
+
+
+def test_calls_without_any_id_are_one() -> None:
+    assert called(function("1", "f"), function("2")) == [function("12", "f")]
+
+
+def test_another_id_and_name_at_the_same_index_are_another_call() -> None:
+    assert called(
+        function("1", "f", index=0, id="a"),
+        function("2", "g", index=0, id="b"),
+        function("3", index=0),
+        function("4", "h", index=1, id="c"),
+    ) == [function("1", "f", id="a"), function("23", "g", id="b"), function("4", "h", id="c")]
+
+
+def test_another_id_alone_is_not_another_call() -> None:
+    assert called(
+        function("1", "f", index=0, id="a"),
+        function("2", index=0, id="b"),
+        function("3", "", index=0, id="c"),
+    ) == [function("123", "f", id="a")]
+    assert called({"index": 0, "id": "a"}, function("1", "f", index=0, id="b")) == [
+        function("1", "f", id="a")
+    ]
+    assert called({"index": 0, "id": "a"}, {"index": 0, "id": "b", "function": "odd"}) == [
+        {"id": "a", "function": "odd"}
+    ]
+
+
+def test_a_name_in_pieces_is_put_together_and_one_that_is_no_text_stays() -> None:
+    pieces = (function(name="wea", index=0, id="a"), function(name="ther", index=0), function("{}", index=0))
+    assert called(*pieces)[0]["function"] == {"name": "weather", "arguments": "{}"}
+    assert called(function(name="f", index=0), function(name="f", index=0))[0]["function"] == {"name": "f"}
+    assert called(*pieces, function(name="more", index=0))[0]["function"]["name"] == "weather"  # it is whole
+    grows = (function(name="wea", index=0), function(name="weather", index=0))
+    assert called(*grows)[0]["function"] == {"name": "weather"}
+    assert called(function("", "", index=0))[0]["function"] == {"arguments": ""}
+    odd = {"index": 0, "function": {"name": 7}}
+    assert called(odd, function(name="f", index=0))[0]["function"] == {"name": 7}
+
+
+def test_a_name_that_is_said_again_is_not_said_twice() -> None:
+    assert called(function("1", "f", index=0, id="a"), function("2", "f", index=0, id="a")) == [
+        function("12", "f", id="a")
+    ]
+
+
+DELTA_NAMES = st.sampled_from(
+    [
+        "role",
+        "content",
+        "refusal",
+        "tool_calls",
+        "function_call",
+        "audio",
+        "index",
+        "id",
+        "function",
+        "custom",
+        "name",
+        "arguments",
+        "x",
+    ]
+)
+ODD_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(DELTA_NAMES, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.lists(st.dictionaries(DELTA_NAMES, ODD_VALUES, max_size=4), max_size=6))
+@settings(deadline=None)
+def test_no_deltas_make_it_fail(deltas: list[Data]) -> None:
+    built = message(*deltas)
+
+    assert {"role", "content"} <= built.keys()
+    assert message(*deltas) == built
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+FILLED = TEXT.filter(bool)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.none() | TEXT},
+    optional={
+        "refusal": TEXT,
+        "reasoning_content": TEXT,
+        "annotations": st.lists(st.integers(), min_size=1),
+        "x": st.booleans() | st.integers(),
+        "tool_calls": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "id": st.uuids().map(str),
+                    "type": st.just("function"),
+                    "function": st.fixed_dictionaries({"name": FILLED, "arguments": TEXT}),
+                }
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    },
+)
+
+
+def pieces(data: st.DataObject, text: str) -> list[str]:
+    places = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=3))})
+    return [text[start:end] for start, end in pairwise(places)] or [text]
+
+
+@given(MESSAGES, st.data(), st.booleans())
+@settings(deadline=None)
+def test_the_deltas_of_a_message_amount_to_it(whole: Data, data: st.DataObject, with_index: bool) -> None:
+    tracks: list[list[Data]] = []  # deltas that must keep their order among themselves
+    for name, value in whole.items():
+        if name == "tool_calls":
+            for index, call in enumerate(value):
+                place = {"index": index} if with_index else {}
+                first = place | call | {"function": {"name": call["function"]["name"], "arguments": ""}}
+                rest = [
+                    place | ({} if with_index else {"id": call["id"]}) | {"function": {"arguments": piece}}
+                    for piece in pieces(data, call["function"]["arguments"])
+                ]
+                tracks.append([{"tool_calls": [delta]} for delta in [first, *rest]])
+        elif isinstance(value, str) and name != "role":
+            tracks.append([{name: piece} for piece in pieces(data, value)])
+        elif isinstance(value, list):
+            tracks.append([{name: [item]} for item in value])
+        else:
+            tracks.append([{name: value}])
+    order = data.draw(st.permutations([number for number, track in enumerate(tracks) for _ in track]))
+    if not with_index:  # then the order of beginning is the order of calls
+        order = sorted(order)
+    waiting = [list(track) for track in tracks]
+
+    assert message(*(waiting[number].pop(0) for number in order)) == whole
+
+
+def learnt(*deltas: dict[str, Any]) -> ToolName:
+    name = ToolName()
+    for delta in deltas:
+        name.learn(delta)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ([], None),
+        ([None, ""], None),
+        (["search"], "search"),
+        ([None, "", "search", "", None], "search"),
+        (["se", "ar", "ch"], "search"),
+        (["search", "search", "search"], "search"),
+        (["se", "arch", "search"], "search"),
+        (["s", "se", "search"], "search"),
+        (["a", "a"], "a"),
+        (["b", "a", "a"], "baa"),
+        ([7, "search"], 7),
+        (["search", ["x"]], "search"),
+    ],
+)
+def test_a_name_is_what_came_of_it(said: list[Any], value: Any) -> None:
+    name = learnt(*({"name": piece} for piece in said))
+    assert name.value == value
+    assert not name.whole
+
+
+@pytest.mark.parametrize("field", ["arguments", "input"])
+def test_a_name_is_whole_when_arguments_come(field: str) -> None:
+    assert learnt({"name": "se", field: ""}, {"name": "arch", field: "{"}).value == "search"
+    assert learnt({"name": "search", field: "{"}, {"name": "_more", field: "}"}).value == "search"
+    assert learnt({"name": "search"}, {field: "{"}, {"name": "search_more"}).value == "search"
+
+
+def test_arguments_before_a_name_end_nothing() -> None:
+    name = learnt({"arguments": "{}"}, {"name": "se"}, {"name": "arch"})
+    assert (name.value, name.whole) == ("search", False)
+
+
+@given(st.text(min_size=1), st.data())
+def test_every_way_in_which_names_come_says_the_same(text: str, data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(1, len(text)), unique=True).map(sorted))
+    pieces = [text[start:end] for start, end in pairwise([0, *places, len(text)])]
+    assert learnt(*({"name": text[:end]} for end in [*places, len(text)])).value == text
+    assert learnt(*({"name": text} for _ in pieces)).value == text
+    known = ["".join(pieces[:number]) for number in range(len(pieces))]
+    if not any(before and piece.startswith(before) for before, piece in zip(known, pieces, strict=True)):
+        assert learnt(*({"name": piece} for piece in pieces)).value == text
+
+
+# --------------------------------------------------------------------- the answer made of a stored reply
+
+FINISH = {"id": "c1", "type": "function", "function": {"name": "finish_task", "arguments": '{"ok": true}'}}
+SEARCH = {"id": "c2", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+
+
+def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
+    raw = b'{"role": "assistant", "x-unknown": 1.50, "content": null, "tool_calls": []}'
+    kind, body = made_answer(
+        ChatMessage(raw), id="chatcmpl-1", created=7, model="m", stream=False, usage=False
+    )
+    assert kind == b"application/json"
+    assert raw in body
+    completion = read_completion(orjson.loads(body))
+    assert completion.choices[0].finish_reason == "tool_calls"
+    assert completion.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"role": "assistant", "content": "All is done.", "tool_calls": [FINISH]},
+        {"role": "assistant", "content": None, "tool_calls": [SEARCH, FINISH]},
+        {"role": "assistant", "content": "plain"},
+    ],
+)
+def test_an_answer_as_a_stream_amounts_to_the_same_reply(reply: Data, usage: bool) -> None:
+    kind, body = made_answer(
+        ChatMessage.of(reply), id="chatcmpl-1", created=7, model="m", stream=True, usage=usage
+    )
+    assert kind == b"text/event-stream"
+    events = EventDecoder().feed(body)
+    read = CompletionAccumulator()
+    for event in events[:-1]:
+        assert event.data is not None
+        read.add(orjson.loads(event.data))
+    assert events[-1].is_done
+    (choice,) = read.choices()
+    assert {**reply, "tool_calls": reply.get("tool_calls")} == {
+        "role": choice.message["role"],
+        "content": choice.message.get("content"),
+        "tool_calls": choice.message.get("tool_calls"),
+    }
+    assert (read.usage is not None) is usage

@@ -1,3 +1,5 @@
+"""One message: how it is read and rewritten, and what is remembered of its text."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import Call, Facts
+from proxy.dialects import Attachment, Call, Facts
 from proxy.dialects.chat.message import _MOST_IDS as MOST_IDS
-from proxy.dialects.chat.message import ChatMessage, Ties, text_of
+from proxy.dialects.chat.message import ChatMessage, FactsByText, Ties, text_of
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
@@ -163,6 +165,12 @@ def test_calls_are_kept_by_position_with_their_bytes() -> None:
     assert message.with_calls(frozenset()).raw == b'{"role":"assistant","x":1}'
 
 
+def test_a_call_of_the_older_form_is_kept_or_left_out_alone() -> None:
+    message = ChatMessage.of({"role": "assistant", "content": "x", "function_call": {"name": "f"}})
+    assert message.with_calls([0]) == message
+    assert message.with_calls([]).data == {"role": "assistant", "content": "x"}
+
+
 NAMES = st.sampled_from(["role", "content", "agent", "is_internal", "é", "x"])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -185,7 +193,7 @@ def test_changing_a_message_is_changing_its_data(data: dict[str, Any], name: str
         ({"is_internal": True, "role": "user", "agent": "a"}, ("agent", "is_internal")),
     ],
 )
-def test_which_fields_are_ours(data: dict[str, Any], own: tuple[str, ...]) -> None:
+def test_own_fields_are_those_of_the_proxy(data: dict[str, Any], own: tuple[str, ...]) -> None:
     raw = orjson.dumps(data)
 
     assert ChatMessage(raw).own_fields == own
@@ -209,13 +217,13 @@ def test_a_reply_that_is_known_to_call_nothing_is_not_parsed_for_its_calls() -> 
     assert message.without_own_fields() is message
 
 
-def test_what_may_go_upstream_has_no_field_of_ours() -> None:
+def test_a_message_without_our_own_fields_may_go_upstream() -> None:
     message = ChatMessage(b'{"role":"user","agent":"a","content":"x"}')
 
     assert message.without_own_fields().raw == b'{"role":"user","content":"x"}'
 
 
-def test_ties_are_what_holds_a_message_to_others() -> None:
+def test_ties_tell_what_pairs_a_message_with_others() -> None:
     assert ChatMessage.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties(role="user")
     assert ChatMessage.of({"role": "tool", "tool_call_id": "a"}).ties == Ties(role="tool", answers="a")
     assert ChatMessage.of({"role": "tool", "tool_call_id": 1}).ties == Ties(role="tool")
@@ -277,3 +285,359 @@ def test_of_very_many_calls_nothing_is_remembered_with_the_text() -> None:
 def test_calls_are_read_once() -> None:
     message = ChatMessage.of({"role": "assistant", "tool_calls": CALLS})
     assert message.calls is message.calls
+
+
+TEXT_PART = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        (None, ""),
+        ([], ""),
+        ([TEXT_PART, TEXT_PART], "aa"),
+        ([TEXT_PART, {"type": "image_url", "image_url": {"url": "x"}}], None),
+        (["odd"], None),
+    ],
+)
+def test_plain_text_is_none_where_the_content_holds_anything_else(content: Any, text: str | None) -> None:
+    assert ChatMessage.of({"role": "user", "content": content}).plain_text == text
+
+
+LARGE = 10_000
+"""Bytes of a text beside which nothing else counts much."""
+
+
+def text(name: int) -> bytes:
+    return b"%d" % name * LARGE
+
+
+def facts(name: int) -> Facts:
+    return Facts(text(name), "user", has_own_fields=False, has_calls=True)
+
+
+def test_facts_are_recalled_by_an_equal_text() -> None:
+    known = FactsByText()
+    one, two = facts(1), facts(2)
+    known.keep([one, two])
+    assert known.recall([text(2), text(3), text(1), text(2)]) == [two, None, one, two]
+    assert known.recall([]) == []
+
+
+def test_new_facts_know_only_what_they_are_given() -> None:
+    new = Facts(b"{}", "tool", has_own_fields=True, has_calls=True)
+    assert (new.raw, new.role, new.has_own_fields) == (b"{}", "tool", True)
+    assert (new.content, new.body, new.step, new.ties) == (None, None, None, None)
+
+
+def test_the_first_facts_of_a_text_stay() -> None:
+    known = FactsByText()
+    first = facts(1)
+    known.keep([first])
+    size = known.size
+    known.keep([facts(1), facts(1)])
+    assert known.recall([text(1)]) == [first]
+    assert known.size == size
+
+
+def held(known: FactsByText, *names: int) -> list[int]:
+    return [name for name, found in zip(names, known.recall(list(map(text, names))), strict=True) if found]
+
+
+def test_the_least_recently_used_facts_are_forgotten_first() -> None:
+    known = FactsByText(5 * LARGE)  # two texts in each half
+    known.keep(map(facts, (1, 2, 3)))
+    assert held(known, 1) == [1]
+    known.keep(map(facts, (4, 5)))
+    assert held(known, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
+
+
+def test_facts_of_a_short_text_take_some_room_too() -> None:
+    known = FactsByText()
+    known.keep([Facts(b"{}", "user", has_own_fields=False, has_calls=False)])
+    assert known.size > 500
+
+
+# ------------------------------------------------------------------- a reply in the form of a request
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+HALF = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": '{"a": '}}
+CUSTOM = {"id": "c3", "type": "custom", "custom": {"name": "h", "input": "free text"}}
+LEGACY = {"name": "old", "arguments": '{"b": 1}'}
+TEXT_A, TEXT_B = {"type": "text", "text": "a"}, {"type": "text", "text": "b", "x": 1}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+
+
+def _form(data: dict[str, Any], reasoning: Any = "auto", *, partial: bool = False) -> dict[str, Any]:
+    return ChatMessage.of({"role": "assistant"} | data).as_request(reasoning, partial=partial).data
+
+
+def test_a_request_has_no_fields_that_only_a_response_has() -> None:
+    reply: dict[str, Any] = {
+        "content": "hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert _form(reply) == {"role": "assistant", "content": "hi"}
+
+
+def test_a_reply_that_is_a_request_message_already_keeps_its_bytes() -> None:
+    message = ChatMessage(b'{ "role":"assistant", "content": "hi" }')
+    assert message.as_request("auto", partial=False) is message
+
+
+@pytest.mark.parametrize(
+    "data", [{"content": None, "tool_calls": [CALL]}, {"content": ""}, {"content": "x", "refusal": "no"}]
+)
+def test_a_request_keeps_what_the_api_takes(data: dict[str, Any]) -> None:
+    assert _form(data) == {"role": "assistant"} | data
+
+
+def test_audio_is_sent_back_by_its_id() -> None:
+    assert _form({"content": None, "audio": {"id": "a1", "data": "AAAA", "expires_at": 1}})["audio"] == {
+        "id": "a1"
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "calls", "kept"),
+    [("auto", True, True), ("auto", False, False), ("keep", False, True), ("drop", True, False)],
+)
+def test_reasoning_is_sent_back_where_it_is_wanted(mode: str, calls: bool, kept: bool) -> None:
+    data: dict[str, Any] = {"content": "x", "reasoning_content": "hm"} | (
+        {"tool_calls": [CALL]} if calls else {}
+    )
+    assert ("reasoning_content" in _form(data, mode)) is kept
+
+
+def test_reasoning_that_exists_only_to_be_sent_back_is_kept_unless_all_is_dropped() -> None:
+    data = {"content": "x", "reasoning_details": [{"type": "reasoning.text"}]}
+    assert "reasoning_details" in _form(data)
+    assert "reasoning_details" not in _form(data, "drop")
+
+
+def test_a_reply_that_broke_off_loses_its_unfinished_calls() -> None:
+    assert _form({"content": "x", "tool_calls": [CALL, HALF]}, partial=True)["tool_calls"] == [CALL]
+    assert "tool_calls" not in _form({"content": "x", "tool_calls": [HALF]}, partial=True)
+    assert _form({"content": "x", "tool_calls": [HALF]})["tool_calls"] == [HALF]
+
+
+def test_unfinished_calls_are_left_out_and_a_whole_reply_stays_the_same() -> None:
+    broken = ChatMessage.of({"role": "assistant", "content": "x", "tool_calls": [CALL, HALF]})
+    assert broken.without_unfinished_calls().data["tool_calls"] == [CALL]
+    whole = ChatMessage.of({"role": "assistant", "content": "x", "tool_calls": [CALL]})
+    assert whole.without_unfinished_calls() is whole
+
+
+# --------------------------------------------------------------------------------------- our own fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "agent", "is_internal"),
+    [
+        ({}, None, False),
+        ({"agent": "planner", "is_internal": True}, "planner", True),
+        ({"agent": ""}, None, False),
+        ({"agent": 7, "is_internal": 1}, None, False),
+    ],
+)
+def test_our_own_fields_tell_agent_and_whether_it_is_internal(
+    fields: dict[str, Any], agent: str | None, is_internal: bool
+) -> None:
+    message = ChatMessage.of({"role": "user", "content": "a", **fields})
+    assert (message.agent, message.is_internal) == (agent, is_internal)
+
+
+def test_a_message_is_shown_by_the_beginning_of_its_text() -> None:
+    assert repr(ChatMessage(b'{"role":"user"}')) == 'ChatMessage(b\'{"role":"user"}\')'
+
+
+# --------------------------------------------------------------------------- what every dialect answers
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("a", ("a",)),
+        (None, ("",)),
+        ([TEXT_A, IMAGE, TEXT_B], ("a", "", "b")),
+        ([], ()),
+    ],
+)
+def test_texts_are_those_of_the_content_parts(content: Any, texts: tuple[str, ...]) -> None:
+    assert ChatMessage.of({"role": "user", "content": content}).texts == texts
+
+
+def test_a_message_may_have_a_name() -> None:
+    assert [ChatMessage.of({"role": "user", "name": name}).name for name in ("bob", 7, None)] == [
+        "bob",
+        "",
+        "",
+    ]
+
+
+def test_a_result_answers_its_call_by_id_and_the_older_form_by_its_role() -> None:
+    call = Call(id="c1", name="f", arguments="{}")
+    result = ChatMessage.of({"role": "tool", "tool_call_id": "c1", "content": "r"})
+    assert result.is_result
+    assert result.answers_call(call)
+    assert not result.answers_call(Call(id="c2", name="f", arguments="{}"))
+    assert not ChatMessage.of({"role": "tool"}).answers_call(Call(id="", name="f", arguments=""))
+    legacy = Call(id="", name="f", arguments="{}", legacy=True)
+    assert ChatMessage.of({"role": "function", "name": "f", "content": "r"}).answers_call(legacy)
+    assert not result.answers_call(legacy)
+
+
+@pytest.mark.parametrize(
+    ("data", "has_content"),
+    [
+        ({"content": "a"}, True),
+        ({"content": " \n"}, False),
+        ({"content": None}, False),
+        ({"content": [TEXT_A]}, True),
+        ({"content": [{"type": "text", "text": ""}]}, False),
+        ({"content": None, "refusal": "no"}, True),
+        ({"content": None, "audio": {"id": "a"}}, True),
+    ],
+)
+def test_content_is_what_can_be_sent_back_beside_calls(data: dict[str, Any], has_content: bool) -> None:
+    assert ChatMessage.of({"role": "assistant", **data}).has_content is has_content
+
+
+LONG_NAME = "n" * 300
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "is_image", "description"),
+    [
+        (IMAGE, "image_url", True, "https://example.org/a.png"),
+        (
+            {"type": "image_url", "image_url": "data:image/png;base64,AAAA"},
+            "image_url",
+            True,
+            "image/png, 3 bytes",
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAAAA==", "format": "wav"}},
+            "input_audio",
+            False,
+            "wav, 4 bytes",
+        ),
+        (
+            {"type": "file", "file": {"filename": "a b.pdf", "file_data": "AAAA"}},
+            "file",
+            False,
+            "a b.pdf, 3 bytes",
+        ),
+        (
+            {"type": "image", "source": {"media_type": "image/gif", "data": "AAAA"}},
+            "image",
+            True,
+            "image/gif, 3 bytes",
+        ),
+        ({"type": "image_url", "image_url": {"url": 7}}, "image_url", True, "no address"),
+        ({"type": "image_url", "image_url": 7}, "image_url", True, "no address"),
+        ({"type": 7, "data": "AAAA"}, "part", False, "unknown type, 3 bytes"),
+        ({"type": LONG_NAME}, "n" * 200 + "…", False, "no address"),
+    ],
+)
+def test_an_attachment_is_described_by_its_type_and_size_or_its_address(
+    part: dict[str, Any], kind: str, is_image: bool, description: str
+) -> None:
+    message = ChatMessage.of({"role": "user", "content": [TEXT_A, part]})
+    assert message.attachments == (
+        Attachment(place=1, kind=kind, is_image=is_image, description=description),
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["text", [TEXT_A], ["odd"], [{"type": "refusal", "refusal": "no"}], [{"type": "x", "text": "a"}]],
+)
+def test_parts_with_text_are_no_attachments(content: Any) -> None:
+    assert ChatMessage.of({"role": "user", "content": content}).attachments == ()
+
+
+def test_all_texts_are_those_that_somebody_wrote() -> None:
+    message = ChatMessage.of(
+        {
+            "role": "assistant",
+            "content": [TEXT_A, IMAGE],
+            "tool_calls": [CALL],
+            "name": "bob",
+            "agent": "planner",
+            "refusal": "no",
+        }
+    )
+    assert list(message.all_texts()) == ["a", "f", "{}", "bob", "planner", "no"]
+    assert list(ChatMessage.of({"role": "user", "content": "a"}).all_texts()) == ["a"]
+
+
+def test_a_message_is_readable_as_its_text_with_a_line_for_each_other_thing() -> None:
+    message = ChatMessage.of(
+        {
+            "role": "assistant",
+            "content": [TEXT_A, "odd", {"type": "refusal", "refusal": "not this"}, IMAGE],
+            "refusal": "no",
+            "tool_calls": [CALL],
+        }
+    )
+    assert message.readable().splitlines() == [
+        "a",
+        "no",
+        '["odd"]',
+        "not this",
+        "[image_url: https://example.org/a.png; only text can be shown here]",
+        "[call of f: {}]",
+    ]
+    assert ChatMessage.of({"role": "user", "content": "a"}).readable() == "a"
+    assert ChatMessage.of({"role": "assistant", "tool_calls": [CALL]}).readable() == "[call of f: {}]"
+
+
+def test_a_text_takes_the_place_of_the_content() -> None:
+    message = ChatMessage(b'{"role": "user", "content": [], "x": 1.50}')
+    assert message.with_text("a").raw == b'{"role":"user","content":"a","x":1.50}'
+
+
+def test_texts_take_the_place_of_those_of_the_parts() -> None:
+    assert ChatMessage.of({"role": "user", "content": "a"}).with_texts(["b"]).data["content"] == "b"
+    parts = ChatMessage.of({"role": "user", "content": [TEXT_A, IMAGE, TEXT_B]})
+    assert parts.with_texts([None, "", "c"]).data["content"] == [IMAGE, {**TEXT_B, "text": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "after"),
+    [("a", "a\n\nmore"), (None, "more"), ([TEXT_A], [TEXT_A, {"type": "text", "text": "more"}])],
+)
+def test_a_text_is_appended_as_a_paragraph_or_a_part(content: Any, after: Any) -> None:
+    assert ChatMessage.of({"role": "user", "content": content}).with_appended("more").data["content"] == after
+
+
+def test_arguments_of_calls_are_replaced_in_order() -> None:
+    odd = {"id": "c4", "type": "function", "function": {"name": "k", "arguments": {"a": 1}}}
+    message = ChatMessage.of(
+        {"role": "assistant", "tool_calls": [CALL, CUSTOM, "odd", odd], "function_call": LEGACY}
+    )
+    changed = message.with_arguments(["1", "2", "3", "4", "5"]).data
+    assert changed["tool_calls"] == [
+        {**CALL, "function": {"name": "f", "arguments": "1"}},
+        {**CUSTOM, "custom": {"name": "h", "input": "2"}},
+        "odd",
+        odd,
+    ]
+    assert changed["function_call"] == {"name": "old", "arguments": "5"}
+    assert ChatMessage.of({"role": "assistant", "function_call": {"name": "old"}}).with_arguments(
+        ["1"]
+    ).data == {
+        "role": "assistant",
+        "function_call": {"name": "old"},
+    }
+
+
+def test_notes_take_the_place_of_attachments() -> None:
+    message = ChatMessage.of({"role": "user", "content": [TEXT_A, IMAGE]})
+    assert message.with_notes({1: "[gone]"}).data["content"] == [TEXT_A, {"type": "text", "text": "[gone]"}]

@@ -1,18 +1,27 @@
+"""Calls of the proxy's own tools: told apart, taken out of a body, and the texts around them joined."""
+
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.dialects import Call
 from proxy.dialects.chat.own_calls import (
+    BLANK_LINE,
     BROKE_OFF,
     SAID_NOTHING,
     STOPPED,
+    Correction,
     Ending,
     Parted,
+    added,
     answerable,
+    corrected,
     ending,
+    gap,
     parted,
     says_something,
     without_own,
@@ -52,7 +61,7 @@ def test_calls_are_told_apart(message: Data, finish: str | None, expected: Parte
     assert parted(message, NAMES, finish) == expected
 
 
-def test_what_is_left_without_ours() -> None:
+def test_a_message_without_the_proxys_calls() -> None:
     assert without_own(reply(OURS, THEIRS), NAMES)["tool_calls"] == [THEIRS]
     assert without_own(reply(OURS), NAMES) == {"role": "assistant", "content": None}
     untouched = reply(THEIRS)
@@ -98,11 +107,11 @@ def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: Endin
         (reply(THEIRS), False),
     ],
 )
-def test_what_says_something(message: Data, says: bool) -> None:
+def test_a_reply_says_something_where_it_has_content_to_show(message: Data, says: bool) -> None:
     assert says_something(message) is says
 
 
-def test_what_is_sent_back_has_all_that_a_request_needs() -> None:
+def test_a_message_sent_back_has_all_that_a_request_needs() -> None:
     message = reply(
         {"index": 0, "id": "", "function": {"name": "ours", "arguments": ""}},
         call("theirs", "call_0", "junk"),
@@ -127,10 +136,152 @@ def test_what_is_sent_back_has_all_that_a_request_needs() -> None:
     )
 
 
-def test_what_is_whole_is_sent_back_as_it_came() -> None:
+def test_a_whole_message_is_sent_back_as_it_came() -> None:
     said = call("ours", "a", '{ "q": 1 }')
     sent, own = answerable(reply(said), Parted(own=(0,), broken=(), others=False))
     assert sent == reply(said)
     assert own == (Call(id="a", name="ours", arguments='{ "q": 1 }'),)
     broken, [first] = answerable(reply(call("ours", "a", "{oops")), Parted(own=(0,), broken=(), others=False))
     assert (broken["tool_calls"], first.arguments) == ([call("ours", "a", "{}")], "{oops")
+
+
+BODY = b"""{
+  "id": "x" , "choices": [ { "index":0,
+     "message" : {"content": null, "tool_calls": [{"id": "a"}, {"id":  "b"}], "refusal":null },
+     "finish_reason": "tool_calls" } ] ,
+  "usage": {"prompt_tokens": 1}
+}
+"""
+CALLS = b'"tool_calls": [{"id": "a"}, {"id":  "b"}]'
+
+
+@pytest.mark.parametrize(
+    ("change", "old", "new"),
+    [
+        (Correction(), b"", b""),
+        (Correction(content="hi"), b'"content": null', b'"content": "hi"'),
+        (Correction(finish_reason="stop"), b'"finish_reason": "tool_calls"', b'"finish_reason": "stop"'),
+        (Correction(usage={"prompt_tokens": 3}), b'{"prompt_tokens": 1}', b'{"prompt_tokens":3}'),
+        (Correction(calls=[0, 1]), CALLS, b'"tool_calls": [{"id": "a"},{"id":  "b"}]'),
+        (Correction(calls=[1]), CALLS, b'"tool_calls": [{"id":  "b"}]'),
+        (Correction(calls=[]), b", " + CALLS, b""),
+    ],
+)
+def test_a_correction_changes_no_other_byte(change: Correction, old: bytes, new: bytes) -> None:
+    assert corrected(BODY, change) == BODY.replace(old, new, 1)
+
+
+def _body(message: bytes, more: bytes = b"") -> bytes:
+    return b'{"choices":[{"message":%b}]%b}' % (message, more)
+
+
+@pytest.mark.parametrize(
+    ("message", "change", "expected"),
+    [
+        (b'{"tool_calls": [1], "a": 1}', Correction(calls=[]), b'{ "a": 1}'),
+        (b'{"a": 1 , "tool_calls":[1]}', Correction(calls=[]), b'{"a": 1}'),
+        (b'{"tool_calls":[1]}', Correction(calls=[]), b"{}"),
+        (b'{"a":1}', Correction(calls=[]), b'{"a":1}'),
+        (b"{}", Correction(content="x"), b'{"content":"x"}'),
+        # a field that stands there twice: the last one counts
+        (b'{"tool_calls":[1],"a":1,"tool_calls":[2,3]}', Correction(calls=[1]), b'{"tool_calls":[3],"a":1}'),
+        (b'{"tool_calls":[1],"a":1,"tool_calls":[2]}', Correction(calls=[]), b'{"a":1}'),
+        (b'{"a":1,"a":[[22],[333]],"tool_calls":[1]}', Correction(calls=[]), b'{"a":[[22],[333]]}'),
+        (b'{"a":1,"b":12,"a":345,"tool_calls":[1]}', Correction(calls=[]), b'{"a":345,"b":12}'),
+        (
+            b'{"a":{"x":1,"tool_calls":[1]},"tool_calls":[1,2],"a":"1234"}',
+            Correction(calls=[]),
+            b'{"a":"1234"}',
+        ),
+    ],
+)
+def test_fields_go_and_come_wherever_they_stand(message: bytes, change: Correction, expected: bytes) -> None:
+    assert corrected(_body(message), change) == _body(expected)
+
+
+def test_a_body_gets_a_usage_that_it_had_not() -> None:
+    assert orjson.loads(corrected(_body(b'{"a":1}'), Correction(usage={"n": 1})))["usage"] == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "change", "expected"),
+    [
+        (b'{"content":"a"}', Correction(content="b", usage={"n": 1}), {"content": "b"}),
+        (b'{"tool_calls":[1,2]}', Correction(calls=[1]), {"tool_calls": [2]}),
+        (b'{"tool_calls":[1]}', Correction(calls=[], finish_reason="stop"), {}),
+        (b'{"a":1}', Correction(calls=[]), {"a": 1}),
+    ],
+)
+def test_a_body_that_is_no_strict_json_is_written_anew(
+    message: bytes, change: Correction, expected: Any
+) -> None:
+    made = json.loads(corrected(_body(message, b',"p":[-Infinity]'), change))
+    assert made["choices"][0]["message"] == expected
+    assert made["choices"][0].get("finish_reason") == change.finish_reason
+    assert made.get("usage") == change.usage
+
+
+def part(text: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize("before", ["Let me look.", [part("?"), part("Let me look.")]])
+def test_texts_that_would_run_into_each_other_are_kept_apart(before: Any) -> None:
+    assert gap(before, "It is blue.") == BLANK_LINE
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("One. ", "Two."),
+        ("One.", " Two."),
+        ("One.\n", "\nTwo."),
+        ("One.", "\u00a0Two."),
+        ([part("One. ")], "Two."),
+        ("", "Two."),
+        (None, "Two."),
+        ([], "Two."),
+        (["odd"], "Two."),
+        ([part(None)], "Two."),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "Two."),
+        ("One.", ""),
+        ("One.", None),
+        ("One.", [part("Two.")]),
+    ],
+)
+def test_there_is_no_gap_where_texts_do_not_run_together(before: Any, after: Any) -> None:
+    assert gap(before, after) == ""
+
+
+ONE = {"prompt_tokens": 5, "cost": 0.5, "prompt_tokens_details": {"cached_tokens": 1, "audio_tokens": None}}
+OTHER = {"prompt_tokens": 7, "cost": 0.25, "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 3}}
+
+
+def test_numbers_add_up_however_deep() -> None:
+    assert added(ONE, OTHER) == {
+        "prompt_tokens": 12,
+        "cost": 0.75,
+        "prompt_tokens_details": {"cached_tokens": 3, "audio_tokens": 3},
+    }
+    assert ONE["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "total"),
+    [
+        (None, None, None),
+        (ONE, None, ONE),
+        (None, OTHER, OTHER),
+        ({}, {}, {}),
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": 1}, {"a": None}, {"a": 1}),
+        ({"a": None}, {"a": None}, {"a": None}),
+        ({"a": {"b": 1}}, {"a": None}, {"a": {"b": 1}}),
+        ({"a": None}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"tier": "x"}, {"tier": "y"}, {"tier": "y"}),
+        ({"a": True}, {"a": True}, {"a": True}),
+        ({"a": 1}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+    ],
+)
+def test_the_last_value_counts_where_it_is_no_number(one: Any, other: Any, total: Any) -> None:
+    assert added(one, other) == total

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import NO_REPLY, NO_RESULT, problems, repair
 from tests.support import api_rules
@@ -155,7 +156,7 @@ def test_problems_say_where() -> None:
     ]
 
 
-def test_what_is_sound_stays_the_same_object_and_says_where_it_stood() -> None:
+def test_a_sound_message_stays_the_same_object_with_its_position() -> None:
     given_messages = messages(["tool x 0", "user hi", "assistant | a f, a f", "user so"])
     repaired = repair(given_messages)
     assert repaired.sources == (1, None, None, 3)
@@ -175,13 +176,13 @@ def test_what_is_sound_stays_the_same_object_and_says_where_it_stood() -> None:
         ([{"type": "image_url"}], True),
     ],
 )
-def test_what_says_something(content: Any, *, says: bool) -> None:
+def test_a_reply_has_content_where_it_can_be_sent_back(content: Any, *, says: bool) -> None:
     assert ChatMessage.of({"role": "assistant", "content": content}).has_content is says
 
 
 @TRIED
 @given(broken())
-def test_what_is_repaired_keeps_the_rules_and_needs_no_repair(given_messages: list[Message]) -> None:
+def test_a_repaired_history_keeps_the_rules_and_needs_no_repair(given_messages: list[Message]) -> None:
     raw = [message.raw for message in given_messages]
     repaired = repair(given_messages)
     assert problems(repaired.messages) == []
@@ -196,7 +197,7 @@ def test_what_is_repaired_keeps_the_rules_and_needs_no_repair(given_messages: li
 
 @TRIED
 @given(valid())
-def test_what_keeps_the_rules_is_left_alone(given_messages: list[Message]) -> None:
+def test_a_history_that_keeps_the_rules_is_left_alone(given_messages: list[Message]) -> None:
     repaired = repair(given_messages)
     assert problems(given_messages) == []
     assert repaired.messages == tuple(given_messages)
@@ -242,3 +243,45 @@ def test_an_empty_reply_between_two_questions_is_no_reason_for_two_in_a_row() ->
     assert lines(repair(messages(["assistant", "user one", "user two"])).messages) == ["user one", "user two"]
     lost = ["user one", "assistant", "tool a 1", "user two"]
     assert lines(repair(messages(lost)).messages) == ["user one", f"assistant {NO_REPLY}", "user two"]
+
+
+# ------------------------------------------------------------------------------------ spans, the dialect
+
+
+def _spans(written: list[str]) -> list[tuple[int, int, int]]:
+    return [(span.start, span.stop, span.round) for span in CHAT.spans(messages(written))]
+
+
+def test_a_block_of_calls_and_the_results_right_after_it_are_one_span() -> None:
+    assert _spans(["user a", "assistant b", "user c"]) == [(0, 1, 1), (1, 2, 1), (2, 3, 2)]
+    block = ["user a", "assistant | f1 a, f2 b", "tool f1 x", "tool f2 y", "tool f9 z", "assistant b"]
+    assert _spans(block) == [(0, 1, 1), (1, 5, 1), (5, 6, 1)]
+    assert _spans(["assistant b", "tool f1 x"]) == [(0, 1, 0), (1, 2, 0)]
+    assert _spans([]) == []
+
+
+def test_the_older_form_of_a_call_holds_its_result_in_its_span() -> None:
+    function = ChatMessage.of({"role": "function", "name": "f", "content": "r"})
+    tool = ChatMessage.of({"role": "tool", "tool_call_id": "c", "content": "r"})
+    old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    both = ChatMessage.of({**old, "tool_calls": [call]})
+
+    def ends(*said: Message) -> list[int]:
+        return [span.stop for span in CHAT.spans(said)]
+
+    assert ends(ChatMessage.of(old), function) == [2]
+    assert ends(ChatMessage.of(old), tool) == [1, 2]
+    assert ends(both, tool, function) == [3]
+
+
+def test_the_dialect_makes_and_reads_messages() -> None:
+    assert CHAT.name == "chat"
+    read = CHAT.message(b'{"role":"user","content":"a"}')
+    assert (read, read.dialect) == (CHAT.spoken("user", "a"), CHAT)
+    assert CHAT.result("c1", "r").data == {"role": "tool", "tool_call_id": "c1", "content": "r"}
+    spaced = CHAT.message(b'{"content": [{"type": "text", "text": "a"}], "role": "user"}')
+    assert CHAT.canonical(spaced) == CHAT.canonical(read)
+    broken = messages(["user a", "assistant | f1 a"])
+    assert CHAT.problems(broken) == problems(broken) != []
+    assert CHAT.repair(broken) == repair(broken)

@@ -1,3 +1,5 @@
+"""A request beside its bytes, why one is refused, and the body that goes upstream."""
+
 from __future__ import annotations
 
 import json
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat import request as refusals
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request, read_field
 from proxy.errors import InvalidRequest
@@ -62,7 +65,7 @@ def test_a_request_is_read_beside_its_bytes() -> None:
     assert request.wants_usage is False
 
 
-def test_what_is_missing_has_a_value() -> None:
+def test_missing_fields_have_defaults() -> None:
     request = parse_chat_request(body())
 
     assert (request.instructions, request.messages) == ((), (ChatMessage(HELLO),))
@@ -115,7 +118,7 @@ def test_what_a_request_says_of_the_usage(options: bytes, wants: bool | None) ->
         b'{"role":"user","content":' + nested(MAX_LEVELS - 1) + b"}",
     ],
 )
-def test_what_is_not_known_here_passes(message: bytes) -> None:
+def test_unknown_fields_pass(message: bytes) -> None:
     raw = body(message)
 
     assert parse_chat_request(raw).messages[0].raw == message
@@ -157,7 +160,7 @@ def test_what_is_not_known_here_passes(message: bytes) -> None:
     ],
     ids=range(29),
 )
-def test_what_is_wrong_is_refused_by_name(raw: bytes, param: str | None, words: str) -> None:
+def test_a_wrong_field_is_refused_by_name(raw: bytes, param: str | None, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_chat_request(raw)
 
@@ -371,7 +374,7 @@ EXTRA = st.dictionaries(
     st.booleans(),
 )
 @settings(deadline=None)
-def test_what_goes_out_is_what_came_in(
+def test_a_request_goes_out_as_it_came_but_for_our_own_fields(
     messages: list[dict[str, Any]],
     extra: dict[str, Any],
     at_the_end: bool,
@@ -410,7 +413,7 @@ def test_a_text_that_was_read_before_is_the_same_message_and_is_not_read_again()
     assert again.messages[0].data == {"role": "user", "content": "never sent before: 81"}
 
 
-def test_what_was_refused_once_is_refused_again() -> None:
+def test_a_refused_request_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest) as refused:
             parse_chat_request(body(HELLO + b',{"role":"user","content":82}'))
@@ -421,3 +424,63 @@ def test_our_own_fields_are_left_out_of_a_known_message_too() -> None:
     raw = body(b'{"role":"user","content":"83","agent":"a"},' + HELLO)
     for _ in range(2):
         assert compose(parse_chat_request(raw)) == body(b'{"role":"user","content":"83"},' + HELLO)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code", "words"),
+    [
+        (b"", None, "invalid_json", "zero-length"),
+        (b'{"a":1,}', None, "invalid_json", "line 1 column 7"),
+        (b'{"a":\n tru}', None, "invalid_json", "line 2 column 2"),
+        (b"\xef\xbb\xbf{}", None, "invalid_json", "BOM"),
+        (b'{"a":1} x', None, "invalid_json", "after document"),
+        (b'{"a":"\xff"}', None, "invalid_json", "not UTF-8"),
+        (b"[" * 3000, None, "invalid_json", "nested too deeply"),
+        (b'{"a":' * 1000 + b"1" + b"}" * 1000, None, "invalid_json", "nested too deeply"),
+        (b"[1]", None, "invalid_type", "got an array"),
+        (b'"x"', None, "invalid_type", "got a string"),
+        (b"true", None, "invalid_type", "got a boolean"),
+        (b"1", None, "invalid_type", "got an integer"),
+        (b"1.5", None, "invalid_type", "got a number"),
+        (b"null", None, "invalid_type", "got null"),
+        (
+            rb'{"messages":[{"content":"x"},{"content":"a\ud83d b"}]}',
+            "messages[1]",
+            "invalid_json",
+            "'messages[1]' holds a lone",
+        ),
+        (rb'{"messages":[{"content":[{"text":"\ude00"}]}]}', "messages[0]", "invalid_json", "U+FFFD"),
+        (rb'{"messages":"\ude00"}', "messages", "invalid_json", "'messages' holds"),
+        (rb'{"messages":[1],"user":"\ud83d\ud83d"}', "user", "invalid_json", "'user' holds"),
+        (rb'{"\ud83d":1}', None, "invalid_json", "The body holds"),
+        (rb'{"\ud83d":"\ud83d"}', None, "invalid_json", "The body holds"),
+        (rb'["\ud83d"]', None, "invalid_json", "The body holds"),
+        (rb'{"user":"\ud83d"', None, "invalid_json", "could not parse the JSON body"),
+        (rb'{"user":"\ud83d","a":' + b"[" * 100_000, None, "invalid_json", "could not parse the JSON body"),
+    ],
+    ids=range(23),
+)
+def test_a_body_is_refused_with_its_reason_and_place(
+    body: bytes, param: str | None, code: str, words: str
+) -> None:
+    error = refusals._unreadable(body)
+
+    assert words in error.message
+    assert (error.param, error.code, error.status) == (param, code, 400)
+
+
+def test_errors_have_the_words_and_codes_of_the_api() -> None:
+    assert refusals._missing("messages", "Send some.").body() == {
+        "error": {
+            "message": "Missing required parameter: 'messages'. Send some.",
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "missing_required_parameter",
+        }
+    }
+    assert refusals._wrong_type("tools", "an array of objects", "x").message == (
+        "Invalid type for 'tools': expected an array of objects, but got a string instead."
+    )
+    assert refusals._empty_messages().code == "empty_array"
+    assert refusals._empty_model().param == "model"
+    assert "at most 7 levels" in refusals._too_deep("user", 7).message

@@ -1,0 +1,268 @@
+"""Checks of what a model wrote: is it a summary that may stand in for the messages?
+
+    not empty               without the fence that a model may put around it
+    shorter                 fewer tokens than what it replaces
+    no control tokens       of chat templates, and no line that imitates a turn
+    in the language         in a script that the conversation uses, or that was asked for
+    grounded                every identifier, and every number from 10 on, was said in the conversation
+
+Nothing here tries to understand a sentence. The text is fenced as data where it is sent (`render`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final
+
+from proxy.dialects import Message
+from proxy.summaries.verbatim import Facts
+from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, leaves_of, values_of
+from proxy.trimming import Language
+
+_FENCE: Final = re.compile(r"\A```\w{0,20}\n(.*?)\n?```\Z", re.DOTALL)
+_TAG: Final = re.compile(r"</?(?:transcript|summary|record)-[0-9a-f]{8,}>")
+_CONTROL: Final = re.compile(
+    r"<[|｜][^|｜<>\n]{1,60}[|｜]>|\[/?INST\]|<</?SYS>>|</?(?:start_of_turn|end_of_turn)>"
+    r"|^[ \t]*(?:human|user|assistant|system|developer|tool)[ \t]*[:：]"
+    r"|^[ \t]*#{2,6}[ \t]*(?:instructions?|response|input|human|user|assistant|system)[ \t]*:?[ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Control tokens of chat templates, and lines that imitate a turn."""
+
+_SCRIPTS: Final[Mapping[str, re.Pattern[str]]] = {
+    "Latin": re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]{2,}"),
+    "Chinese": re.compile("[\u3400-\u9fff]"),
+    "Japanese": re.compile("[\u3040-\u30ff]"),
+    "Korean": re.compile("[\uac00-\ud7af]"),
+    "Cyrillic": re.compile("[\u0400-\u04ff]{2,}"),
+    "Greek": re.compile("[\u0370-\u03ff]{2,}"),
+    "Arabic": re.compile("[\u0600-\u06ff]{2,}"),
+    "Hebrew": re.compile("[\u0590-\u05ff]{2,}"),
+    "Devanagari": re.compile("[\u0900-\u097f]{2,}"),
+    "Thai": re.compile("[\u0e00-\u0e7f]"),
+}
+"""Words of a script, or its characters where it has no spaces."""
+_SPACELESS_WORD: Final = 2
+"""Characters of a script without spaces that count as one word."""
+_SPACELESS: Final = frozenset({"Chinese", "Japanese", "Thai"})
+_ASKED: Final[Mapping[Language, str]] = {"zh": "Chinese", "en": "Latin"}
+_USED: Final = 0.5
+"""Part of what the conversation's main script has from which on another one is used, too."""
+_LEAST_WORDS: Final = 5
+"""Words of a text from which on its script is judged."""
+_CHINESE_SHARE: Final = 0.2
+"""Share of Chinese from which on a conversation is Chinese: it often holds much English."""
+_SPOKEN: Final = 20_000
+"""Characters of a message by which its language is told."""
+_CODE: Final = re.compile(r"`[^`\n]{1,200}`")
+_ASCII_RUN: Final = re.compile("[!-~]+")
+_NOT_PROSE: Final = re.compile(r"[/\\_@=\d]|\w\.\w")
+"""What a run of ASCII holds that is a path, an identifier or code: it has no language."""
+
+_NAMING: Final[frozenset[Kind]] = frozenset({"id", "path", "url", "email"})
+_NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_RUN: Final = re.compile(r"\d+")
+_SCALED: Final = re.compile(
+    r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])"
+)
+_SCALES: Final = {"k": 1e3, "m": 1e6, "b": 1e9, "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
+_DATE: Final = re.compile(r"\b(\d{4}[-/.])\d{1,2}([-/.]\d{1,2})\b|\b\d{1,2}:(\d{2})\b")
+"""A date whose month the conversation may spell out, a time whose hour it may count otherwise."""
+_ITEM: Final = re.compile(r"^\s*(?:[-*+•]|#{1,6}|\(?\d{1,3}[.)、:：])\s*", re.MULTILINE)
+"""What stands before a line: its number says nothing."""
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_QUANTITY: Final = re.compile(r"\d+(?:\.\d+)?(?:[-–]?[a-z]+)+|[a-z]+(?:[-–][a-z]+)*[-–]\d+")
+"""A number with its unit, or words with a number (24-hour, 5GB, step-2)."""
+_SHORTEST: Final = 3
+"""Characters of the shortest identifier that is looked for (Q3 is none)."""
+_JOINTS: Final = re.compile(r"[\s\-–—_./\\:#'\"`,()\[\]]+")
+"""What may stand inside of an identifier in one text and not in another."""
+_STEP: Final = re.compile(r"[^/\\?&=#:\s]+")
+_WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+"""Full-width characters and what they stand for."""
+_IS_WIDE: Final = re.compile("[\uff01-\uff5e]")
+_SHOWN: Final = 3
+"""Of what was never said, so many are named in the reason."""
+_REASON: Final = 60
+"""Characters of one of them."""
+
+
+def bare(answer: str) -> str:
+    """Return an answer without the fence, or the tags of the prompt, that a model may put around it."""
+    text = answer.strip()
+    if found := _FENCE.match(text):
+        text = found[1]
+    return _TAG.sub("", text).strip()
+
+
+def refusal(text: str, source: Source, *, tokens: int, replaced: int, language: Language) -> str:
+    """Return why a text may not be used as a summary, in a few words; empty where it may.
+
+    Args:
+        text: What the model wrote, bare.
+        source: What it sums up.
+        tokens: How many it has.
+        replaced: Tokens of what it takes the place of.
+        language: What it was asked to be written in; the conversation's own is fine as well.
+    """
+    if not text:
+        return "it is empty"
+    if tokens >= replaced:
+        return f"it has {tokens} tokens, and what it replaces {replaced}"
+    if found := _CONTROL.search(text):
+        return f"it imitates a turn of a conversation ({_cut(found.group())})"
+    if script := _foreign_script(text, source.scripts, language):
+        return f"it is written in another language ({script})"
+    unknown = list(dict.fromkeys(ungrounded(text, source)))
+    if not unknown:
+        return ""
+    more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    return f"it names what its source lacks: {', '.join(map(_cut, unknown[:_SHOWN]))}{more}"
+
+
+# ------------------------------------------------------------------------------------ language
+
+
+def scripts_of(text: str) -> dict[str, int]:
+    """Return how many words of each script a text has, code and identifiers aside."""
+    prose = _ASCII_RUN.sub(
+        lambda run: " " if _NOT_PROSE.search(run.group()) else run.group(), _CODE.sub(" ", text)
+    )
+    counts = {script: len(words.findall(prose)) for script, words in _SCRIPTS.items()}
+    return {
+        script: -(-number // _SPACELESS_WORD) if script in _SPACELESS else number
+        for script, number in counts.items()
+        if number
+    }
+
+
+def language_of(scripts: Mapping[str, int]) -> Language:
+    """Return in which language a conversation is summed up: Chinese where it is spoken, else English."""
+    chinese = scripts.get("Chinese", 0) - scripts.get("Japanese", 0)
+    return "zh" if chinese > _CHINESE_SHARE * sum(scripts.values()) else "en"
+
+
+def _foreign_script(text: str, spoken: Mapping[str, int], language: Language) -> str:
+    """Return the main script of a text where the conversation does not use it; else an empty string."""
+    written = scripts_of(text)
+    if not spoken or sum(written.values()) < _LEAST_WORDS:
+        return ""
+    script = max(written, key=lambda each: written[each])
+    main = max(spoken, key=lambda each: spoken[each])
+    used = spoken.get(script, 0) >= _USED * spoken[main]
+    # English is the prompt for every language but Chinese; only for a Chinese conversation it was asked for.
+    asked = script == _ASKED[language] and (language == "zh" or main == "Chinese")
+    return "" if used or asked else script
+
+
+# ------------------------------------------------------------------------------------ grounding
+
+
+class Source:
+    """What a summary may speak of: all that was said and given in the messages that it covers."""
+
+    def __init__(
+        self, messages: Sequence[Message], before: Iterable[str] = (), facts: Facts | None = None
+    ) -> None:
+        """Read the source. That takes time.
+
+        Args:
+            messages: The newly covered messages.
+            before: What else is known to have been said: the user's earlier messages, the last narrative.
+            facts: Those of what came before.
+        """
+        earlier = list(before)
+        texts = [*earlier, *(text for message in messages for text in _texts(message))]
+        spoken = [message.text[:_SPOKEN] for message in messages if message.role in {"user", "assistant"}]
+        self.scripts: Final = scripts_of("\n".join([*spoken, *earlier])) or scripts_of("\n".join(texts))
+        """Words of each script that user and assistant used."""
+        self._messages = len(messages)
+        if facts is not None:
+            texts += [name.text for name in facts.names]
+            self._messages += facts.messages
+        self._text = _plain("\n".join(texts))
+
+    def has(self, identifier: str) -> bool:
+        """Tell whether an identifier stands there, or all steps of a path; case and marks aside."""
+        wanted = _plain(identifier)
+        if wanted in self._text:
+            return True
+        squeezed = _JOINTS.sub("", wanted)
+        if not squeezed or squeezed in self._squeezed:
+            return True
+        if "/" not in wanted or "://" in wanted:
+            return False
+        steps: list[str] = _STEP.findall(wanted)
+        return all(step in self._text for step in steps) and any(kind_of(step) for step in steps)
+
+    def has_number(self, number: str) -> bool:
+        """Tell whether a number stands there, however it is written (3k, 3,000, 3000.0)."""
+        return _value(number) in self._numbers
+
+    @cached_property
+    def _squeezed(self) -> str:
+        return _JOINTS.sub("", self._text)
+
+    @cached_property
+    def _numbers(self) -> frozenset[str]:
+        """All numbers of the text, and how many messages there are."""
+        found = {_value(each) for pattern in (_NUMBER, _RUN) for each in pattern.findall(self._text)}
+        found.update(scaled for scaled, _ in _scaled_in(self._text))
+        return frozenset([*found, str(self._messages)])
+
+
+def ungrounded(text: str, source: Source) -> Iterator[str]:
+    """Yield the identifiers of a text that its source lacks, then such numbers of 10 or more, or decimals."""
+    rest = _ITEM.sub("", text)
+    for value in values_of(rest, "none"):
+        name = value.text
+        if value.kind not in _NAMING or len(name) < _SHORTEST:
+            continue
+        if _WORD.fullmatch(name) or _QUANTITY.fullmatch(name):  # JavaScript, 24-hour
+            continue
+        if not source.has(name):
+            yield name
+        rest = rest.replace(name, " ")
+    for scaled, written in list(_scaled_in(rest)):
+        if source.has_number(scaled):
+            rest = rest.replace(written, " ")
+    rest = _DATE.sub(lambda date: f"{date[1]} {date[2]}" if date[1] else f" {date[3]}", rest)
+    for number in re.findall(rf"(?<![A-Za-z0-9_.]){_NUMBER.pattern}", rest):
+        large = "." in number or float(number.replace(",", "")) >= SMALLEST_NUMBER
+        if large and not source.has_number(number):
+            yield number
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """Yield what stands in a message; of JSON with escapes also the strings that it stands for."""
+    for text in message.all_texts():
+        yield text
+        if "\\" in text:
+            yield from (leaf.text for leaf in leaves_of(text) or ())
+
+
+def _scaled_in(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each number that is written as 3k or 3万 are: its value, and as it stands."""
+    for found in _SCALED.finditer(text):
+        value = float(found[1].replace(",", "")) * _SCALES[found[2].lower()]
+        yield _value(f"{value:.6f}"), found[0]
+
+
+def _value(number: str) -> str:
+    """Return a number as it is compared: without commas, leading zeros, zeros at the end of decimals."""
+    whole, dot, decimals = number.replace(",", "").partition(".")
+    decimals = decimals.rstrip("0")
+    return (whole.lstrip("0") or "0") + (dot + decimals if decimals else "")
+
+
+def _plain(text: str) -> str:
+    """Return a text in small letters, full-width characters as the others."""
+    return (text.translate(_WIDE) if _IS_WIDE.search(text) else text).lower()
+
+
+def _cut(text: str) -> str:
+    """Return a piece of text for a reason: on one line, not long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _REASON else line[:_REASON] + "…"

@@ -1,0 +1,248 @@
+"""Plain text said in less: what a terminal shows and no model reads, bytes, and repeated lines of logs.
+
+tidied         without terminal escapes, overwritten progress, blanks     nothing that is read is lost
+without_blobs  without base64 and hexadecimal                             what is lost is marked
+condensed      of lines that differ only in numbers the first and last    what is lost is marked
+alarms         whether a text tells of something gone wrong
+weight         about how many tokens a text has, beside another one
+omitted, ending, names_ref
+               the marks
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from operator import eq
+from typing import Final
+
+from proxy.textscan.document import quoted
+
+FULL_OUTPUT: Final = "full_output"
+"""The field of a compacted document that holds the ref."""
+
+
+def omitted(what: str, kinds: str = "") -> str:
+    """Return the mark that stands where something was: `what` is how much, `kinds` are its kinds."""
+    return f"… ({what} omitted{f': {kinds}' if kinds else ''})"
+
+
+def ending(ref: str) -> str:
+    """Return the line that ends a text of which something was left out."""
+    return f"[... compacted; full output: {ref} ...]"
+
+
+def names_ref(text: str, ref: str) -> bool:
+    """Tell whether a text says that its original is `ref`, by a mark of this package or of a truncation."""
+    return f"; full output: {ref} ...]" in text or f"{quoted(FULL_OUTPUT)}:{quoted(ref)}" in text
+
+
+_WORDS: Final = re.compile(
+    r"abort|cannot|can't|could not|couldn't|crash|critical|denied|deprecat|error|exception|fail|fatal"
+    r"|forbidden|invalid|killed|missing|not found|out of memory|panic|refused|rejected|segfault"
+    r"|segmentation fault|severe|stack trace|time[d]? ?out|traceback|unable|unauthori[sz]ed|unreachable|warn"
+    r"|错误|失败|异常|警告|告警|报错|出错|超时|拒绝|致命|崩溃|无法|中断|终止|无效|缺失|未找到|不存在|未授权"
+    r"|錯誤|失敗|異常|逾時|拒絕|無法"
+)
+"""Each a literal or nearly so: a search is one pass."""
+
+
+def alarms(text: str) -> bool:
+    """Tell whether a text holds such a word."""
+    return _WORDS.search(text.lower()) is not None
+
+
+_PIECE: Final = re.compile(r"[A-Za-z]{1,8}|[0-9]{1,3}|[^\sA-Za-z0-9]{1,3}|\n+")
+
+
+def weight(text: str) -> int:
+    """Return the number of pieces of words, numbers and signs."""
+    return len(_PIECE.findall(text))
+
+
+_WIDE: Final = 80
+"""So many blanks in a row are no layout."""
+
+# Colours, cursor movements, titles of windows; a link (8) holds an address and stays. Each repetition ends
+# where another class of characters begins, so that a search is one pass.
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\](?!8;)[^\x07\x1b\n]*(?:\x07|\x1b\\)|[()][0-9A-B])")
+_BLANKS: Final = re.compile(rf"(?<! ) {{{_WIDE},}}")
+_BLANK_ENDS: Final = (" \n", "\t\n")
+_EMPTY_LINES: Final = re.compile(r"(?<!\n)\n{3,}")
+_STATE: Final = re.compile(r"[\d.,:/%|#=<>~*+\-\s\\━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]+")
+"""What changes from one state of a progress bar to the next."""
+_UNIT: Final = re.compile(r"(?<=#)[A-Za-z?]{1,5}(?=#|$)")
+"""A unit of measure between two numbers (kB, MiB, eta, s)."""
+
+
+def tidied(text: str) -> str:
+    """Return the text without escapes, overwritten progress, trailing blanks and runs of empty lines."""
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
+    if "\r" in text or any(end in text for end in _BLANK_ENDS) or text.endswith((" ", "\t")):
+        lines = [line.rstrip(" \t\r") for line in text.split("\n")]
+        text = "\n".join([_last_state(line) if "\r" in line else line for line in lines])
+    if "\n\n\n" in text:
+        text = _EMPTY_LINES.sub("\n\n", text)
+    return _BLANKS.sub(" ", text) if " " * _WIDE in text else text
+
+
+def _last_state(line: str) -> str:
+    """Return a line without the states that were overwritten by one of the same kind."""
+    states = line.split("\r")
+    kinds = [_kind_of_state(state) for state in states]
+    kept = [
+        state
+        for place, state in enumerate(states)
+        if state and (place + 1 == len(states) or kinds[place] != kinds[place + 1])
+    ]
+    return "\r".join(kept)
+
+
+def _kind_of_state(state: str) -> str:
+    return _UNIT.sub("", _STATE.sub("#", state)).replace("#", "")
+
+
+SMALLEST: Final = 200
+"""Characters of the shortest blob."""
+
+_SAMPLE: Final = 2000
+# One attempt for each run of these characters: it begins where the run begins.
+_RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
+_LONG: Final = 60
+_PART: Final = 1 << 18
+_LONG_WORD: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{_LONG}}}")
+"""What every blob begins with."""
+_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
+
+
+def without_blobs(text: str) -> str:
+    """Return the text with a mark in the place of each blob."""
+    kept: list[str] = []
+    last, has_long_word = 0, False
+    for start in _long_words(text):
+        has_long_word = True
+        run = _RUN.match(text, start) if start >= last else None
+        if run is not None:
+            kept += text[last:start], _marked(run)
+            last = run.end()
+    if not has_long_word:
+        return text
+    text = "".join([*kept, text[last:]])
+    return _WRAPPED.sub(_marked, text) if "\n" in text else text
+
+
+def _long_words(text: str) -> Iterator[int]:
+    """Yield where long words begin. Between two parts of the text other threads get their turn."""
+    for start in range(0, len(text), _PART):
+        for found in _LONG_WORD.finditer(text, start, start + _PART + _LONG - 1):
+            yield found.start()
+
+
+def _marked(found: re.Match[str]) -> str:
+    kind = _kind_of_bytes(found[0][:_SAMPLE].replace("\n", ""))
+    return found[0] if kind is None else omitted(f"{len(found[0])} characters of {kind}")
+
+
+def _kind_of_bytes(sample: str) -> str | None:
+    """Return what a run of characters is: base64, hexadecimal, or None where it may be words."""
+    digits = sum(map(sample.count, "0123456789"))
+    if digits * 4 > len(sample) and all(character in "0123456789abcdefABCDEF" for character in sample):
+        return "hexadecimal" if len(set(sample)) > 8 else None
+    upper = sum(character.isupper() for character in sample)
+    lower = sum(character.islower() for character in sample)
+    mixed = min(upper, lower) * 6 > len(sample) and digits * 25 > len(sample)
+    return "base64" if mixed and len(set(sample)) > 24 else None
+
+
+FEWEST: Final = 3
+"""A run of so many lines or more is left out; a mark costs as much as a shorter one."""
+
+# Tried at the beginning of a word only; letters and digits are two classes: one pass.
+_NUMBERED: Final = re.compile(r"\b[^\W\d]*+\d\w*+")
+_DIGIT: Final = re.compile(r"\d")
+_SHORTEST_KIND: Final = 3
+_KINDS_TOLD: Final = 3
+_KIND_SHOWN: Final = 60
+_TRACE: Final = (" ", "\t")
+_THRICE: Final = b"\1\1"
+
+
+def condensed(text: str, keep: int) -> str:
+    """Return the text with `keep` lines at each end of every kind; the same text where that omits nothing."""
+    lines = text.split("\n")
+    if len(lines) < 2 * keep + FEWEST:
+        return text
+    kinds = _NUMBERED.sub("#", text).split("\n") if _DIGIT.search(text) else lines
+    repeated = _repeated(lines, kinds, keep)
+    alarming = frozenset(filter(alarms, frozenset(lines))) if alarms(text) else frozenset[str]()
+    if alarming:
+        for place, line in enumerate(lines):
+            if line in alarming:
+                repeated[place] = 0
+    kept: list[str] = []
+    place = 0
+    in_trace = False
+    while place < len(lines):
+        line = lines[place]
+        in_trace = line in alarming or (in_trace and line.startswith(_TRACE))
+        if repeated[place] and not in_trace:
+            start = place
+            place = _end(repeated, start)
+            kept += _told(start, place, lines, kinds)
+        else:
+            kept.append(line)
+            place += 1
+    return "\n".join(kept)
+
+
+def _repeated(lines: list[str], kinds: list[str], keep: int) -> bytearray:
+    """Tell (1) of each line that is one of many of its kind, and neither of the first nor of the last.
+
+    Lines without a number are a kind only as far as the very same line follows itself.
+    """
+    repeated = bytearray(len(lines))
+    total = Counter(kinds)
+    places = {kind: list[int]() for kind, count in total.items() if count > 2 * keep and _is_numbered(kind)}
+    if places:
+        for place, kind in enumerate(kinds):
+            if kind in places:
+                places[kind].append(place)
+        for found in places.values():
+            for place in found[keep:-keep]:
+                repeated[place] = 1
+    follows = bytes(map(eq, lines, islice(lines, 1, None)))
+    start = follows.find(_THRICE)
+    while start >= 0:
+        stop = _end(follows, start)
+        if lines[start].strip() and not _is_numbered(kinds[start]):
+            repeated[start + 1 : stop] = b"\1" * (stop - start - 1)
+        start = follows.find(_THRICE, stop)
+    return repeated
+
+
+def _end(flags: bytes | bytearray, start: int) -> int:
+    """Return where the run of ones ends that begins at `start`."""
+    stop = flags.find(0, start)
+    return stop if stop >= 0 else len(flags)
+
+
+def _is_numbered(kind: str) -> bool:
+    """Tell whether lines of a kind differ in numbers, and are more than that."""
+    return "#" in kind and len(kind.strip()) >= _SHORTEST_KIND
+
+
+def _told(start: int, stop: int, lines: list[str], kinds: list[str]) -> list[str]:
+    """Return what stands in the place of a run of lines: the lines where they are few."""
+    if stop - start < FEWEST:
+        return lines[start:stop]
+    counts = Counter(kinds[start:stop]).most_common(_KINDS_TOLD)
+    told = ", ".join(f"{count} x {_short(kind)}" for kind, count in counts)
+    return [omitted(f"{stop - start} lines", told)]
+
+
+def _short(kind: str) -> str:
+    stripped = kind.strip()
+    return stripped if len(stripped) <= _KIND_SHOWN else f"{stripped[:_KIND_SHOWN]}…"

@@ -1,0 +1,666 @@
+"""What in a text a later step may need verbatim: ids, paths, addresses, dates, numbers, names, terms.
+
+    values_of           every value, with its kind and what names it
+    identifiers         only those that name something
+    kind_of             what one piece of a text looks like
+    atoms_of_arguments  the values of a call's arguments, in pieces small enough to be found in other texts
+    occurs, find        where such a piece stands in a text, at word boundaries
+    labels_of, words_near, naming_words
+                        the words that name what stands at a place
+
+A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
+Each function takes time that grows with the length of the text and no faster, whatever the text is: nothing
+looks further back or forth than a fixed number of characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.textscan.document import OPENING, document_in, is_dust, walk
+
+Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
+"""How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
+`date` a date or a time of day, `path` also a file name, `quoted` a string between quotation marks,
+`cjk` a term in CJK characters, `text` the words of a JSON leaf that have no other shape."""
+
+IDENTIFYING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
+"""Kinds of values that name something."""
+
+SHORTEST: Final = 2
+"""Characters of the shortest value."""
+LONGEST: Final = 200
+"""Characters of the longest one: what is longer is prose or a document, and its own values count."""
+CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""CJK characters, inside of a class."""
+
+CJK_CHARACTER: Final = re.compile(f"[{CJK}]")
+_CJK_TERM: Final = re.compile(f"[{CJK}]+")
+_CJK_EMPTY: Final = re.compile(
+    "[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]"
+)
+"""Characters that join terms and belong to none: a run is divided at them, for want of a dictionary."""
+_CJK_LONGEST: Final = 12
+"""A longer run is a sentence without punctuation, not a term."""
+
+TRIVIA: Final = frozenset(
+    "true false null none nil undefined yes no on off ok n/a na nan auto default all any "  # noqa: SIM905 - readable
+    "True False None NULL TRUE FALSE N/A NaN OK e.g i.e etc a.m p.m vs utf-8 UTF-8".split()
+)
+"""What has the shape of an atom and means nothing alone."""
+
+TELLING: Final = re.compile(r"[^\W_]")
+"""What a piece must hold to say anything."""
+JOINTS: Final = re.compile(r"[=:&]+")
+"""What stands between a name and its value."""
+
+_DIGIT: Final = re.compile(r"\d")
+_LETTER: Final = re.compile(r"[^\W\d_]")
+_SPACE: Final = re.compile(r"\s")
+INNER_CAPITAL: Final = re.compile(r"[a-z][A-Z]")
+NUMBER: Final = re.compile(r"[-+$€£¥]?\d[\d,]*+(?:\.\d+)?(?:%|[a-zA-Z]{1,3})?")
+_DATE: Final = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[T ]\d{1,2}:\d{2}\S{0,20})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}"
+    r"|\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:[ap]m)?|\d{4}-\d{2}"
+)
+_ADDRESS_MARKS: Final = frozenset(":=@/")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,15}://.+")
+_EMAIL: Final = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
+_FILE_NAME: Final = re.compile(
+    r"[\w@+-][\w.@+-]+\.(?:[A-Za-z][A-Za-z0-9]{0,3}|ipynb|sqlite|swift)|[\w@+-]\.[A-Za-z]"
+)
+_DOTTED: Final = re.compile(r"\w{2,}(?:\.\w{2,})+")
+_WORDS_AND_SLASH: Final = re.compile(r"[A-Za-z]+/[A-Za-z]+")
+_GROUPED: Final = 6
+"""Characters of the shortest number in groups (555-0199) that identifies something."""
+
+
+def kind_of(piece: str) -> Kind | None:
+    """Return what a piece of text without surrounding space has the shape of; None for ordinary words."""
+    if not SHORTEST <= len(piece) <= LONGEST:
+        return None
+    if _SPACE.search(piece):
+        return "date" if _DATE.fullmatch(piece) else None
+    if not piece.isascii() and CJK_CHARACTER.search(piece):
+        term = len(piece) <= _CJK_LONGEST and _CJK_TERM.fullmatch(piece) and not _CJK_EMPTY.search(piece)
+        return "cjk" if term else None
+    return shape_of(piece)
+
+
+def shape_of(piece: str) -> Kind | None:
+    """Return the shape of a run of characters without space and CJK; None for ordinary words."""
+    if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
+        return None
+    if piece.isalnum() and piece.isascii():
+        # What most are; with a digit first it may still be a number with its unit.
+        if piece.isalpha():
+            return "id" if INNER_CAPITAL.search(piece) else None
+        if piece.isdigit():
+            return "number"
+        return "id" if piece[0].isalpha() else _shape_of_mixed(piece)
+    return _shape_of_mixed(piece)
+
+
+def _shape_of_mixed(piece: str) -> Kind | None:
+    """Return the shape of a run that is not long, and not only of ASCII letters or of ASCII digits."""
+    if piece.isalpha():
+        return "id" if INNER_CAPITAL.search(piece) else None
+    digits = _DIGIT.search(piece) is not None
+    if digits and NUMBER.fullmatch(piece):
+        return "number"
+    if digits and _DATE.fullmatch(piece):
+        return "date"
+    if not _ADDRESS_MARKS.isdisjoint(piece):
+        return _address(piece)
+    if "." in piece:
+        if _FILE_NAME.fullmatch(piece):
+            return "path"
+        if _DOTTED.fullmatch(piece):
+            return "id"
+    if not digits:
+        return "id" if "_" in piece.strip("_") or INNER_CAPITAL.search(piece) else None
+    # With letters, with a mark before it (#1042), or long enough for a number in groups (555-0199).
+    named = piece[0] in "#@" or _LETTER.search(piece) is not None
+    return "id" if named or ("-" in piece and len(piece) >= _GROUPED) else None
+
+
+def _address(piece: str) -> Kind | None:
+    """Return the shape of a run with one of the marks that addresses have; None where it is none."""
+    if _URL.fullmatch(piece):
+        return "url"
+    if _EMAIL.fullmatch(piece):
+        return "email"
+    if "/" in piece and not JOINTS.search(piece):
+        return None if _WORDS_AND_SLASH.fullmatch(piece) or not TELLING.search(piece) else "path"
+    bare = piece.strip("@")
+    return "id" if bare.isidentifier() and piece[0] == "@" else None
+
+
+def terms_of(run: str) -> Iterator[str]:
+    """Yield the terms of a run of CJK characters: what lies between joining ones."""
+    for term in _CJK_EMPTY.split(run):
+        if SHORTEST <= len(term) <= _CJK_LONGEST:
+            yield term
+
+
+_VALUES: Final = 5000
+_DENSEST: Final = 16
+"""So many values of a text are told, and one more for each so many of its characters."""
+_HEAD: Final = 150_000
+_TAIL: Final = 50_000
+"""Characters of the beginning and of the end of a longer text that are read."""
+_BREAKS: Final = r"""\s"'`<>()\[\]{},;|*“”‘’，。、；：？！（）《》【】「」…·\\"""
+"""Characters, inside of a class, that no piece holds, unless it is quoted."""
+_SPACES: Final = _BREAKS.replace("\"'`", "")
+"""The same without quotation marks."""
+_PIECES: Final = re.compile(
+    # Ordinary words are passed over here: most of a text is these, and nothing is to be done about them.
+    rf"(?:(?:[A-Za-z]?[a-z]*+|[^\W\d_A-Za-z{CJK}]++)[.:!?]*+[{_SPACES}]++|\"{{2,}}+|'{{2,}}+|`{{2,}}+)*+"
+    r'((?<!\w)"[^"\n]{2,200}+"(?!\w)'
+    r"|(?<!\w)'[^'\n]{2,200}+'(?!\w)"
+    r"|(?<!\w)`[^`\n]{2,200}+`(?!\w)"
+    rf"|[{CJK}]++"
+    rf"|[^{_BREAKS}{CJK}]++"
+    r"|.)?+",
+    re.DOTALL,
+)
+"""What comes next that may be a value: a quoted string, a run of CJK characters, any other run without space.
+
+It matches everywhere and gives nothing back, so that each character is passed once; but a quotation mark that
+is not closed costs what stands before the next one.
+"""
+_RUNS: Final = re.compile(rf"[{CJK}]++|[^{_BREAKS}{CJK}]++")
+_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))
+"""Where a text may be cut: rather at white space."""
+_PLAIN: Final = re.compile(r"[A-Za-z]?[a-z]*+[.:!?]*+")
+_QUOTES: Final = frozenset("\"'`")
+_PADDING: Final = " \t\\"
+"""What may stand between a quotation mark and the quoted string: a backslash, in JSON inside of JSON."""
+_JOINING: Final = frozenset(":=")
+_EDGES_OF_PATHS: Final = ".:!?=&@$^+"
+_EDGES: Final = _EDGES_OF_PATHS + "#~/-"
+"""Punctuation that may stand beside a piece and is none of it."""
+_RUN_LONGEST: Final = 2 * LONGEST
+"""A longer run without space is encoded data, not a name with its value."""
+_SEEN: Final = 48
+"""Characters of a piece of which it is not remembered what is in it."""
+_SEEN_MOST: Final = 16_384
+_NESTED: Final = 3
+"""How many times JSON inside of JSON is opened."""
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of an emoji, which no text that is sent can hold, and the escape that may stand for one in JSON."""
+
+_LABELS: Final = re.compile(r"[^\W\d][\w-]*+")
+_NAMES: Final = re.compile(r"[^\W_]|[:=\n]")
+_BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})
+"""What most often stands between two values of a row."""
+_LABEL_REACH: Final = 60
+"""Characters before a value in which its label is looked for."""
+_ROW: Final = 8
+"""Characters between two values of one row, at most: they have one label."""
+
+
+Labels: TypeAlias = Literal["all", "numbers", "none"]
+"""Which values are told with the key or word before them: to look for it takes time."""
+
+
+class Value(Struct, frozen=True, gc=False, kw_only=True):
+    """A piece of a text that a later step may need verbatim."""
+
+    text: str
+    """The piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)."""
+    kind: Kind
+    label: str = ""
+    """What names it: the key that it stands under, or the key or word before it on its line; may be empty."""
+    is_leaf: bool = False
+    """Whether it is the first value of a leaf of a JSON document, most often the leaf itself."""
+
+
+def values_of(text: str, labels: Labels = "all") -> list[Value]:
+    """Return the values of any text in the order of its own: the leaves of JSON, or what has a value's shape.
+
+    Of a JSON document each number and each string comes with its key; a string of more than one word is
+    followed by what has a shape inside of it, and one that is JSON by its own leaves. Truth values and nulls
+    are none. The same value comes as often as it stands there. What holds half an emoji (a lone surrogate) is
+    no value.
+
+    So that no text takes long, not all of every text is read. Of a text (or of a string inside of JSON) of
+    more than 200,000 characters the first 150,000 and the last 50,000 are; JSON of more than 100,000 that is
+    little but brackets and commas is a text like any other; and no more than 5000 values come, with one more
+    for each 16 characters.
+
+    Args:
+        text: Any text.
+        labels: Which values get a label, where the label is not a key of JSON.
+    """
+    reading = _Reading(text, labels)
+    reading.add(text, "", _NESTED)
+    return reading.taken()
+
+
+def identifiers(text: str) -> list[str]:
+    """Return the values of a text that name something: ids, paths, addresses. One may come several times."""
+    return [value.text for value in values_of(text, "none") if value.kind in IDENTIFYING]
+
+
+def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
+    """Return what `values_of` does of a text that is no JSON document; nobody looks whether it is."""
+    reading = _Reading(text, labels)
+    reading.add_text(text, "")
+    return reading.taken()
+
+
+def values_of_document(text: str, labels: Labels = "all") -> list[Value]:
+    """Return what `values_of` does of a JSON document; nothing for any other text."""
+    document = None if is_dust(text) else document_in(text)
+    if document is None:
+        return []
+    reading = _Reading(text, labels)
+    reading.add_document(document, "", _NESTED)
+    return reading.taken()
+
+
+class _Reading:
+    """One reading of one text: what was found so far."""
+
+    def __init__(self, text: str, labels: Labels) -> None:
+        """Begin to read `text`; `labels` says which values get one."""
+        self._labels = labels
+        self._most = _VALUES + len(text) // _DENSEST
+        self._may_hold_half = _may_hold_half(text)
+        self._values: list[Value] = []
+
+    def taken(self) -> list[Value]:
+        """Return what was found."""
+        values = list(_without_halves(self._values)) if self._may_hold_half else self._values
+        return values[: self._most] if len(values) > self._most else values
+
+    def add(self, text: str, label: str, nested: int) -> None:
+        """Add the values of a text that may be JSON, `nested` times inside of JSON."""
+        document = document_in(text) if nested and not is_dust(text) else None
+        if document is None:
+            self.add_text(text, label)
+        else:
+            self.add_document(document, label, nested)
+
+    def add_document(self, document: Any, label: str, nested: int) -> None:
+        """Add the leaves of a document, and the values inside of the longer ones."""
+        values, most = self._values, self._most
+        for key, leaf, is_number in walk(document):
+            if len(values) >= most:
+                return
+            named = key or label
+            if is_number:
+                values.append(Value(text=leaf, kind="number", label=named, is_leaf=True))
+                continue
+            stripped = leaf.strip()
+            if stripped.startswith(OPENING):
+                self._add_nested(stripped, named, nested)
+                continue
+            kind, holds = _leaf_seen(stripped) if len(stripped) < _SEEN else _in_leaf(stripped)
+            if kind is not None:
+                values.append(Value(text=stripped, kind=kind, label=named, is_leaf=True))
+            if holds:
+                self.add_text(leaf, named, is_leaf=kind is None)
+
+    def _add_nested(self, text: str, label: str, nested: int) -> None:
+        """Add the values of a leaf that may be a document itself."""
+        document = document_in(text) if nested > 1 and not is_dust(text) else None
+        if document is None:
+            self.add_text(text, label, is_leaf=True)
+        else:
+            self.add_document(document, label, nested - 1)
+
+    def add_text(self, text: str, label: str, *, is_leaf: bool = False) -> None:  # noqa: C901  one loop: a call for each piece costs a third of its time
+        """Add what has a value's shape in a text, with the key or word before it on its line.
+
+        Args:
+            text: The text.
+            label: What names a value that nothing on its line does.
+            is_leaf: Whether the first value stands for the leaf that the text is.
+        """
+        most, values = self._most, self._values
+        is_named, only_numbers = self._labels != "none", self._labels == "numbers"
+        starts: list[int] = []
+        stops: list[int] = []
+        row = looked = -1
+        known = ""
+        for match in _pieces(text):
+            piece = match[1]
+            if piece is None:
+                continue
+            found, is_quoted, has_number = _in_piece_seen(piece) if len(piece) < _SEEN else _in_piece(piece)
+            if not found:
+                continue
+            start, stop = match.span(1)
+            if is_quoted:
+                if text[stop : stop + 1] in _JOINING:
+                    continue  # a key, of which only a shape counts
+            elif text[start - 1 : start] == "<" and piece[0] not in _QUOTES and "://" not in piece:
+                continue  # the name of a tag
+            if is_leaf:
+                first = found[0]
+                named = first.label or _label(text, start) or label
+                values.append(Value(text=first.text, kind=first.kind, label=named, is_leaf=True))
+                found, is_leaf = found[1:], False
+            if is_named:
+                starts.append(start)
+                stops.append(stop)
+            if not is_named or (only_numbers and not has_number):
+                values += found
+            else:
+                begins = _row(text, starts, stops, looked, row)
+                looked = len(starts) - 1
+                if begins != row:
+                    row, known = begins, _label(text, begins) or label
+                values += [_with_label(value, known) for value in found]
+            if len(values) >= most:
+                return
+
+
+def _with_label(value: Value, label: str) -> Value:
+    """Return the value, under this label where it has none of its own."""
+    return value if value.label else Value(text=value.text, kind=value.kind, label=label)
+
+
+def _may_hold_half(text: str) -> bool:
+    """Tell whether a text, or the JSON that it is, may hold a lone surrogate."""
+    if "\\u" in text and _HALF_ESCAPED.search(text) is not None:
+        return True
+    return not text.isascii() and _HALF.search(text) is not None
+
+
+def _without_halves(values: Iterable[Value]) -> Iterator[Value]:
+    """Yield the values without a lone surrogate; a label with one names nothing."""
+    for value in values:
+        if not _HALF.search(value.text):
+            yield replace(value, label="") if _HALF.search(value.label) else value
+
+
+def _pieces(text: str) -> Iterable[re.Match[str]]:
+    """Return what may be values: of a long text those of its beginning and its end, none of them cut."""
+    end = len(text)
+    if end <= _HEAD + _TAIL:
+        return _PIECES.finditer(text)
+    head, tail = _PIECES.finditer(text, 0, _HEAD), _PIECES.finditer(text, end - _TAIL)
+    whole = (match for match in head if match.end() < _HEAD)
+    return chain(whole, (match for match in tail if match.start(1) > end - _TAIL))
+
+
+def _row(text: str, starts: Sequence[int], stops: Sequence[int], last: int, row: int) -> int:
+    """Return where the row begins in which the newest of some values stands.
+
+    Args:
+        text: The text.
+        starts: Where each value begins.
+        stops: Where each ends.
+        last: Place of a value of which the row is known; less than 0 where there is none.
+        row: Where that begins.
+    """
+    place, first = len(starts) - 1, max(last, 0)
+    while place > first and not _is_new_row(text, stops[place - 1], starts[place]):
+        place -= 1
+    return row if place == last else starts[place]
+
+
+def _is_new_row(text: str, last: int, start: int) -> bool:
+    """Tell whether what begins at `start` has another label than the value that ends at `last`."""
+    between = text[last:start]
+    return between not in _BETWEEN and (start - last > _ROW or _NAMES.search(between) is not None)
+
+
+def _in_leaf(stripped: str) -> tuple[Kind | None, bool]:
+    """Return what a leaf without surrounding space is, and whether there is more inside of it.
+
+    A leaf without a kind is no value.
+    """
+    kind = kind_of(stripped)
+    is_value = bool(stripped) and len(stripped) <= LONGEST and "\n" not in stripped
+    told = (kind or "text") if is_value and TELLING.search(stripped) else None
+    return told, kind is None and _PLAIN.fullmatch(stripped) is None
+
+
+_leaf_seen: Final = lru_cache(_SEEN_MOST)(_in_leaf)
+
+
+def _in_quoted(inner: str) -> tuple[Value, ...]:
+    """Return a quoted string, then what has a shape inside of it, where it has none itself."""
+    if len(inner) < SHORTEST or inner in TRIVIA:
+        return ()
+    is_plain = inner.isalnum() and inner.isascii()
+    if not is_plain and not TELLING.search(inner):
+        return ()
+    kind = shape_of(inner) if is_plain else kind_of(inner)
+    if kind is not None:
+        return (Value(text=inner, kind=kind),)
+    quoted = Value(text=inner, kind="quoted")
+    if _PLAIN.fullmatch(inner):
+        return (quoted,)
+    return (quoted, *(each for run in _RUNS.findall(inner) for each in _in_run(run)))
+
+
+def _in_run(run: str) -> tuple[Value, ...]:
+    """Return the values of a run of characters without space; of `name=value` and `file:12` each side."""
+    if run.isalpha() and run.isascii():
+        if run.islower():
+            return ()
+        return (Value(text=run, kind="id"),) if INNER_CAPITAL.search(run) and len(run) <= LONGEST else ()
+    if CJK_CHARACTER.match(run):
+        return tuple([Value(text=term, kind="cjk") for term in terms_of(run)])
+    piece = run.strip(_EDGES if "/" not in run else _EDGES_OF_PATHS)
+    kind = shape_of(piece)
+    if kind is not None:
+        return (Value(text=piece, kind=kind),)
+    if len(piece) > _RUN_LONGEST or not JOINTS.search(piece):
+        return ()
+    found: list[Value] = []
+    before = ""
+    for part in JOINTS.split(piece):
+        bare = part.strip(_EDGES_OF_PATHS)
+        kind = shape_of(bare)
+        if kind is not None:
+            found.append(Value(text=bare, kind=kind, label=before))
+        before = bare
+    return tuple(found)
+
+
+def _in_piece(piece: str) -> tuple[tuple[Value, ...], bool, bool]:
+    """Return the values of a quoted string or of a run.
+
+    Returns:
+        The values; whether the first one is a quoted string without a shape; whether there is a number among
+        them, without a label.
+    """
+    values = _in_quoted(piece[1:-1].strip(_PADDING)) if piece[0] in _QUOTES else _in_run(piece)
+    if not values:
+        return values, False, False
+    has_number = any(value.kind == "number" and not value.label for value in values)
+    return values, values[0].kind == "quoted", has_number
+
+
+_in_piece_seen: Final = lru_cache(_SEEN_MOST)(_in_piece)
+"""The outputs of one session say the same names again and again."""
+
+
+def _label(text: str, start: int) -> str:
+    """Return the key before a place on its line, else the word before it; empty where there is neither."""
+    line = text[max(0, start - _LABEL_REACH) : start].rpartition("\n")[2]
+    key = max(line.rfind(":"), line.rfind("="))
+    found: list[str] = _LABELS.findall(line, 0, key if key > 0 else len(line))
+    return found[-1] if found else ""
+
+
+def beginning_of(text: str, most: int) -> str:
+    """Return the beginning of a text, at most so many characters, in which no value is cut in two.
+
+    It ends with a line or, where the line is long, at white space; where there is none either, before what
+    ends a piece.
+    """
+    if len(text) <= most:
+        return text
+    near = text[max(0, most - _RUN_LONGEST) : most + 1]
+    ends = (
+        near.rfind("\n"),
+        *(max((found.start() for found in each.finditer(near)), default=-1) for each in _BORDERS),
+    )
+    border = next((end for end in ends if end >= 0), len(near) - 1)
+    return text[: most + 1 - len(near) + border]
+
+
+def end_of(text: str, most: int) -> str:
+    """Return the end of a text, as `beginning_of` does its beginning."""
+    if len(text) <= most:
+        return text
+    start = len(text) - most - 1
+    near = text[start : start + 1 + _RUN_LONGEST]
+    line = near.find("\n")
+    found = (each.search(near) for each in _BORDERS)
+    border = line if line >= 0 else next((each.start() for each in found if each), 0)
+    return text[start + border + 1 :]
+
+
+MOST: Final = 400
+"""Atoms of one call at most: of a whole file that is written, the first ones stand for the others."""
+NEAR: Final = 120
+"""Characters around an occurrence in which words still name it."""
+SMALLEST_NUMBER: Final = 10
+"""Numbers below are everywhere: finding one again says nothing."""
+
+_EMPTY_WORDS: Final = frozenset(
+    "the and for with from that this are was were has have had not but you your our "  # noqa: SIM905 - readable
+    "their its his her all any can will would should could may might been being into onto than then there "
+    "these those which while when what where who whom how why also just only very more most some such each "
+    "other about after before over under between through please true false null none here out off per via "
+    "use used using of to in is it on by as at an or be we if no do so my up he me us am go".split()
+)
+"""Words that name nothing: they label no value."""
+
+_STEPPED: Final = frozenset({"path", "url"})
+_STEP: Final = re.compile(r"[^/?&=#:]+")
+"""A step of a path or a URL."""
+CHUNKS: Final = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
+"""The chunks that atoms are made of, with what is no letter, digit or underscore between: wherever an atom
+stands at word boundaries, its chunks are chunks of the text (but for the letter of an escape before it)."""
+_WORD: Final = re.compile(rf"[{CJK}]{{2,}}|[^\W\d_{CJK}][^\W\d{CJK}]+")
+_KEY: Final = re.compile(r"""([^\W\d][\w-]{1,60}+)\\?["'`]?\s{0,2}[:=](?!//)""")
+_WORD_ESCAPES: Final = frozenset("nrt")
+"""Letters that, after a backslash, stand for the end of a line or a tab in text that was written as JSON."""
+
+
+def atoms_of_arguments(arguments: str) -> tuple[str, ...]:
+    """Return the atoms of a call's arguments, JSON or free text, each once, in order of appearance.
+
+    They are leaves of one line (2 to 200 characters), what has the shape of a path, an address, an
+    identifier, a date or a number of at least 10 inside of longer ones, quoted strings, CJK terms. The
+    steps of a path or a URL that have a shape are atoms too: a listing shows the name of a file alone.
+    """
+    found: dict[str, None] = {}
+    for piece in filter(_is_atom, _with_steps(values_of(arguments, "none"))):
+        found[piece] = None
+        if len(found) == MOST:
+            break
+    return tuple(found)
+
+
+def _with_steps(values: Iterable[Value]) -> Iterator[str]:
+    """Yield each value, and after a path or a URL those of its steps that have a shape."""
+    for value in values:
+        yield value.text
+        if value.kind in _STEPPED:
+            yield from filter(shape_of, _STEP.findall(value.text))
+
+
+def find(atom: str, text: str) -> Iterator[int]:
+    """Yield where `atom` begins in `text`, at word boundaries; an empty atom is nowhere."""
+    start = text.find(atom) if atom else -1
+    while start >= 0:
+        if stands_alone(text, start, start + len(atom)):
+            yield start
+        start = text.find(atom, start + 1)
+
+
+def occurs(atom: str, text: str) -> bool:
+    """Tell whether `text` holds `atom` at word boundaries."""
+    return next(find(atom, text), None) is not None
+
+
+def stands_alone(text: str, start: int, stop: int) -> bool:
+    r"""Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
+
+    Its neighbours are no letters, digits or underscores; between CJK characters, and between one and
+    anything else, there is always a boundary. A digit does not end at a decimal point with a digit behind
+    it. A letter that belongs to an escape (`\n`, in text that is JSON inside of JSON) is no neighbour.
+    """
+    if start:
+        before, first = text[start - 1], text[start]
+        second = text[start - 2] if start > 1 else ""
+        if before == "." and first.isdigit() and second.isdigit():
+            return False
+        if (
+            (before.isalnum() or before == "_")
+            and not (before in _WORD_ESCAPES and second == "\\")
+            and not CJK_CHARACTER.match(before)
+            and not CJK_CHARACTER.match(first)
+        ):
+            return False
+    if stop < len(text):
+        last, after = text[stop - 1], text[stop]
+        if after == "." and last.isdigit() and text[stop + 1 : stop + 2].isdigit():
+            return False
+        if (
+            (after.isalnum() or after == "_")
+            and not CJK_CHARACTER.match(after)
+            and not CJK_CHARACTER.match(last)
+        ):
+            return False
+    return True
+
+
+def labels_of(text: str, start: int, stop: int) -> frozenset[str]:
+    """Return the words that name what stands at text[start:stop], in small letters.
+
+    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are
+    none, the words of its line within that distance. Of CJK text they are its terms.
+    """
+    before, after = text[max(0, start - NEAR) : start], text[stop : stop + NEAR]
+    keys = naming_words(" ".join([*_KEY.findall(before), *_KEY.findall(after)]))
+    if keys:
+        return keys
+    return naming_words(before.rpartition("\n")[2]) | naming_words(after.partition("\n")[0])
+
+
+def words_near(text: str, start: int, stop: int) -> frozenset[str]:
+    """Return all words within 120 characters of text[start:stop] that may name something, small letters."""
+    return naming_words(text[max(0, start - NEAR) : start]) | naming_words(text[stop : stop + NEAR])
+
+
+def naming_words(text: str) -> frozenset[str]:
+    """Return the words of a short text that may name something, in small letters, CJK terms among them."""
+    words: set[str] = set()
+    for word in _WORD.findall(text):
+        if CJK_CHARACTER.match(word):
+            words.update(terms_of(word))
+        else:
+            words.add(word.lower())
+    return frozenset(words - _EMPTY_WORDS)
+
+
+def _is_atom(piece: str) -> bool:
+    """Tell whether a value, or a step of one, is an atom: long enough, short enough, and not everywhere."""
+    if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
+        return False
+    return not NUMBER.fullmatch(piece) or _size(piece) >= SMALLEST_NUMBER
+
+
+def _size(number: str) -> float:
+    """Return the size of what has the shape of a number, its sign and unit aside."""
+    digits = "".join(character for character in number if character.isdigit() or character == ".")
+    return float(digits or 0)

@@ -1,0 +1,547 @@
+"""Making summaries: in the background, waited for, by several workers at once, and with all going wrong.
+
+The store is a real one; the model is one that a test tells what to say, and when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from shutil import copy2
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
+from proxy.errors import StoreUnavailable
+from proxy.models import Catalogue
+from proxy.pipeline import Background
+from proxy.store import Store, SummaryRow, SummaryStatus
+from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
+from proxy.summaries.jobs import NOT_YET, Attempt, Terms
+from proxy.summaries.prompt import Prompt
+from proxy.summaries.summarizer import Answer, NoAnswer, Target
+from proxy.summaries.verbatim import State
+from proxy.tokens import TokenCounter
+from proxy.trimming import Summarize, SummaryRequest
+from proxy.upstream import Upstream
+from tests.support.talk import Talk, body
+
+pytestmark = pytest.mark.anyio
+
+RULE = "You must never write to the folder /etc/parcels."
+GOOD = "## Goal\nmove the parcels to the depot\n## Next step\nlook for the depot"
+EDIT = Summarize(mode="model", min_new_messages=4, max_generations=2)
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
+PRICES = ModelRule(match=("gpt",), prices=ModelPrices(input=10, output=100))
+TOKENS = 60
+"""Of each message, as it was counted when it was stored."""
+SPENT = (100 * 10 + 10 * 100) / 1_000_000
+
+
+class Told(Summarizer):
+    """Says what it is told to, `GOOD` where it is told nothing, and only while it is let."""
+
+    def __init__(self, upstream: Upstream, **settings: Any) -> None:
+        super().__init__(SummarizerSettings(**settings), upstream)
+        self.answers: list[str | Exception] = []
+        self.prompts: list[str] = []
+        self.came = asyncio.Semaphore(0)
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def ask(self, target: Target, prompt: Prompt) -> Answer:
+        self.prompts.append(f"{prompt.system}\n{prompt.user}")
+        self.came.release()
+        await self.let.wait()
+        answer = self.answers.pop(0) if self.answers else GOOD
+        if isinstance(answer, Exception):
+            raise answer
+        return Answer(text=answer, finish="stop", calls=False, usage=USAGE, model=target.model)
+
+
+class Bench:
+    """A session in a store, and as many workers before it as are asked for."""
+
+    def __init__(self, store: Store, upstream: Upstream) -> None:
+        self.store = store
+        self.told = Told(upstream)
+        self.talk = Talk(store=store)
+        self.background = Background()
+        self.workers: list[Summaries] = []
+
+    def worker(self, **options: Any) -> Summaries:
+        made = Summaries(
+            self.store,
+            self.told,
+            TokenCounter("estimate"),
+            Catalogue((PRICES,)).facts,
+            self.background.start,
+            **options,
+        )
+        self.workers.append(made)
+        return made
+
+    async def speak(self, turns: int) -> None:
+        session = await self.store.session("tenant", "session")
+        first = session.rounds if session is not None else 0
+        for number in range(first, first + turns):
+            said = f"Move the parcels to the depot, part {number}. {RULE if number == 0 else ''}"
+            asked = body("user", f"{said} {'more words ' * 30}", TOKENS)
+            exchange = await self.talk.begin(asked)
+            replies = (body("assistant", f"I look for the depot, part {number}.", TOKENS),)
+            await self.talk.settle(exchange, asked, replies=replies)
+
+    async def work(self, stop: int, **changes: Any) -> Work:
+        session = await self.store.session("tenant", "session")
+        assert session is not None
+        wanted = SummaryRequest(stop=stop, room=400, urgent=False)
+        work = Work(
+            key=self.talk.key,
+            session="session",
+            tip=session.head,
+            wanted=wanted,
+            edit=EDIT,
+            model="gpt",
+            caller=Caller(tenant="tenant"),
+        )
+        return replace(work, **changes)
+
+    async def rows(self) -> list[SummaryRow]:
+        return await self.store.summary_rows(self.talk.key)
+
+    async def began(self) -> None:
+        """Wait until the model is asked."""
+        async with asyncio.timeout(20):
+            await self.told.came.acquire()
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            await worker.aclose()
+        await self.background.drain()
+
+
+def unreachable() -> Upstream:
+    return Upstream(UpstreamSettings(base_url="http://127.0.0.1:1/v1"), shares_key=False)
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a session of six turns, to be copied. (Leases have tests on PostgreSQL too.)"""
+    file = tmp_path_factory.mktemp("spoken") / "palimpsest.db"
+
+    async def speak() -> None:
+        store, upstream = await Store.open(f"sqlite:///{file}"), unreachable()
+        await Bench(store, upstream).speak(6)
+        await upstream.aclose()
+        await store.close()
+
+    asyncio.run(speak())
+    return file
+
+
+@pytest.fixture
+async def bench(spoken: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+    file = Path(copy2(spoken, tmp_path))
+    store, upstream = await Store.open(f"sqlite:///{file}", migrate=False), unreachable()
+    bench = Bench(store, upstream)
+    yield bench
+    bench.told.let.set()
+    await bench.close()
+    await upstream.aclose()
+    await store.close()
+
+
+# ------------------------------------------------------------------------------------ what is made
+
+
+async def test_one_that_is_waited_for_is_kept_and_returned(bench: Bench) -> None:
+    made = await bench.worker().make(await bench.work(8, exchange="exc_1"))
+    (row,) = await bench.rows()
+    assert made.row == row
+    assert made.reason == ""
+    assert (row.status, row.until, row.generation, row.predecessor) == (SummaryStatus.READY, 8, 1, None)
+    assert (row.covered_messages, row.covered_tokens) == (8, 8 * TOKENS)
+    assert (row.model, row.exchange, row.asked, row.recipe) == ("gpt", "exc_1", False, EDIT.recipe)
+    assert row.usage == USAGE
+    assert row.cost == pytest.approx(SPENT)
+    assert RULE in row.text
+    path = await bench.store.path(bench.talk.key, row.tip)
+    assert row.node == path[7].node
+    session = await bench.store.session("tenant", "session")
+    assert session is not None
+    assert session.summaries == 1
+    assert session.cost == pytest.approx(SPENT)
+    assert "part 3" in bench.told.prompts[0]
+    assert "part 4" not in bench.told.prompts[0]
+
+
+async def test_one_in_the_background_holds_nobody_up(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker()
+    work = await bench.work(8)
+    worker.begin(work)
+    worker.begin(work)  # it is being made
+    await bench.began()
+    worker.begin(work)
+    assert await bench.rows() == []
+    bench.told.let.set()
+    await bench.background.drain()
+    assert [row.until for row in await bench.rows()] == [8]
+    assert len(bench.told.prompts) == 1
+
+
+async def test_the_next_one_goes_on_from_it_and_after_some_all_is_read_again(bench: Bench) -> None:
+    worker = bench.worker()
+    first = (await worker.make(await bench.work(4))).row
+    second = (await worker.make(await bench.work(8))).row
+    assert first is not None
+    assert second is not None
+    assert (second.generation, second.predecessor) == (2, first.id)
+    assert "part 0" not in bench.told.prompts[1]
+    assert RULE in second.text
+    third = (await worker.make(await bench.work(12))).row  # max_generations: 2
+    assert third is not None
+    assert (third.generation, third.predecessor) == (1, None)
+    assert "part 0" in bench.told.prompts[2]
+    state = State.read(third.state)
+    assert state is not None
+    assert state.facts.messages == 12
+
+
+async def test_from_a_summary_whose_state_cannot_be_read_it_does_not_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = bench.worker()
+    made = (await worker.make(await bench.work(4))).row
+    assert made is not None
+    rows = bench.store.summary_rows
+
+    async def spoilt_rows(key: str) -> list[SummaryRow]:
+        return [replace(row, state={"facts": 3}) if row.id == made.id else row for row in await rows(key)]
+
+    monkeypatch.setattr(bench.store, "summary_rows", spoilt_rows)
+    second = (await worker.make(await bench.work(8))).row
+    assert second is not None
+    assert (second.generation, second.predecessor) == (1, None)
+    assert "part 0" in bench.told.prompts[1]
+
+
+async def test_one_that_is_there_is_not_made_again(bench: Bench) -> None:
+    made = await bench.worker().make(await bench.work(8))
+    again = await bench.worker().make(await bench.work(6))
+    assert again.row == made.row
+    assert len(bench.told.prompts) == 1
+
+
+async def test_where_little_was_added_to_one_that_got_ready_meanwhile_none_is_made(bench: Bench) -> None:
+    worker = bench.worker()
+    made = await worker.make(await bench.work(4))
+    for stop in (5, 7):  # min_new_messages: 4
+        assert await worker.make(await bench.work(stop)) == made
+    slow = EDIT.model_copy(update={"growth_ratio": 99.0})
+    assert await worker.make(await bench.work(8, edit=slow)) == made
+    assert len(bench.told.prompts) == 1
+    further = (await worker.make(await bench.work(7, asked=True))).row  # but where somebody wants it
+    assert further is not None
+    assert further.until == 7
+
+
+async def test_messages_that_are_not_stored_yet_are_summed_up_too(bench: Bench) -> None:
+    path = await bench.store.path(bench.talk.key, (await bench.work(1)).tip)
+    given = Given(
+        messages=tuple(row.message for row in path[:8]), nodes=(*(row.node for row in path[:7]), "f" * 40)
+    )
+    made = await bench.worker().make(await bench.work(8, tip="f" * 40, given=given))
+    assert made.row is not None
+    assert made.row.node == "f" * 40
+    assert made.row.covered_tokens == sum(
+        TokenCounter("estimate").messages([row.message for row in path[:8]], "gpt")
+    )
+
+
+async def test_a_branch_that_is_gone_is_said(bench: Bench) -> None:
+    made = await bench.worker().make(await bench.work(13))
+    assert (made.row, made.reason) == (None, "the branch is not there any more")
+
+
+# ---------------------------------------------------------------------------------- what is refused, or fails
+
+
+async def test_what_was_refused_is_kept_with_its_reason_and_not_tried_again_at_once(bench: Bench) -> None:
+    bench.told.answers = [""] * 4
+    worker = bench.worker()
+    made = await worker.make(await bench.work(6))
+    (row,) = await bench.rows()
+    assert made.row == row
+    assert made.reason == row.reason != ""
+    assert (row.status, row.text) == (SummaryStatus.REFUSED, "")
+    assert row.cost == pytest.approx(2 * SPENT)
+    assert len(bench.told.prompts) == 2
+
+    for stop in (6, 9):
+        assert (await worker.make(await bench.work(stop))).row == row
+        worker.begin(await bench.work(stop, attempt=row))  # who knows of it need not look
+        assert (await worker.make(await bench.work(stop, attempt=row))).reason == row.reason
+    assert len(bench.told.prompts) == 2
+
+    again = (await worker.make(await bench.work(6, asked=True))).row  # somebody wants it all the same
+    assert again is not None
+    assert again.id != row.id
+    assert len(bench.told.prompts) == 4
+    grown = (await worker.make(await bench.work(10))).row  # min_new_messages: 4
+    assert grown is not None
+    assert grown.status is SummaryStatus.READY
+
+
+async def test_a_failure_is_kept_with_its_reason_and_the_next_one_tries_anew(bench: Bench) -> None:
+    bench.told.answers = [NoAnswer("the summarizer answered 500")]
+    made = await bench.worker().make(await bench.work(8))
+    assert made.row is not None
+    assert (made.row.status, made.reason) == (SummaryStatus.FAILED, "the summarizer answered 500")
+    assert made.row.usage is None
+    again = await bench.worker().make(await bench.work(8))
+    assert again.row is not None
+    assert again.row.status is SummaryStatus.READY
+
+
+async def test_while_the_summarizer_is_left_alone_nothing_is_begun(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
+    worker = bench.worker()
+    monkeypatch.setattr(bench.store, "lease", None)
+    worker.begin(await bench.work(8))
+    work = await bench.work(8)
+    made = await worker.make(work)
+    assert (made.row, made.reason) == (None, "the summarizer is left alone for a while after failures")
+    assert worker.none_begins(work.model, work.caller) == made.reason
+    monkeypatch.setattr(bench.told, "pause", lambda _: 0.0)
+    assert worker.none_begins(work.model, work.caller) == ""
+    await worker.aclose()
+    assert worker.none_begins(work.model, work.caller) == "the proxy is being closed"
+
+
+async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.told.let.clear()
+    worker = bench.worker(at_once=1)
+    early = await bench.work(8)
+    late = await bench.work(8, edit=Summarize(mode="model", heading="# Other"))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.make(early))
+        await bench.began()
+        second = tasks.create_task(worker.make(late))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
+        bench.told.let.set()
+    assert second.result() == Attempt(
+        row=None, reason="the summarizer is left alone for a while after failures"
+    )
+    assert len(bench.told.prompts) == 1
+
+
+async def test_a_store_that_fails_fails_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> Any:
+        raise StoreUnavailable("The store is gone.")
+
+    worker = bench.worker()
+    for name in ("keep_summary", "summary_rows", "lease"):
+        monkeypatch.setattr(bench.store, name, fail)
+        made = await worker.make(await bench.work(8))
+        assert (made.row, made.reason) == (None, "The store is gone.")
+
+
+async def test_a_mistake_of_our_own_fails_no_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.told.answers = [RuntimeError("secret text")]
+    made = await bench.worker().make(await bench.work(8))
+    assert made.row is None
+    assert "fault of the proxy's own" in made.reason
+    assert any(record.exc_info for record in caplog.records)
+
+
+async def test_a_session_that_is_deleted_meanwhile_is_no_fault(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker()
+    worker.begin(await bench.work(8))
+    await bench.began()
+    await bench.store.delete(bench.talk.key)
+    bench.told.let.set()
+    await bench.background.drain()
+    assert await bench.rows() == []
+
+
+async def test_what_was_deleted_does_not_come_back_in_a_session_of_the_same_name(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker()
+    worker.begin(await bench.work(8))
+    await bench.began()
+    await bench.store.delete(bench.talk.key)
+    exchange = await bench.talk.begin(body("user", "I am another one."), created_at=7_000)
+    await bench.talk.settle(exchange, body("user", "I am another one."), replies=(body("assistant", "Yes."),))
+    bench.told.let.set()
+    await bench.background.drain()
+    assert await bench.rows() == []
+
+
+async def test_each_attempt_leaves_a_line_that_says_nothing_of_what_was_said(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "palimpsest.summaries"):
+        await bench.worker().make(await bench.work(8))
+    (line,) = [
+        record.__dict__["fields"] for record in caplog.records if record.name == "palimpsest.summaries"
+    ]
+    assert line["status"] == "ready"
+    assert line["messages"] == 8
+    assert line["tries"] == 1
+    assert "depot" not in str(line)
+
+
+# ------------------------------------------------------------------------------------ one at a time
+
+
+async def test_who_waits_for_one_that_is_being_made_gets_that_one(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker()
+    work = await bench.work(8)
+    worker.begin(work)
+    await bench.began()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(worker.make(work))
+        bench.told.let.set()
+    (row,) = await bench.rows()
+    assert waiting.result().row == row
+    assert len(bench.told.prompts) == 1
+
+
+async def test_who_waited_long_enough_goes_on_without_and_it_is_made_all_the_same(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker()
+    made = await worker.make(await bench.work(8), patience=0.05)
+    assert (made.row, made.reason) == (None, NOT_YET)
+    await bench.began()
+    bench.told.let.set()
+    await bench.background.drain()
+    assert len(await bench.rows()) == 1
+
+
+async def test_the_summarizers_time_limit_is_how_long_is_waited(bench: Bench) -> None:
+    upstream = unreachable()
+    bench.told = Told(upstream, timeout=0.05)
+    bench.told.let.clear()
+    assert (await bench.worker().make(await bench.work(8))).reason == NOT_YET
+    await upstream.aclose()
+
+
+async def test_a_request_that_is_cancelled_takes_nothing_with_it(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker()
+    async with asyncio.TaskGroup() as group:
+        request = group.create_task(worker.make(await bench.work(8)))
+        await bench.began()
+        request.cancel()
+    bench.told.let.set()
+    await bench.background.drain()
+    assert len(await bench.rows()) == 1
+
+
+async def test_two_workers_make_one(bench: Bench) -> None:
+    one, other = bench.worker(), bench.worker()
+    work = await bench.work(8)
+    async with asyncio.TaskGroup() as group:
+        made = [group.create_task(worker.make(work)) for worker in (one, other)]
+    (row,) = await bench.rows()
+    assert [task.result().row for task in made] == [row, row]
+    assert len(bench.told.prompts) == 1
+
+
+async def test_in_the_background_one_of_two_workers_does_nothing(bench: Bench) -> None:
+    bench.told.let.clear()
+    one, other = bench.worker(), bench.worker()
+    work = await bench.work(8)
+    one.begin(work)
+    await bench.began()
+    other.begin(work)
+    made = await other.make(work, patience=0.1)
+    assert (made.row, made.reason) in [(None, NOT_YET), (None, "another process is making the summary")]
+    bench.told.let.set()
+    await bench.background.drain()
+    assert len(await bench.rows()) == 1
+
+
+async def test_another_recipe_is_another_summary(bench: Bench) -> None:
+    worker = bench.worker()
+    other = Summarize(mode="model", heading="Another one")
+    assert other.recipe != EDIT.recipe
+    await worker.make(await bench.work(8))
+    await worker.make(await bench.work(8, edit=other))
+    assert len(await bench.rows()) == 2
+
+
+async def test_of_a_holder_that_died_another_takes_over(bench: Bench) -> None:
+    now = [1_000.0]
+    terms = Terms(clock=lambda: now[0])
+    key = bench.talk.key
+    assert await bench.store.lease(key, EDIT.recipe, "dead", 1_000_000, 1_015_000)
+    worker = bench.worker(terms=terms)
+    made = await worker.make(await bench.work(8), patience=0.1)
+    assert made.row is None
+    await bench.background.drain()
+    now[0] += 15
+    assert (await worker.make(await bench.work(8))).row is not None
+
+
+async def test_of_two_that_each_took_the_other_for_dead_one_is_kept(bench: Bench) -> None:
+    """As after a process that stood still for longer than its lease."""
+    now = [1_000.0]
+    bench.told.let.clear()
+    late = bench.worker(terms=Terms(clock=lambda: now[0], renewed_after=1_000))
+    work = await bench.work(8)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(late.make(work))
+        await bench.began()
+        now[0] += 16
+        second = group.create_task(bench.worker(terms=Terms(clock=lambda: now[0])).make(work))
+        await bench.began()
+        bench.told.let.set()
+    (row,) = await bench.rows()
+    assert first.result().row == second.result().row == row
+    session = await bench.store.session("tenant", "session")
+    assert session is not None
+    assert session.cost == pytest.approx(2 * SPENT)  # both were paid for
+
+
+# ------------------------------------------------------------------------------------ the end
+
+
+async def test_at_the_end_what_is_nearly_done_is_waited_for(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker(grace=60)
+    worker.begin(await bench.work(8))
+    await bench.began()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.aclose())
+        await asyncio.sleep(0)
+        bench.told.let.set()
+    assert len(await bench.rows()) == 1
+
+
+async def test_at_the_end_what_takes_long_is_given_up_and_its_lease_given_back(bench: Bench) -> None:
+    bench.told.let.clear()
+    worker = bench.worker(grace=0)
+    work = await bench.work(8)
+    worker.begin(work)
+    await bench.began()
+    await worker.aclose()
+    assert await bench.rows() == []
+    worker.begin(work)
+    assert (await worker.make(work)).reason == "the proxy is being closed"
+    bench.told.let.set()
+    assert (await bench.worker().make(work)).row is not None  # at once: the lease is free

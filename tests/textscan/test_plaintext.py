@@ -1,0 +1,329 @@
+"""Plain text in a shorter form: terminals, bytes, logs, marks."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode, encodebytes
+from hashlib import sha512
+from textwrap import wrap
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.textscan.document import read, write
+from proxy.textscan.plaintext import (
+    alarms,
+    condensed,
+    ending,
+    names_ref,
+    omitted,
+    tidied,
+    weight,
+    without_blobs,
+)
+from proxy.textscan.table import tabulated
+from proxy.tokens import TokenCounter
+
+# -------------------------------------------------------------------------------------- whitespace
+
+
+@pytest.mark.parametrize(
+    ("text", "tidy"),
+    [
+        pytest.param("\x1b[1;31mred\x1b[0m and \x1b[2Kplain", "red and plain", id="colours and movements"),
+        pytest.param("\x1b]0;a title\x07text \x1b(B", "text", id="titles and character sets"),
+        pytest.param(
+            "\x1b]8;;http://a.b\x1b\\link", "\x1b]8;;http://a.b\x1b\\link", id="a link holds an address"
+        ),
+        pytest.param("\x1b[ \x1b]0;never ends", "\x1b[ \x1b]0;never ends", id="escapes that do not end"),
+        pytest.param("a  \t\r\nb \n", "a\nb\n", id="blanks at line ends"),
+        pytest.param("a\n \n\n\t\n\nb\n\nc", "a\n\nb\n\nc", id="runs of empty lines"),
+        pytest.param("a" + " " * 100 + "b" + " " * 20 + "c", "a b" + " " * 20 + "c", id="very wide gaps"),
+        pytest.param("  0%|   | 0/9\r 50%|█▌ | 5/9\r100%|███| 9/9\n", "100%|███| 9/9\n", id="a progress bar"),
+        pytest.param("1.5 MB/s eta 3s\r22.5 kB/s eta 11s", "22.5 kB/s eta 11s", id="units change too"),
+        pytest.param("⠋ wait\r⠙ wait\rdone", "⠙ wait\rdone", id="a spinner"),
+        pytest.param(
+            "one line\rsecond line\rthe third", "one line\rsecond line\rthe third", id="other line ends"
+        ),
+        pytest.param("10%\rfailed: no space\r20%", "10%\rfailed: no space\r20%", id="a word between"),
+        pytest.param("a\r\r\rb", "a\rb", id="nothing between"),
+    ],
+)
+def test_what_goes(text: str, tidy: str) -> None:
+    assert tidied(text) == tidy
+    assert tidied(tidy) == tidy
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(alphabet=st.sampled_from("ab1%\r\n \t#\x1b[m]0;8")))
+def test_no_letter_is_lost(text: str) -> None:
+    tidy = tidied(text)
+    if "\x1b" not in text and "\r" not in text:
+        assert tidy.split() == text.split()
+    assert tidied(text) == tidy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[" * 150_000, "\x1b]0;" * 300_000, " " * 300_000, ("x" + " " * 79) * 12_500, "\n" * 300_000,
+        "\r" * 300_000, "50%\r" * 100_000, "x\r" * 150_000,
+        "\x1b[0" + "0" * 300_000, "1M" * 150_000 + "\r",
+    ],
+)  # fmt: skip
+def test_hostile_texts(text: str) -> None:
+    assert len(tidied(text)) <= len(text)
+
+
+# -------------------------------------------------------------------------------------------- blob
+
+BYTES = b"".join(sha512(bytes([number])).digest() for number in range(20))
+BASE64 = b64encode(BYTES).decode()
+LINES = encodebytes(BYTES).decode().rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param(
+            f'src="data:image/png;base64,{BASE64}" alt="x"',
+            f'src="data:image/png;base64,… ({len(BASE64)} characters of base64 omitted)" alt="x"',
+            id="base64",
+        ),
+        pytest.param(
+            f"a\n{LINES}\nb", f"a\n… ({len(LINES)} characters of base64 omitted)\nb", id="base64 in lines"
+        ),
+        pytest.param(
+            BYTES.hex(), f"… ({len(BYTES.hex())} characters of hexadecimal omitted)", id="hexadecimal"
+        ),
+    ],
+)
+def test_bytes_are_left_out(text: str, shown: str) -> None:
+    assert without_blobs(text) == shown
+    assert without_blobs(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("short", id="a short text"),
+        pytest.param(BASE64[:150] + " " * 100, id="short bytes"),
+        pytest.param("x" * 10_000, id="one letter"),
+        pytest.param("0" * 10_000, id="zeros"),
+        pytest.param("/usr/share/Some_Long_Path" * 20, id="a path"),
+        pytest.param("\n".join(["ALongWordThatIsNoBytesAtAll" * 3] * 5), id="words in lines"),
+        pytest.param("-" * 1_000_000, id="a rule"),
+        pytest.param("word " * 200_000, id="words"),
+        pytest.param("A1b" * 1_000_000 + "!", id="three characters"),
+    ],
+)
+def test_words_stay(text: str) -> None:
+    assert without_blobs(text) == text
+
+
+def test_many_lines_of_bytes_are_one() -> None:
+    text = "\n".join(wrap(BASE64.rstrip("=") * 700, 76))
+    assert without_blobs(text) == f"… ({len(text)} characters of base64 omitted)"
+
+
+# --------------------------------------------------------------------------------------------- log
+
+
+def lines(text: str, start: int, stop: int) -> list[str]:
+    return [text.replace("%", str(number)) for number in range(start, stop)]
+
+
+TRACE = ["Traceback (most recent call last):", '  File "a1.py", line 3', "    run(1)", "ValueError: 3"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            ["start", *lines("12:00:% INFO request % done", 10, 40), "end"],
+            [
+                "start",
+                *lines("12:00:% INFO request % done", 10, 12),
+                "… (26 lines omitted: 26 x #:#:# INFO request # done)",
+                *lines("12:00:% INFO request % done", 38, 40),
+                "end",
+            ],
+            id="a run of one kind",
+        ),
+        pytest.param(
+            [*lines("step % of some work", 0, 9), *TRACE, *lines("step % of some work", 9, 20)],
+            [
+                *lines("step % of some work", 0, 2),
+                "… (7 lines omitted: 7 x step # of some work)",
+                *TRACE,
+                "… (9 lines omitted: 9 x step # of some work)",
+                *lines("step % of some work", 18, 20),
+            ],
+            id="a trace stays whole",
+        ),
+        pytest.param(
+            [
+                *lines("item %", 0, 8), "item 8 failed", "    at item 9", "    at item 10",
+                *lines("item %", 11, 20),
+            ],
+            [
+                *lines("item %", 0, 2), "… (6 lines omitted: 6 x item #)", "item 8 failed", "    at item 9",
+                "    at item 10", "… (7 lines omitted: 7 x item #)", *lines("item %", 18, 20),
+            ],
+            id="what is indented below an error belongs to it",
+        ),
+        pytest.param(
+            ["waiting"] * 20 + ["", "", "", ""],
+            ["waiting", "… (18 lines omitted: 18 x waiting)", "waiting", "", "", "", ""],
+            id="the same line again and again",
+        ),
+        pytest.param(
+            [f"kind {chr(97 + number % 4)}{number} of { 'ABCD'[number % 4] * 70}" for number in range(40)],
+            None,
+            id="several kinds by turns",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_counted(before: list[str], after: list[str] | None) -> None:
+    shown = condensed("\n".join(before), 2).split("\n")
+    if after is not None:
+        assert shown == after
+        return
+    assert [line for line in shown if not line.startswith("…")] == before[:8] + before[-8:]
+    (mark,) = [line for line in shown if line.startswith("…")]
+    assert mark.startswith("… (24 lines omitted: 6 x kind # of AAAA")
+    assert mark.count(" x ") == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a\nb", id="few lines"),
+        pytest.param(
+            "\n".join(f"{word} = {word}" for word in "abcdefghijklmnop"), id="lines that differ in words"
+        ),
+        pytest.param("\n".join(lines("item %", 0, 6)), id="too few of a kind for a mark"),
+        pytest.param("\n".join(lines("error %", 0, 50)), id="every line tells of an error"),
+        pytest.param("\n".join(lines("第%步失败", 0, 50)), id="in Chinese as well"),
+        pytest.param("\n".join(["}", "return x"] * 30), id="lines without numbers by turns"),
+        pytest.param("\n" * 1000, id="empty lines"),
+    ],
+)
+def test_what_stays(text: str) -> None:
+    assert condensed(text, 2) == text
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.sampled_from(["a 1", "a 2", "a 33", "b 1 x", "b 2 x", "error 1", "  at 1", "  at 2", "same", ""]),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_what_is_shown_is_verbatim_and_in_order_and_the_rest_is_counted(
+    given_lines: list[str], keep: int
+) -> None:
+    shown = condensed("\n".join(given_lines), keep).split("\n")
+    rest = iter(given_lines)
+    count = 0
+    for line in shown:
+        if line.startswith("… ("):
+            omitted = int(line.removeprefix("… (").split(" ")[0])
+            skipped = [next(rest) for _ in range(omitted)]
+            assert not any(map(alarms, skipped))
+            count += omitted
+        else:
+            assert next(rest, "") == line
+            count += 1
+    assert count == max(len(given_lines), 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a1 " * 300_000,
+        "a" * 1_000_000,
+        "x = 1\n" * 150_000,
+        "_1" * 500_000,
+        "\n".join(lines("row %", 0, 100_000)),
+    ],
+    ids=["words", "one word", "short lines", "numbers", "a hundred thousand lines"],
+)
+def test_hostile_logs_take_linear_time(text: str) -> None:
+    assert len(condensed(text, 2)) <= len(text)
+
+
+# ------------------------------------------------------------------------------------------- alarm
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ERROR: disk full", "Warning: old", "Traceback (most recent call last):", "ValueError: x",
+        "java.lang.NullPointerException",
+        "Permission denied", "connection timed out", "request timeout", "permission 權限錯誤",
+        "Segmentation fault", "404 Not Found", "panic: runtime", "KILLED", "操作失败", "发生错误",
+        "警告：磁盘", "连接超时", "it FAILED",
+    ],
+)  # fmt: skip
+def test_what_tells_of_something_gone_wrong(text: str) -> None:
+    assert alarms(text)
+
+
+@pytest.mark.parametrize("text", ["", "all is well", "200 OK", "已完成", "成功", "x" * 1_000_000])
+def test_what_does_not(text: str) -> None:
+    assert not alarms(text)
+
+
+# -------------------------------------------------------------------------------------------- mark
+
+
+def test_what_a_mark_says() -> None:
+    assert omitted("15") == "… (15 omitted)"
+    assert omitted("3 lines", "2 x a #") == "… (3 lines omitted: 2 x a #)"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (f"some lines\n{ending('node_1')}", True),
+        ('{"compressed":true,"full_output":"node_1"}', True),
+        ("[... 1 line (5 bytes) omitted of 2 (9 bytes); full output: node_1 ...]\nend", True),
+        (ending("node_12"), False),
+        ('{"full_output":"node_12"}', False),
+        ("node_1", False),
+    ],
+)
+def test_which_texts_name_their_original(text: str, names: bool) -> None:
+    assert names_ref(text, "node_1") == names
+
+
+# ------------------------------------------------------------------------------------------ weight
+
+RECORDS = [{"number": n, "city": f"City {n}", "price": n * 1.25, "open": n % 3 == 0} for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("", 0),
+        ("words and 12345", 4),
+        ('{"a": [1]}', 6),
+        ("中文 字", 2),
+        ("a\n\n\n  b", 3),
+        (" " * 100_000, 0),
+    ],
+)
+def test_what_a_text_weighs(text: str, pieces: int) -> None:
+    assert weight(text) == pieces
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_table_weighs_what_it_costs(indent: int | None) -> None:
+    text = json.dumps(RECORDS, indent=indent)
+    table = write(tabulated(read(text)) or [])
+    counter = TokenCounter()
+    estimate = counter.text(text, "gpt-4o") * weight(table) / weight(text)
+    assert estimate == pytest.approx(counter.text(table, "gpt-4o"), rel=0.15)
