@@ -14,6 +14,6 @@
     profiling      where the time of a small request goes
     report         the results as tables
 
-It knows the package from outside: its command line, HTTP, stored receipts. `profiling` alone looks in.
-It runs on Linux: the C programs use epoll, and CPU time is read from /proc.
+The package is used from outside: by its command line, over HTTP, and by stored receipts. Only `profiling`
+imports it. The benchmarks need Linux: the C programs use epoll, and CPU time is read from /proc.
 """

@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         results = _measure(programs, folder, given)
     except RuntimeError as why:
-        console.print(f"It went wrong, and {folder} is left to be looked at. {why}", markup=False)
+        console.print(f"The run failed; its files are in {folder}. {why}", markup=False)
         return 1
     shutil.rmtree(folder)
     _RESULTS.mkdir(exist_ok=True)

@@ -1,11 +1,10 @@
-"""Latency of appends, by the number of messages that are stored, where equally much is sent.
+"""Latency of appends by the number of stored messages. The same amount is sent at every size.
 
-A client sends one new message; the proxy adds what is stored, trimmed by `drop_oldest`. The sizes take
-turns request by request on one connection, so that whatever else the machine does meets all alike, and
-in an order in which each follows each other equally often, so that what one leaves behind does too.
-A session is written by one request that holds its whole history, through the front door. The two
-smaller sizes take a new session in each phase, since appends make a session longer: one that had
-100 messages has at most a third more when its phase ends.
+A client sends one new message; the proxy adds the stored ones, trimmed by `drop_oldest`. The sizes alternate
+request by request on one connection, so that other load on the machine affects all of them. Each size
+follows each other one equally often. A session is stored by one request with its whole history. The two
+smaller sizes take a new session in each phase, since appends make a session longer: one of 100 messages
+grows by at most a third in a phase.
 """
 
 from __future__ import annotations

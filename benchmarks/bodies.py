@@ -1,7 +1,7 @@
-"""What is sent and what is answered: requests as templates for the load generator, bodies for the upstream.
+"""Requests as templates for the load generator, and answers for the fake upstream.
 
-Texts are words of a small vocabulary, drawn from a fixed seed: the same bytes in every run. A history
-is one of an agent: a question, a tool call, its result, an answer, and again. It knows no process.
+Texts are words of a small vocabulary, drawn from a fixed seed: the same bytes in every run. A history repeats
+what an agent does: a question, a tool call, its result, an answer.
 """
 
 from __future__ import annotations

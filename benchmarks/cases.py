@@ -1,4 +1,4 @@
-"""Requests per second and latency: sizes, connections, kinds of answer; every subject in every round.
+"""Requests per second and latency by body size, connections and kind of answer.
 
     small     1 kB: instructions, one turn, and a new message
     medium    124 kB: 200 messages, and a new one
@@ -6,10 +6,9 @@
     new       1 kB, and every request begins a session of its own
     growing   medium, and what was asked and answered is sent along from then on, as SDKs do
 
-In the first three each connection has a session, whose history is stored before (by one request with
-that history) and resent each time with a message that no other request has: a branch at the same
-place, so that request follows request at one size. What that leaves out, `growing` has: 200
-messages and one turn more with each request.
+In the first three each connection has a session. Its history is stored first, by one request, and then resent
+each time with a new message: a branch at the same place, so all requests have one size. `growing` adds a turn
+with each request instead.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Effort:
     """How much is measured."""
 
     rounds: int
-    """How often each subject has its turn."""
+    """How often each subject is measured."""
     seconds: float
     """How long a turn is."""
 

@@ -1,4 +1,4 @@
-"""One run of the load generator against one subject, and what it says."""
+"""One run of the load generator against one subject, and its result."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of it. Times are in milliseconds."""
+    """The result of a run. Times are in milliseconds."""
 
     per_second: float
     """Answers per second while the window was open."""

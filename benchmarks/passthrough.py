@@ -3,9 +3,9 @@
     python -m benchmarks.passthrough --upstream URL --port N --via transport|client
 
 FastAPI, one route, httpx on aiohttp's connections, uvicorn with uvloop and httptools, one process:
-what Palimpsest stands on, without Palimpsest. `transport` calls httpx-aiohttp's transport directly,
-which is the faster way; `client` goes through `httpx.AsyncClient`, as most people write it. It checks
-nothing, stores nothing, counts nothing, and cares for no error.
+the libraries of Palimpsest without Palimpsest. `transport` calls httpx-aiohttp's transport directly, which is
+faster; `client` uses `httpx.AsyncClient`, as most people do. It checks, stores and counts nothing and handles
+no errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What is measured, as processes: the fake upstream, the baselines, Palimpsest as its command line starts it.
 
-All of them live for a whole run, so that rounds alternate between processes that are warm. It knows
-how they are started, and how much CPU time they have used.
+All of them run for the whole time, so that rounds alternate between warm processes.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def command_line() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without what would change where subjects ask, or their settings."""
+    """Return this process's environment without proxies and without settings of the product."""
     return {
         name: value
         for name, value in os.environ.items()

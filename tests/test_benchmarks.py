@@ -185,7 +185,7 @@ def test_each_size_follows_each_other_equally_often(count: int) -> None:
     assert len(set(followed.values())) == 1
 
 
-def test_wrong_answers_are_no_measurement(programs: Programs, folder: Path, palimpsest: Subject) -> None:
+def test_a_wrong_answer_ends_the_run(programs: Programs, folder: Path, palimpsest: Subject) -> None:
     template = folder / "wrong.http"
     asked = bodies.request("wrong", [{"role": "user", "content": "hi"}])
     template.write_bytes(asked.replace(b"/v1/chat/completions", b"/nothing"))
@@ -198,7 +198,7 @@ def test_wrong_answers_are_no_measurement(programs: Programs, folder: Path, pali
 
 
 @pytest.mark.parametrize(("messages", "size"), [(2, 830), (10, 9_000), (200, 123_500)])
-def test_histories_have_the_length_that_is_asked_for(messages: int, size: int) -> None:
+def test_histories_have_the_requested_size(messages: int, size: int) -> None:
     history = bodies.history(messages, size)
     assert [message["role"] for message in history[:2]] == ["system", "user"]
     assert len(history) == messages + 1
@@ -209,7 +209,7 @@ def test_histories_have_the_length_that_is_asked_for(messages: int, size: int) -
     assert len(calls) == messages // 4
 
 
-def test_code_is_known_by_its_file() -> None:
+def test_code_is_assigned_to_rooms_by_its_file() -> None:
     assert profiling.room_of("/any/where/proxy/store/sqlite.py") == "store"
     assert profiling.room_of("/any/where/proxy/server/app.py") == "server"
     assert profiling.room_of("/any/where/proxy/errors.py") == "app"
@@ -227,13 +227,13 @@ def test_code_is_known_by_its_file() -> None:
     assert sum(counts.values()) == 5
 
 
-def test_the_tables_go_where_the_page_wants_them(tmp_path: Path) -> None:
+def test_published_tables_replace_the_earlier_ones_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     shutil.copy(Path(__file__).parents[1] / "docs" / "performance.md", page)
-    report.publish("measured", page)
-    report.publish("measured anew", page)
-    assert page.read_text("utf-8").count("measured anew\n") == 1
-    assert "measured\n" not in page.read_text("utf-8")
+    report.publish("TABLES OF RUN 1", page)
+    report.publish("TABLES OF RUN 2", page)
+    assert page.read_text("utf-8").count("TABLES OF RUN 2\n") == 1
+    assert "TABLES OF RUN 1" not in page.read_text("utf-8")
     page.write_text("no place", "utf-8")
     with pytest.raises(ValueError, match="no place"):
-        report.publish("measured", page)
+        report.publish("TABLES OF RUN 1", page)

@@ -1,28 +1,27 @@
-"""What others do to keep a context small, to be put beside a policy; and doing nothing.
+"""What others do to keep a context small, for comparison with a policy.
 
-    none          everything is sent
-    last          the last so many messages, whole spans
-    slide         at every request the oldest go until a budget is met
-    mask          of all tool results only the newest stay, at every request
-    clear         above so many tokens all tool results but the newest are cleared, and stay so
-    middle        at every request the middle goes until a budget is met
-    clairvoyant   clears every tool result of which nothing is ever used again: it knows the future
+    none      everything is sent
+    last      the last messages are sent, in whole spans
+    slide     at every request the oldest spans are dropped until a budget is met
+    mask      at every request all tool results but the newest are replaced by a placeholder
+    clear     above a number of tokens all tool results but the newest are cleared, for good
+    middle    at every request spans in the middle are dropped until a budget is met
+    oracle    every tool result is cleared once nothing in it is used again: it knows the future
 
-Each is asked for as `baseline:NAME`, or `baseline:NAME=NUMBER`. They are protocol-safe, as far as the history
-is: calls and their results stay together. What one of our policies can say is said as a policy.
+Each is named `baseline:NAME` or `baseline:NAME=NUMBER`. They keep calls and results together, as far as the
+history does. A baseline that a policy can express is a policy.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import ClassVar, Final
+from typing import Final
 
-from proxy.backtest.clairvoyant import Clairvoyant
-from proxy.backtest.counted import Counted
-from proxy.backtest.replay import Course, Model, PolicyStrategy, Sent, Strategy
+from msgspec import Struct
+
+from proxy.backtest.recall import References
+from proxy.backtest.replay import Counted, NextRequest, PolicyStrategy, ReplayModel, SentRequest, Strategy
 from proxy.conversation import span_start, spans
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest
@@ -31,300 +30,198 @@ from proxy.trimming import DropOldest, Policy, Target, Trigger
 PREFIX: Final = "baseline:"
 """What the names of baselines begin with."""
 NONE: Final = "baseline:none"
-"""The one beside which everything is put."""
-CLAIRVOYANT: Final = "baseline:clairvoyant"
-"""The one that knows the future."""
+"""The baseline that everything is compared with."""
+ORACLE: Final = "baseline:oracle"
+"""The baseline that knows the future."""
 CLEARED: Final = "[Old tool result content cleared]"
-"""What stands in the place of a tool result that is not sent, as Claude Code puts it."""
+"""The placeholder for a tool result, as in Claude Code."""
+ORACLE_CLEARED: Final = "[cleared]"
+"""The oracle's placeholder, as short as can be."""
+_CLEAR_KEEPS: Final = 3
+"""Tool results that `clear` keeps."""
+
+Choose = Callable[[int], Sequence[Message]]
+"""Returns what is sent of the first so many messages. It is called once for each request, in order."""
 
 
-@dataclass(frozen=True)
-class Baseline(ABC):
-    """A strategy that needs no engine: it chooses messages by itself."""
+class Baseline(Struct, frozen=True, kw_only=True):
+    """A strategy without a policy."""
 
-    number: int = 0
-    """How many messages, results or tokens it speaks of."""
-
-    title: ClassVar[str]
-
-    @property
-    def name(self) -> str:
-        """What it is asked for by."""
-        return _name(self.title, self.number)
+    name: str
+    about: str
+    """What it does, in words."""
+    start: Callable[[Counted], Choose]
+    """Starts on a history."""
 
     @property
     def by_price(self) -> bool:
-        """Whether it sends something else where prices are others: none does."""
+        """Whether what it sends depends on prices."""
         return False
 
-    @property
-    @abstractmethod
-    def about(self) -> str:
-        """What it does, in words."""
+    def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:  # noqa: ARG002 - none needs the model
+        """Start on a history."""
+        choose = self.start(counted)
+        last: tuple[Message, ...] = ()
 
-    def begin(self, counted: Counted, model: Model) -> Course:  # noqa: ARG002 - none of them asks for the model
-        """Return its way through a history."""
-        return _Course(counted, self.chooser(counted))
+        def next_request(stop: int, idle: float | None) -> SentRequest:  # noqa: ARG001 - none needs a clock
+            nonlocal last
+            chosen = (*counted.instructions, *choose(stop))
+            moved = chosen[: len(last)] != last
+            last = chosen
+            return SentRequest(messages=chosen, moved=moved)
 
-    @abstractmethod
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what chooses among the messages of one history."""
-
-
-class Chooser(ABC):
-    """Chooses what one request after the other sends of a log."""
-
-    def __init__(self, counted: Counted) -> None:
-        self.counted = counted
-        self.messages = counted.messages
-
-    @abstractmethod
-    def choose(self, stop: int) -> Sequence[Message]:
-        """Return what is sent of the first `stop` messages."""
+        return next_request
 
 
-class _Course:
-    """A baseline on its way through a history."""
-
-    def __init__(self, counted: Counted, chooser: Chooser) -> None:
-        self._instructions = counted.instructions
-        self._chooser = chooser
-        self._last: tuple[Message, ...] = ()
-
-    def request(self, stop: int, idle: float | None) -> Sent:  # noqa: ARG002 - none of them looks at a clock
-        """Choose, and see whether the last request is the beginning of this one."""
-        chosen = (*self._instructions, *self._chooser.choose(stop))
-        moved = chosen[: len(self._last)] != self._last
-        self._last = chosen
-        return Sent(messages=chosen, moved=moved)
+def _everything(counted: Counted) -> Choose:
+    return lambda stop: counted.messages[:stop]
 
 
-class _Everything(Chooser):
-    def choose(self, stop: int) -> Sequence[Message]:
-        return self.messages[:stop]
+def _last(counted: Counted, number: int) -> Choose:
+    messages = counted.messages
 
-
-class NoTrimming(Baseline):
-    """Everything is sent."""
-
-    title = "none"
-
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        return "no trimming"
-
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what takes everything."""
-        return _Everything(counted)
-
-
-class _Last(Chooser):
-    def __init__(self, counted: Counted, number: int) -> None:
-        super().__init__(counted)
-        self._number = number
-
-    def choose(self, stop: int) -> Sequence[Message]:
-        start = max(0, stop - self._number)
-        while start < stop and self.messages[start].is_result:
+    def choose(stop: int) -> Sequence[Message]:
+        start = max(0, stop - number)
+        while start < stop and messages[start].is_result:
             start += 1  # its call is not sent
         if start == stop and stop:
-            start = span_start(
-                self.messages, stop - 1
-            )  # more results than messages may be sent: their whole span
-        return self.messages[start:stop]
+            start = span_start(messages, stop - 1)  # the newest span has more results: send all of it
+        return messages[start:stop]
+
+    return choose
 
 
-class LastMessages(Baseline):
-    """The last so many messages are sent; a span that would be cut in two is not."""
+def _masked(counted: Counted, keep: int, above: int | None = None) -> Choose:
+    """Clear all tool results but the newest: at every request, or when it has more tokens than `above`."""
+    results = [place for place, message in enumerate(counted.messages) if message.is_result]
+    messages = list(counted.messages)
+    cleared = 0
 
-    title = "last"
+    def choose(stop: int) -> Sequence[Message]:
+        nonlocal cleared
+        if above is None or counted.fixed_tokens + sum(map(counted.count, messages[:stop])) > above:
+            older = [place for place in results if place < stop]
+            for place in older[cleared : max(0, len(older) - keep)]:
+                messages[place] = messages[place].with_text(CLEARED)
+                cleared += 1
+        return messages[:stop]
 
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        return f"the last {self.number} messages"
-
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what takes the last messages."""
-        return _Last(counted, self.number)
-
-
-class _Masking(Chooser):
-    """Clears tool results before a place that a subclass names."""
-
-    def __init__(self, counted: Counted, number: int) -> None:
-        super().__init__(counted)
-        self._results = [place for place, message in enumerate(self.messages) if message.is_result]
-        self._number = number
-        self._masked = list(self.messages)
-        self._done = 0
-        """How many results are cleared."""
-
-    def clear(self, stop: int) -> None:
-        """Clear all results but the newest before `stop`."""
-        older = [place for place in self._results if place < stop]
-        for place in older[self._done : max(0, len(older) - self._number)]:
-            self._masked[place] = self.messages[place].replacing("content", CLEARED)
-            self._done += 1
-
-    def choose(self, stop: int) -> Sequence[Message]:
-        self.clear(stop)
-        return self._masked[:stop]
+    return choose
 
 
-class MaskResults(Baseline):
-    """At every request the newest so many tool results are sent, and a bare placeholder for each other."""
+def _middle(counted: Counted, tokens: int) -> Choose:
+    messages, budget = counted.messages, tokens - counted.fixed_tokens
+    span_starts = [span.start for span in spans(messages)]
+    sums = [0, *accumulate([entry.tokens for entry in counted.entries])]
 
-    title = "mask"
-
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        return f"all but the newest {self.number} tool results masked, at every request"
-
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what masks."""
-        return _Masking(counted, self.number)
-
-
-class _Clearing(_Masking):
-    def __init__(self, counted: Counted, above: int) -> None:
-        super().__init__(counted, ClearToolUses.KEEP)
-        self._above = above
-
-    def choose(self, stop: int) -> Sequence[Message]:
-        count = self.counted.count
-        sent = self.counted.fixed_tokens + sum([count(message) for message in self._masked[:stop]])
-        if sent > self._above:
-            self.clear(stop)
-        return self._masked[:stop]
-
-
-class ClearToolUses(Baseline):
-    """Above so many tokens all tool results but the newest three are cleared; what is cleared stays so."""
-
-    title = "clear"
-    KEEP: ClassVar[int] = 3
-    """Tool results that are not cleared."""
-
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        return f"clear_tool_uses above {self.number:,} tokens, keep {self.KEEP}"
-
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what clears."""
-        return _Clearing(counted, self.number)
-
-
-class _Middle(Chooser):
-    def __init__(self, counted: Counted, budget: int) -> None:
-        super().__init__(counted)
-        self._budget = budget - counted.fixed_tokens
-        self._starts = [span.start for span in spans(self.messages)]
-        tokens = [entry.tokens for entry in counted.entries]
-        self._sums = [0, *accumulate(tokens)]
-
-    def choose(self, stop: int) -> Sequence[Message]:
-        sums, whole = self._sums, self._sums[stop]
-        if whole <= self._budget:
-            return self.messages[:stop]
-        starts = [start for start in self._starts if start < stop]
-        # At most half of the budget for the beginning, what is left for the end, its newest span always.
-        heads = [start for start in starts if sums[start] <= self._budget / 2]
+    def choose(stop: int) -> Sequence[Message]:
+        whole = sums[stop]
+        if whole <= budget:
+            return messages[:stop]
+        starts = [start for start in span_starts if start < stop]
+        # At most half of the budget for the beginning, the rest for the end, whose newest span always stays.
+        heads = [start for start in starts if sums[start] <= budget / 2]
         head = heads[-1] if heads else 0
-        room = self._budget - sums[head]
+        room = budget - sums[head]
         tail = next((start for start in starts if start >= head and whole - sums[start] <= room), stop)
         tail = min(tail, max(starts[-1], head))
-        return (*self.messages[:head], *self.messages[tail:stop])
+        return (*messages[:head], *messages[tail:stop])
+
+    return choose
 
 
-class MiddleOut(Baseline):
-    """At every request whole spans from the middle of the log go until a budget is met."""
+def oracle(references: References) -> Choose:
+    """Return the views in which only the tool results that are still needed are whole.
 
-    title = "middle"
+    Sent are: all messages except tool results; the results that were not sent before (those after the last
+    reply); and each result with a value that this request's call or a later one uses. So its recall is 1. It
+    is a bound: nobody can build it.
+    """
+    messages = references.messages
+    cleared = [
+        message.with_text(ORACLE_CLEARED)
+        if message.is_result and len(message.text) > len(ORACLE_CLEARED)
+        else message
+        for message in messages
+    ]
+    needed = [-1] * len(messages)  # for each message the position of the last call that needs it
+    for position in references.positions:
+        for call in references.references(position):
+            for reference in call:
+                for holder in references.holders(reference.atom):
+                    if holder < position:
+                        needed[holder] = position
 
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        return f"middle-out to {self.number:,} tokens, at every request"
+    def choose(stop: int) -> Sequence[Message]:
+        fresh = stop
+        while fresh > 0 and messages[fresh - 1].role != "assistant":
+            fresh -= 1
+        return [
+            messages[place] if place >= fresh or needed[place] >= stop else cleared[place]
+            for place in range(stop)
+        ]
 
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what leaves the middle out."""
-        return _Middle(counted, self.number)
-
-
-class _Clairvoyant(Chooser):
-    def __init__(self, counted: Counted) -> None:
-        super().__init__(counted)
-        self._seer = Clairvoyant(counted.references)
-
-    def choose(self, stop: int) -> Sequence[Message]:
-        return self._seer.view(stop)
-
-
-class ClairvoyantClearing(Baseline):
-    """Every tool result is cleared as soon as nothing in it is used again, which nobody can know."""
-
-    title = "clairvoyant"
-
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        return "every tool result cleared that is never used again: the bound that knows the future"
-
-    def chooser(self, counted: Counted) -> Chooser:
-        """Return what knows the future of this history."""
-        return _Clairvoyant(counted)
+    return choose
 
 
-def _sliding(budget: int) -> Strategy:
-    """Return the strategy that drops the oldest at every request, until a budget is met."""
-    policy = Policy(trigger=Trigger(tokens=budget), target=Target(tokens=budget), edits=(DropOldest(),))
-    about = f"the oldest dropped down to {budget:,} tokens, at every request"
-    return PolicyStrategy(name=_name("slide", budget), policy=policy, about=about)
+class _BaselineKind(Struct, frozen=True, kw_only=True):
+    """One kind of baseline; `{0}` in the words is its number."""
+
+    usual: int
+    """Its number if none is named; 0: it has none."""
+    about: str
+    start: Callable[[Counted, int], Choose] | None
+    """None: it is a policy."""
 
 
-_USUAL: Final = {
-    NoTrimming.title: 0,
-    LastMessages.title: 20,
-    "slide": 30_000,
-    MaskResults.title: 3,
-    ClearToolUses.title: 100_000,
-    MiddleOut.title: 30_000,
-    ClairvoyantClearing.title: 0,
+_KINDS: Final = {
+    "none": _BaselineKind(usual=0, about="no trimming", start=lambda counted, _: _everything(counted)),
+    "last": _BaselineKind(usual=20, about="the last {0} messages", start=_last),
+    "slide": _BaselineKind(
+        usual=30_000, about="the oldest dropped down to {0:,} tokens, at every request", start=None
+    ),
+    "mask": _BaselineKind(
+        usual=3, about="all but the newest {0} tool results masked, at every request", start=_masked
+    ),
+    "clear": _BaselineKind(
+        usual=100_000,
+        about=f"clear_tool_uses above {{0:,}} tokens, keep {_CLEAR_KEEPS}",
+        start=lambda counted, above: _masked(counted, _CLEAR_KEEPS, above),
+    ),
+    "middle": _BaselineKind(
+        usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle
+    ),
+    "oracle": _BaselineKind(
+        usual=0,
+        about="every tool result cleared that is never used again: the bound that knows the future",
+        start=lambda counted, _: oracle(counted.references),
+    ),
 }
-"""The number that each speaks of where none is named; 0 where it speaks of none."""
-_KINDS: Final[dict[str, type[Baseline]]] = {
-    kind.title: kind
-    for kind in (NoTrimming, LastMessages, MaskResults, ClearToolUses, MiddleOut, ClairvoyantClearing)
-}
-
-
-def _name(title: str, number: int) -> str:
-    return f"{PREFIX}{title}" + ("" if number == _USUAL[title] else f"={number}")
 
 
 def every_baseline() -> tuple[Strategy, ...]:
-    """Return each of them with its usual number, no trimming first."""
-    return tuple(baseline(f"{PREFIX}{name}") for name in _USUAL)
+    """Return each baseline with its usual number, no trimming first."""
+    return tuple(baseline(f"{PREFIX}{title}") for title in _KINDS)
 
 
 def baseline(name: str) -> Strategy:
     """Return the baseline of a name such as `baseline:last` or `baseline:last=50`.
 
     Raises:
-        InvalidRequest: there is none of that name, or the number is none above 0.
+        InvalidRequest: there is no such baseline, or the number is not above 0.
     """
     title, given, said = name.removeprefix(PREFIX).partition("=")
-    if title not in _USUAL or (given and not _USUAL[title]):
-        allowed = [f"{PREFIX}{known}" + ("=NUMBER" if usual else "") for known, usual in _USUAL.items()]
-        raise InvalidRequest(
-            f"There is no {name!r}. There are {', '.join(allowed)}; a number may be left out."
-        )
+    kind = _KINDS.get(title)
+    if kind is None or (given and not kind.usual):
+        allowed = [f"{PREFIX}{known}" + ("=NUMBER" if of.usual else "") for known, of in _KINDS.items()]
+        raise InvalidRequest(f"There is no {name!r}. Allowed: {', '.join(allowed)}; the number is optional.")
     number = int(said) if said.isdecimal() and said.isascii() else 0
     if given and number < 1:
         raise InvalidRequest(f"{name!r}: a whole number above 0 is needed after '='.")
-    number = number or _USUAL[title]
-    return _sliding(number) if title == "slide" else _KINDS[title](number)
+    number = number or kind.usual
+    name = f"{PREFIX}{title}" + ("" if number == kind.usual else f"={number}")
+    about, start = kind.about.format(number), kind.start
+    if start is None:
+        policy = Policy(trigger=Trigger(tokens=number), target=Target(tokens=number), edits=(DropOldest(),))
+        return PolicyStrategy(name=name, policy=policy, about=about)
+    return Baseline(name=name, about=about, start=lambda counted: start(counted, number))

@@ -1,27 +1,124 @@
-"""The backtest itself: every history under every strategy, beside no trimming.
-
-What does not depend on prices is replayed once for all of them; a policy that reckons with prices is replayed
-under each. It reads no file and no store, and shows nothing.
-"""
+"""The backtest: every history under every strategy, compared with no trimming."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from proxy.backtest.baselines import NONE, baseline
-from proxy.backtest.counted import Counted
-from proxy.backtest.figures import Compared, Figures, Line, Outcome, Spent, ratio, summed
-from proxy.backtest.histories import History
-from proxy.backtest.price import PriceClass
+from proxy.backtest.cost import NOTHING, PriceClass, Use
+from proxy.backtest.histories import SessionHistory
 from proxy.backtest.recall import RecallCounts
-from proxy.backtest.replay import Model, Strategy, replayed
+from proxy.backtest.replay import Counted, ReplayModel, Strategy, replayed
 from proxy.tokens import TokenCounter
 
 
+class Cost(Struct, frozen=True, kw_only=True):
+    """Where the tokens of all requests came from at one class of prices, and what they cost."""
+
+    use: Use = NOTHING
+    input: float = 0.0
+    """Dollars for input."""
+    output: float | None = 0.0
+    """Dollars for output, which no strategy changes; None if its price is unknown."""
+
+    @property
+    def total(self) -> float | None:
+        """Dollars for both."""
+        return None if self.output is None else self.input + self.output
+
+    def __add__(self, other: Cost) -> Cost:
+        """Return the sum."""
+        known = self.output is not None and other.output is not None
+        output = (self.output or 0.0) + (other.output or 0.0) if known else None
+        return Cost(use=self.use + other.use, input=self.input + other.input, output=output)
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """The figures of one strategy at one class of prices, for one session or several."""
+
+    sessions: int = 0
+    requests: int = 0
+    untrimmed: int = 0
+    """Tokens of all requests if nothing were trimmed."""
+    sent: int = 0
+    """Tokens of all requests."""
+    largest: int = 0
+    """Tokens of the largest request."""
+    most_messages: int = 0
+    """Messages of the longest request, with instructions."""
+    moves: int = 0
+    """Number of trims; without a cut, requests that changed the beginning of the previous one."""
+    output: int = 0
+    """Tokens of the replies."""
+    cost: Cost = Cost()
+    recall: RecallCounts | None = None
+    """The values that later tool calls used and that were still sent; None if that was not measured."""
+    warnings: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Warnings, and at how many requests each was given."""
+
+    def __add__(self, other: Figures) -> Figures:
+        """Return the sum."""
+        return Figures(
+            sessions=self.sessions + other.sessions,
+            requests=self.requests + other.requests,
+            untrimmed=self.untrimmed + other.untrimmed,
+            sent=self.sent + other.sent,
+            largest=max(self.largest, other.largest),
+            most_messages=max(self.most_messages, other.most_messages),
+            moves=self.moves + other.moves,
+            output=self.output + other.output,
+            cost=self.cost + other.cost,
+            recall=other.recall if self.recall is None else self.recall + (other.recall or RecallCounts()),
+            warnings=dict(Counter(self.warnings) + Counter(other.warnings)),
+        )
+
+
+class SessionResult(Struct, frozen=True, kw_only=True):
+    """The figures of one strategy at one class of prices for one session."""
+
+    strategy: str
+    session: str
+    prices: str
+    figures: Figures
+
+
+class StrategyResult(Struct, frozen=True, kw_only=True):
+    """The figures of one strategy at one class of prices for all sessions, compared with no trimming."""
+
+    strategy: str
+    prices: str
+    figures: Figures
+    ratio: float | None
+    """Its input dollars relative to no trimming; None if that costs nothing."""
+    highest_ratio: float | None
+    """The highest such ratio of a single session."""
+    most_expensive_session: str | None
+    """The session with that ratio."""
+
+
+class BacktestResult(Struct, frozen=True, kw_only=True):
+    """Everything that a backtest measured."""
+
+    classes: tuple[PriceClass, ...]
+    about: Mapping[str, str]
+    """What each strategy does, by its name."""
+    sessions: tuple[SessionResult, ...]
+    strategies: tuple[StrategyResult, ...]
+    warnings: tuple[str, ...] = ()
+    """Warnings that concern all strategies."""
+
+
+def ratio(one: Cost, other: Cost) -> float | None:
+    """Return the input dollars of one relative to the other; None if the other costs nothing."""
+    return one.input / other.input if other.input else None
+
+
 class Backtest:
-    """Strategies and prices, and what is known of models."""
+    """Replays histories under strategies at classes of prices."""
 
     def __init__(
         self,
@@ -34,16 +131,16 @@ class Backtest:
         marks: bool = True,
         recall: bool = True,
     ) -> None:
-        """Put strategies beside no trimming, which is always the first of them.
+        """Compare strategies with no trimming, which is always the first of them.
 
         Args:
-            strategies: What is compared; of two with the same name the first counts.
-            classes: At least one class of prices, with different names.
-            counter: Counts tokens.
-            model: The model that is taken where a history names none.
-            windows: Returns the context window of a model, where it is known.
-            marks: Whether the proxy sets cache marks, for models that take any.
-            recall: Whether it is found out what of the values that tool calls used was still sent.
+            strategies: what is compared. Of two with the same name the first counts.
+            classes: at least one class of prices; their names differ.
+            counter: counts tokens.
+            model: the model for histories that name none.
+            windows: returns the context window of a model; None if it is unknown.
+            marks: whether the proxy sets cache marks, for models that accept any.
+            recall: whether to measure which values of later tool calls were still sent.
         """
         named: dict[str, Strategy] = {NONE: baseline(NONE)}
         for strategy in strategies:
@@ -56,54 +153,50 @@ class Backtest:
         self._marks = marks
         self._recall = recall
 
-    def run(self, histories: Sequence[History], tick: Callable[[], None] = lambda: None) -> Outcome:
-        """Replay all histories under all strategies; `tick` is called after each of them."""
+    def run(
+        self, histories: Sequence[SessionHistory], tick: Callable[[], None] = lambda: None
+    ) -> BacktestResult:
+        """Replay all histories under all strategies; `tick` is called after each replay."""
         named = _distinct(histories)
-        lines = [line for history in named for line in self._lines(history, tick)]
-        return Outcome(
+        sessions = [result for history in named for result in self._sessions(history, tick)]
+        return BacktestResult(
             classes=self.classes,
             about={strategy.name: strategy.about for strategy in self.strategies},
-            lines=tuple(lines),
-            compared=tuple(self._compared(lines)),
-            warnings=tuple(
-                f"No request can be made out in {history.name!r}."
-                for history in named
-                if not history.requests
-            ),
+            sessions=tuple(sessions),
+            strategies=tuple(self._strategies(sessions)),
+            warnings=tuple(f"{history.name!r} has no requests." for history in named if not history.requests),
         )
 
     @property
     def steps(self) -> int:
-        """How many times `run` calls `tick` for each history."""
+        """Number of calls of `tick` for each history."""
         return len(self.strategies)
 
-    def _lines(self, history: History, tick: Callable[[], None]) -> Iterator[Line]:
-        """Yield the lines of one session."""
+    def _sessions(self, history: SessionHistory, tick: Callable[[], None]) -> Iterator[SessionResult]:
+        """Yield the results of one session."""
         counted = Counted(history, self._counter, self._model)
         for strategy in self.strategies:
             for each, figures in self._figures(counted, strategy):
-                yield Line(strategy=strategy.name, session=history.name, prices=each.name, figures=figures)
+                yield SessionResult(
+                    strategy=strategy.name, session=history.name, prices=each.name, figures=figures
+                )
             tick()
 
     def _figures(self, counted: Counted, strategy: Strategy) -> Iterator[tuple[PriceClass, Figures]]:
-        """Yield what a strategy came to under each class of prices."""
+        """Yield a strategy's figures at each class; one replay serves all, unless prices matter to it."""
         window = self._windows(counted.model)
         groups = [(each,) for each in self.classes] if strategy.by_price else [self.classes]
         for classes in groups:
-            yield from self._replay(
-                counted,
-                strategy,
-                classes,
-                Model(prices=classes[0].prices, context_window=window, marks=self._marks),
-            ).items()
+            model = ReplayModel(prices=classes[0].prices, context_window=window, marks=self._marks)
+            yield from self._replay(counted, strategy, classes, model).items()
 
     def _replay(
-        self, counted: Counted, strategy: Strategy, classes: Sequence[PriceClass], model: Model
+        self, counted: Counted, strategy: Strategy, classes: Sequence[PriceClass], model: ReplayModel
     ) -> dict[PriceClass, Figures]:
-        """Replay once, and return what it came to under each of the classes."""
+        """Replay once and return the figures at each of the classes."""
         timed = counted.history.times is not None
         rules = {each: each.rule(timed=timed) for each in classes}
-        spent = dict.fromkeys(classes, Spent())
+        costs = dict.fromkeys(classes, Cost())
         references = counted.references if self._recall else None
         recall = RecallCounts()
         warnings: Counter[str] = Counter()
@@ -114,7 +207,7 @@ class Backtest:
             reply = counted.reply_tokens(stop) if has_reply else 0
             for each, rule in rules.items():
                 use = request.uses[rule]
-                spent[each] += Spent(
+                costs[each] += Cost(
                     use=use, input=each.input_dollars(use), output=each.output_dollars(use, reply)
                 )
             if references is not None and has_reply:
@@ -131,38 +224,38 @@ class Backtest:
             )
         known = recall if references is not None else None
         figures = replace(figures, recall=known, warnings=dict(warnings))
-        return {each: replace(figures, spent=spent[each]) for each in classes}
+        return {each: replace(figures, cost=costs[each]) for each in classes}
 
-    def _compared(self, lines: Sequence[Line]) -> Iterator[Compared]:
-        """Yield each strategy under each class of prices on all sessions."""
-        by_class: Mapping[tuple[str, str], dict[str, Figures]] = {
+    def _strategies(self, results: Sequence[SessionResult]) -> Iterator[StrategyResult]:
+        """Yield each strategy at each class of prices for all sessions."""
+        found: Mapping[tuple[str, str], dict[str, Figures]] = {
             (strategy.name, each.name): {} for strategy in self.strategies for each in self.classes
         }
-        for line in lines:
-            by_class[line.strategy, line.prices][line.session] = line.figures
-        for (strategy, prices), sessions in by_class.items():
-            whole = by_class[NONE, prices]
-            total = summed(sessions.values())
+        for result in results:
+            found[result.strategy, result.prices][result.session] = result.figures
+        for (strategy, prices), sessions in found.items():
+            whole = found[NONE, prices]
+            total = sum(sessions.values(), Figures())
             ratios = {
-                name: found
+                name: value
                 for name, figures in sessions.items()
-                if (found := ratio(figures.spent, whole[name].spent)) is not None
+                if (value := ratio(figures.cost, whole[name].cost)) is not None
             }
-            dearest = max(ratios, key=ratios.__getitem__, default=None)
-            yield Compared(
+            highest = max(ratios, key=ratios.__getitem__, default=None)
+            yield StrategyResult(
                 strategy=strategy,
                 prices=prices,
                 figures=total,
-                ratio=ratio(total.spent, summed(whole.values()).spent),
-                dearest=ratios[dearest] if dearest is not None else None,
-                dearest_session=dearest,
+                ratio=ratio(total.cost, sum(whole.values(), Figures()).cost),
+                highest_ratio=ratios[highest] if highest is not None else None,
+                most_expensive_session=highest,
             )
 
 
-def _distinct(histories: Iterable[History]) -> list[History]:
-    """Return the histories under names of which no two are equal."""
+def _distinct(histories: Iterable[SessionHistory]) -> list[SessionHistory]:
+    """Return the histories; equal names get a number."""
     used: set[str] = set()
-    found: list[History] = []
+    found: list[SessionHistory] = []
     for history in histories:
         name, number = history.name, 2
         while name in used:

@@ -1,59 +1,62 @@
-"""Sessions that happened, wherever they are kept: in the store, or in files of chat messages.
+"""Sessions to replay: from the store, from files of chat messages, or made up.
 
 A file may be, in JSON: an object with `messages` (and `tools`, `model`, `id`), an array of such objects, or
 an array of messages; in JSON Lines: what `sessions export` writes, one message a line, or one request a
-line, of which those that go on from the one before are the same session.
+line. Requests that continue the one before are the same session.
 
-System and developer messages that lead are the instructions. Where messages carry the time at which they
-came (`created_at` or `timestamp`: seconds or milliseconds since 1970, or ISO 8601), it is taken out of them
-and kept beside. Nothing is written, and nothing is known of policies.
+Leading system and developer messages are the instructions. The time of a message (`created_at` or
+`timestamp`: seconds or milliseconds since 1970, or ISO 8601) is taken out of it and kept beside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
-from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, has_calls, without_unfinished_calls
+from proxy.dialects.chat import INSTRUCTION_ROLES, ChatMessage
+from proxy.dialects.chat.message import has_calls
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
-from proxy.store import NodeRow, SessionRow, Store
+from proxy.store import SessionRow, Store
+from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
-"""Names of fields that hold the time of a message."""
+"""Fields that may hold the time of a message."""
 _MILLISECONDS: Final = 1e11
-"""Numbers above are milliseconds since 1970: in seconds they would be the year 5138."""
+"""Larger numbers are milliseconds since 1970: as seconds they would be the year 5138."""
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class SessionHistory(Struct, frozen=True, kw_only=True):
     """A session as it happened."""
 
     name: str
     """The session's id, or the file's name."""
     messages: tuple[Message, ...]
-    """The log, oldest first, our own fields included, instructions not."""
+    """The messages after the instructions, oldest first, with our own fields."""
     instructions: tuple[Message, ...] = ()
     tools: bytes | None = None
-    """The JSON text of the tools that every request offers; None where none are known."""
+    """The JSON text of the tools of every request; None if there are none."""
     model: str = ""
-    """The model that was asked; empty where it is not known."""
+    """The model that was asked; empty if it is unknown."""
     tenant: str = "default"
     times: tuple[float, ...] | None = None
-    """When each message came, in seconds since 1970, never falling; None where it is not known of all."""
+    """When each message came, in seconds since 1970, never falling; None unless all are known."""
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """The requests that an agent sent, each by the number of messages of the log that it held.
+        """The requests that the client sent, each as the number of messages that it held.
 
-        There was one before each assistant message, and there is one more where the log ends with something
-        that waits for a reply. A log that begins with an assistant message did so before the first request.
+        There was one before each assistant message, and one more if the last message awaits a reply. An
+        assistant message at the very beginning answers no request, unless there are instructions.
         """
         ends = [place for place, message in enumerate(self.messages) if message.role == "assistant"]
         if self.messages and self.messages[-1].role != "assistant":
@@ -63,24 +66,24 @@ class History:
 
 def of_messages(
     name: str, values: Iterable[Any], *, tools: Any = None, model: Any = None, tenant: str = "default"
-) -> History:
+) -> SessionHistory:
     """Return the history of parsed messages, leading instructions included.
 
     Raises:
-        InvalidRequest: one of them is no chat message; the error says which.
+        InvalidRequest: a value is no chat message; the error says which.
     """
     messages: list[Message] = []
     times: list[float | None] = []
     for place, value in enumerate(values):
         if not is_object(value) or not isinstance(value.get("role"), str):
-            raise InvalidRequest(f"{name}: message {place} is no object with a role.")
+            raise InvalidRequest(f"{name}: message {place} is not an object with a role.")
         said, at = _timed(value)
         messages.append(_message(said))
         times.append(at)
     lead = next((i for i, one in enumerate(messages) if one.role not in INSTRUCTION_ROLES), len(messages))
     if lead == len(messages):
-        raise InvalidRequest(f"{name}: there is no message beside instructions in it.")
-    return History(
+        raise InvalidRequest(f"{name}: there is no message except instructions.")
+    return SessionHistory(
         name=name,
         messages=tuple(messages[lead:]),
         instructions=tuple(messages[:lead]),
@@ -91,11 +94,11 @@ def of_messages(
     )
 
 
-def read_file(path: Path) -> list[History]:
-    """Return the sessions that a file holds, at least one.
+def read_file(path: Path) -> list[SessionHistory]:
+    """Return the sessions in a file, at least one.
 
     Raises:
-        InvalidRequest: it cannot be read, or is of none of the forms; the message says what was found.
+        InvalidRequest: the file cannot be read or has none of the forms; the message says why.
     """
     try:
         text = path.read_bytes()
@@ -123,8 +126,8 @@ def _lines(path: Path, text: bytes) -> list[Any]:
     return values
 
 
-async def stored(store: Store, session: SessionRow) -> History:
-    """Return what the store holds of a session, on the branch where it stands.
+async def stored(store: Store, session: SessionRow) -> SessionHistory:
+    """Return the head branch of a stored session.
 
     Raises:
         InvalidRequest: it has no messages.
@@ -134,9 +137,11 @@ async def stored(store: Store, session: SessionRow) -> History:
     if not rows:
         raise InvalidRequest(f"{session.id}: the session has no messages.")
     instructions = await store.instructions(session.key)
-    return History(
+    return SessionHistory(
         name=session.id,
-        messages=tuple(map(_sent_back, rows)),
+        messages=tuple(
+            [row.message.without_unfinished_calls() if row.partial else row.message for row in rows]
+        ),
         instructions=instructions.messages if instructions is not None else (),
         tools=await store.tools(session.key, session.tools) if session.tools is not None else None,
         model=session.model or "",
@@ -145,15 +150,10 @@ async def stored(store: Store, session: SessionRow) -> History:
     )
 
 
-def _sent_back(row: NodeRow) -> Message:
-    """Return a stored message as a client would send it; calls that broke off are not sent back."""
-    return _message(without_unfinished_calls(row.message.data)) if row.partial else row.message
-
-
-def _of_value(name: str, value: Any) -> list[History]:
+def _of_value(name: str, value: Any) -> list[SessionHistory]:
     """Return the sessions of a whole JSON document."""
     if is_object(value) and (value.get("record") == "session" or "role" in value):
-        return _of_lines(name, [value])  # of which there is one
+        return _of_lines(name, [value])  # a single line
     if is_object(value):
         return [_of_object(name, value)]
     if is_array(value) and value and all(is_object(item) and "messages" in item for item in value):
@@ -163,7 +163,7 @@ def _of_value(name: str, value: Any) -> list[History]:
     raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
 
 
-def _of_lines(name: str, values: Sequence[Any]) -> list[History]:
+def _of_lines(name: str, values: Sequence[Any]) -> list[SessionHistory]:
     """Return the sessions of a file of JSON Lines."""
     first = values[0]
     if is_object(first) and first.get("record") == "session":
@@ -173,16 +173,16 @@ def _of_lines(name: str, values: Sequence[Any]) -> list[History]:
     return [of_messages(name, values)]
 
 
-def _of_object(name: str, value: JsonObject) -> History:
+def _of_object(name: str, value: JsonObject) -> SessionHistory:
     messages = value.get("messages")
     if not is_array(messages):
-        raise InvalidRequest(f"{name}: there is no array `messages` in it.")
+        raise InvalidRequest(f"{name}: it has no array `messages`.")
     return of_messages(_named(value, name), messages, tools=value.get("tools"), model=value.get("model"))
 
 
-def _of_requests(name: str, values: Sequence[JsonObject]) -> list[History]:
-    """Return sessions or requests; of requests that go on from the one before, the last one."""
-    found: list[History] = []
+def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory]:
+    """Return sessions, or requests: of requests that continue the one before, only the last."""
+    found: list[SessionHistory] = []
     for number, value in enumerate(values, start=1):
         history = _of_object(f"{name}:{number}", value)
         last = found[-1] if found else None
@@ -198,8 +198,8 @@ def _named(value: JsonObject, name: str) -> str:
     return known if isinstance(known, str) and known else name
 
 
-def _of_export(name: str, records: Sequence[JsonObject]) -> History:
-    """Return the session of an export, on the branch where it stands."""
+def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
+    """Return the head branch of an exported session."""
     session = records[0]
     nodes = {record.get("node"): record for record in records if record.get("record") == "node"}
     bodies = {record.get("body"): record for record in records if record.get("record") == "body"}
@@ -216,8 +216,9 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> History:
     for node in reversed(path):
         value = _content(bodies.get(node.get("body")))
         if not is_object(value):
-            raise InvalidRequest(f"{name}: the text of node {node.get('node')} is not in the export.")
-        value = without_unfinished_calls(value) if node.get("partial") else value
+            raise InvalidRequest(f"{name}: the text of node {node.get('node')} is missing from the export.")
+        if node.get("partial") and isinstance(value.get("role"), str):
+            value = _message(value).without_unfinished_calls().data
         at = node.get("created_at")
         said.append({**value, _TIMES[0]: at / 1000 if isinstance(at, int) else None})
     history = of_messages(
@@ -231,7 +232,7 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> History:
 
 
 def _content(record: JsonObject | None) -> Any:
-    """Return the value of a record's text; None where there is none."""
+    """Return the value of a record's text; None if there is none."""
     if record is None:
         return None
     text = record.get("text")
@@ -244,10 +245,10 @@ def _content(record: JsonObject | None) -> Any:
 
 
 def _message(data: JsonObject) -> Message:
-    """Return the message with this content. What is known of it beforehand makes reading it faster.
+    """Return the message with this content and its facts, which make reading it faster.
 
     Raises:
-        InvalidRequest: it is nested more deeply than any reader takes.
+        InvalidRequest: it is nested too deeply.
     """
     try:
         raw = write(sound(data))
@@ -268,7 +269,7 @@ def _timed(value: JsonObject) -> tuple[JsonObject, float | None]:
 
 
 def _seconds(value: Any) -> float | None:
-    """Read a time; None where it is none."""
+    """Return a time in seconds since 1970; None if `value` is not a time."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -283,12 +284,125 @@ def _seconds(value: Any) -> float | None:
 
 
 def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return the times so that none is before an earlier one; None where one is missing."""
-    return tuple(_latest(times)) if times and None not in times else None
+    """Return the times, each at least the one before; None if there is none or one is missing."""
+    known = [at for at in times if at is not None]
+    return tuple(accumulate(known, max)) if times and len(known) == len(times) else None
 
 
-def _latest(times: Iterable[float | None]) -> Iterator[float]:
-    latest = float("-inf")
-    for at in times:
-        latest = max(latest, at if at is not None else latest)
-        yield latest
+# ------------------------------------------------------------------------- synthetic sessions
+
+
+PREFIX_TOKENS: Final = 8_000
+"""Tokens of instructions and tools together, about."""
+TURNS: Final = 100
+OUTPUT_TOKENS: Final = 1_800
+"""Tokens of the text of each tool output."""
+REPLY_TOKENS: Final = 200
+"""Tokens of the text of each reply. Its call has a few more."""
+NOISE: Final = 0.4
+"""The share of the second agent's tool output that is noise: colour codes of a terminal."""
+
+_VOCABULARY: Final = (
+    "river stone market garden window winter silver letter bridge forest summer island village mountain "
+    "station engine paper castle harbor doctor teacher student weather kitchen blanket picture history "
+    "science language number signal system method result reason answer question moment morning evening "
+    "country city street house table chair door wall floor roof glass metal wood water fire earth wind "
+    "cloud storm snow rain sun moon star light shadow color sound music voice song dance story book page "
+    "word line point circle square corner center north south east west left right open close begin finish "
+    "carry bring build break choose follow gather happen "
+)
+_WORDS: Final = tuple(_VOCABULARY.split())
+_COLOURS: Final = tuple(f"\x1b[{code}m" for code in (31, 32, 33, 34, 35, 36))
+_RESET: Final = "\x1b[0m"
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9]+m")
+_WORDS_A_LINE: Final = 14
+
+Size = Callable[[str], int]
+
+
+def synthetic_agents(counter: TokenCounter, model: str = "") -> tuple[SessionHistory, SessionHistory]:
+    """Return the sessions of two made-up agents whose costs can be reckoned by hand.
+
+    Each has a prefix of 8,000 tokens and 100 turns of 1,800 tokens of tool output and 200 of reply, as
+    `counter` counts for `model`. In the second one 40 % of the tool output is noise. Nothing can be recalled.
+    """
+
+    def size(text: str) -> int:
+        return counter.text(text, model)
+
+    return _session("synthetic", size, noisy=False), _session("synthetic-noisy", size, noisy=True)
+
+
+def stripped(text: str) -> str:
+    """Return a text without the codes that colour it."""
+    return _ESCAPE.sub("", text)
+
+
+def _session(name: str, size: Size, *, noisy: bool) -> SessionHistory:
+    words = _draw(sum(map(ord, name)))
+    tools = [_tool()]
+    room = PREFIX_TOKENS - size(orjson.dumps(tools).decode())
+    said: list[dict[str, Any]] = [
+        {"role": "system", "content": _text(words, room, size)},
+        {"role": "user", "content": "Read every part, and tell what is in it."},
+    ]
+    for turn in range(1, TURNS + 1):
+        call = {"name": "read_part", "arguments": orjson.dumps({"part": turn}).decode()}
+        said += [
+            {
+                "role": "assistant",
+                "content": _text(words, REPLY_TOKENS, size),
+                "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": f"call_{turn}", "content": _output(words, size, noisy=noisy)},
+        ]
+    return of_messages(name, said, tools=tools)
+
+
+def _tool() -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"part": {"type": "integer"}}, "required": ["part"]}
+    return {"type": "function", "function": {"name": "read_part", "parameters": parameters}}
+
+
+def _output(words: Iterator[str], size: Size, *, noisy: bool) -> str:
+    """Return a tool's output: plain, or with colour codes as noise."""
+    if not noisy:
+        return _text(words, OUTPUT_TOKENS, size)
+    plain = _text(words, round(OUTPUT_TOKENS * (1 - NOISE)), size).split(" ")
+
+    def coloured(count: int) -> str:
+        return " ".join(
+            f"{_COLOURS[place % len(_COLOURS)]}{word}{_RESET}" if place < count else word
+            for place, word in enumerate(plain)
+        )
+
+    return coloured(_longest(len(plain), OUTPUT_TOKENS, lambda count: size(coloured(count))))
+
+
+def _text(words: Iterator[str], tokens: int, size: Size) -> str:
+    """Return lines of words, as many as `tokens` allow. Most words are one token."""
+    drawn = [next(words) for _ in range(tokens)]
+
+    def lines(count: int) -> str:
+        rows = range(0, count, _WORDS_A_LINE)
+        return ",\n".join(" ".join(drawn[row : min(row + _WORDS_A_LINE, count)]) for row in rows)
+
+    return lines(_longest(tokens, tokens, lambda count: size(lines(count))))
+
+
+def _longest(most: int, room: int, size_of: Callable[[int], int]) -> int:
+    """Return the largest number, at most `most`, whose size is at most `room`."""
+    count = most
+    while count and (size := size_of(count)) > room:
+        count = min(count - 1, count * room // size)
+    while count < most and size_of(count + 1) <= room:
+        count += 1
+    return count
+
+
+def _draw(seed: int) -> Iterator[str]:
+    """Yield words without end, the same in every process."""
+    state = seed
+    while True:
+        state = (state * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**64
+        yield _WORDS[(state >> 33) % len(_WORDS)]

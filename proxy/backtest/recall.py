@@ -2,69 +2,57 @@
 
 At each tool call of a history, the atoms of its arguments that occur in the full context before it are
 *grounded*: the model may have read them there. Recall is the share of these that the view still holds.
-Strata by where an atom last occurred before the call:
+Atoms are counted by where they last occurred before the call:
 
-    pinned      in the instructions or in the latest user message: what no policy trims
-    near        else, in one of the last six messages
-    far         else; here trimming decides
-    tool_only   far, and every occurrence stood in a tool result: nobody ever repeated it
+    pinned      in the instructions or in the latest user message, which no policy trims
+    near        otherwise, in one of the last six messages
+    far         otherwise; here trimming decides
+    tool_only   far, and only ever in tool results
 
-An atom is *bound* where the view holds it within 120 characters of a word that named it in the full
-context, so that a bag of ids does not win.
+An atom is *bound* if the view holds it within 120 characters of a word that named it in the full context. So
+a heap of ids does not win.
 
-Presence is necessary, not sufficient: a model that is shown a value may still miss it, and one that is not
-shown it may find it again with a tool. Whoever prints a figure of this module prints that beside it.
-
-It knows messages and texts; it knows no policy, no engine and no price.
+Presence is necessary, not sufficient: a model may miss a value that it is shown, and may find one again with
+a tool that it is not shown. Every report of these figures says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from typing import Final
 
+from msgspec import Struct
+
+from proxy.backtest.cost import Summable
 from proxy.dialects import Message
 from proxy.textscan import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
 NEAR_MESSAGES: Final = 6
 """Messages before a call that count as near."""
 CAVEAT: Final = "presence is necessary, not sufficient"
-"""What stands beside every figure of recall."""
+"""The caveat of every report."""
 
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _OCCURRENCES: Final = 8
-"""Occurrences of one atom in one message whose surroundings are read: thousands teach no more."""
+"""Occurrences of one atom in one message whose surroundings are read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many grounded values of one stratum are present, and how many calls are whole. They add up."""
+class Counts(Summable, frozen=True, kw_only=True):
+    """How many grounded values of one stratum are present, and how many calls are whole."""
 
     grounded: int = 0
-    """Values that calls used and that stood in the full context before them, counted for each call."""
+    """Values that calls used and that were in the full context before them, counted for each call."""
     present: int = 0
-    """Of these, those that the view holds."""
+    """Grounded values that the view holds."""
     bound_possible: int = 0
-    """Of the grounded ones, those that something named in the full context."""
+    """Grounded values that a word named in the full context."""
     bound: int = 0
-    """Of these, those that the view holds near a word that named them."""
+    """Values that the view holds near a word that named them."""
     calls: int = 0
-    """Calls with such values."""
+    """Calls with grounded values."""
     whole: int = 0
-    """Of these, those of which the view holds every one."""
-
-    def __add__(self, other: Counts) -> Counts:
-        """Return the sums."""
-        return Counts(
-            grounded=self.grounded + other.grounded,
-            present=self.present + other.present,
-            bound_possible=self.bound_possible + other.bound_possible,
-            bound=self.bound + other.bound,
-            calls=self.calls + other.calls,
-            whole=self.whole + other.whole,
-        )
+    """Calls of which the view holds every grounded value."""
 
     @property
     def recall(self) -> float | None:
@@ -82,31 +70,20 @@ class Counts:
         return self.whole / self.calls if self.calls else None
 
 
-@dataclass(frozen=True, slots=True)
-class RecallCounts:
-    """Counts by where values last occurred before their call. Add them up with `+`."""
+class RecallCounts(Summable, frozen=True, kw_only=True):
+    """Counts by where values last occurred before their call."""
 
     every: Counts = Counts()
-    """All of them: pinned, near and far."""
+    """All values: pinned, near and far."""
     pinned: Counts = Counts()
     near: Counts = Counts()
     far: Counts = Counts()
-    """Neither; `tool_only` among them."""
+    """Neither pinned nor near; this includes `tool_only`."""
     tool_only: Counts = Counts()
-    """Far, and never but in tool results."""
-
-    def __add__(self, other: RecallCounts) -> RecallCounts:
-        """Return the sums, stratum by stratum."""
-        return RecallCounts(
-            **{
-                stratum.name: getattr(self, stratum.name) + getattr(other, stratum.name)
-                for stratum in fields(self)
-            }
-        )
+    """Far, and only ever in tool results."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True, kw_only=True):
     """A grounded value of one call."""
 
     atom: int
@@ -114,14 +91,13 @@ class Reference:
     strata: tuple[str, ...]
     """Names of the fields of `RecallCounts` that count it."""
     labels: frozenset[str]
-    """The words that named it in the full context before the call."""
+    """The words that named it before the call."""
 
 
 class References:
-    """What the tool calls of one history used, and in which of its messages that stands.
+    """The values that the tool calls of one history used, and the messages that hold them.
 
-    Messages are told apart by their texts. A text that was seen once is never searched again, so judging a
-    view costs look-ups: of each message in it, and of each value that the call used.
+    Each text is searched once. Judging a view then takes one look-up for each message and each value.
     """
 
     __slots__ = ("_always", "_calls", "_fixed", "_index", "_places", "atoms", "messages")
@@ -129,12 +105,12 @@ class References:
     atoms: tuple[str, ...]
     """Every atom of the arguments of the history's calls, by number."""
     messages: tuple[Message, ...]
-    """The history, instructions not among it."""
+    """The history without its instructions."""
 
     def __init__(
         self, instructions: Sequence[Message], messages: Sequence[Message], *, tools: str = ""
     ) -> None:
-        """Read a history: `instructions` and `tools` (JSON) go with every request, and are pinned."""
+        """Read a history. `instructions` and `tools` (JSON) are part of every request, so they are pinned."""
         self.messages = tuple(messages)
         used = [[atoms_of_arguments(each) for each in arguments_of(message)] for message in messages]
         self.atoms = tuple(dict.fromkeys(atom for calls in used for atoms in calls for atom in atoms))
@@ -143,37 +119,37 @@ class References:
         read = self._index.number_of
         self._always = self._index.number_of_text(tools)
         self._fixed = frozenset([self._always, *map(read, instructions)])
-        walk = _Walk(self._index, self._fixed)
+        reader = _Reader(self._index, self._fixed)
         self._calls: dict[int, tuple[tuple[Reference, ...], ...]] = {}
         self._places: dict[int, list[int]] = {}
         for position, message in enumerate(messages):
             self._places.setdefault(read(message), []).append(position)
             if used[position]:
                 self._calls[position] = tuple(
-                    tuple(walk.references([numbers[atom] for atom in atoms])) for atoms in used[position]
+                    tuple(reader.references([numbers[atom] for atom in atoms])) for atoms in used[position]
                 )
-            walk.pass_by(message)
+            reader.read(message)
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions of the assistant messages with calls: what `judge` is asked about."""
+        """Positions of the assistant messages with calls."""
         return tuple(self._calls)
 
     def references(self, position: int) -> tuple[tuple[Reference, ...], ...]:
-        """Return what the calls of the message at `position` used, call by call; empty where it has none."""
+        """Return the values that the message at `position` used, call by call."""
         return self._calls.get(position, ())
 
     def holders(self, atom: int) -> Iterator[int]:
-        """Yield the positions of the messages of the history that hold an atom, in no order."""
+        """Yield the positions of the messages that hold an atom, in no order."""
         for number in self._index.holders[atom]:
             yield from self._places.get(number, ())
 
     def judge(self, position: int, view: Iterable[Message]) -> RecallCounts:
-        """Count what `view` holds of what the calls of the message at `position` used.
+        """Count the values of the calls at `position` that `view` holds.
 
         Args:
-            position: That of an assistant message in the history; one without calls counts nothing.
-            view: All that was sent to ask for it, instructions and summaries included.
+            position: position of an assistant message in the history; without calls nothing is counted.
+            view: everything that was sent to ask for it, with instructions and summaries.
         """
         calls = self._calls.get(position, ())
         if not any(calls):
@@ -214,8 +190,8 @@ class References:
         )
 
 
-class _Walk:
-    """What of the atoms has occurred, at one point of a history."""
+class _Reader:
+    """Reads a history message by message and knows which atoms occurred so far."""
 
     def __init__(self, index: _Index, fixed: Iterable[int]) -> None:
         self._index = index
@@ -229,8 +205,8 @@ class _Walk:
             self._pinned.update(index.atoms_in(number))
             self._name(number)
 
-    def pass_by(self, message: Message) -> None:
-        """Go on to behind `message`, the next one."""
+    def read(self, message: Message) -> None:
+        """Read the next message."""
         number = self._index.number_of(message)
         atoms = self._index.atoms_in(number)
         for atom in atoms:
@@ -243,14 +219,14 @@ class _Walk:
         self._position += 1
 
     def references(self, atoms: Iterable[int]) -> Iterator[Reference]:
-        """Yield those of a call's atoms that are grounded here."""
+        """Yield the atoms of a call that are grounded."""
         for atom in atoms:
             strata = self._strata(atom)
             if strata:
                 yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _strata(self, atom: int) -> tuple[str, ...]:
-        """Return the strata of an atom of a call here; none where it has not occurred."""
+        """Return the strata of an atom of a call; none if it has not occurred."""
         if atom in self._pinned or atom in self._asked:
             return ("every", "pinned")
         last = self._last.get(atom)
@@ -261,7 +237,7 @@ class _Walk:
         return ("every", "far") if atom in self._spoken else ("every", "far", "tool_only")
 
     def _name(self, number: int) -> None:
-        """Learn the words that name what a message holds."""
+        """Learn the words that name the atoms in a message."""
         for atom in self._index.atoms_in(number):
             known = self._labels.get(atom, frozenset())
             new = self._index.labels(atom, number)
@@ -270,7 +246,7 @@ class _Walk:
 
 
 class _Index:
-    """Which texts hold which of a fixed set of atoms. Every text is searched once, in time linear in it."""
+    """The texts that hold each of a fixed set of atoms. Each text is searched once, in linear time."""
 
     def __init__(self, atoms: Sequence[str]) -> None:
         self._atoms = atoms
@@ -279,14 +255,14 @@ class _Index:
         self._places: list[dict[int, list[int]]] = []
         self._bound: dict[tuple[int, int], frozenset[str]] = {}
         self.holders: list[set[int]] = [set() for _ in atoms]
-        # An atom is looked up by its longest chunk, which stands in the text as a whole wherever it does.
+        # An atom is found by its longest chunk, which is whole wherever the atom occurs.
         self._by_chunk: dict[str, list[tuple[int, int]]] = {}
         for number, atom in enumerate(atoms):
             chunk = max(CHUNKS.finditer(atom), key=_length)  # every atom holds a letter or a digit
             self._by_chunk.setdefault(chunk.group(), []).append((chunk.start(), number))
 
     def number_of(self, message: Message) -> int:
-        """Return the number of a message; search it if its text is new."""
+        """Return the number of a message. A new message is searched."""
         number = self._numbers.get(message)
         if number is None:
             number = self._numbers[message] = self.number_of_text(readable(message))
@@ -313,7 +289,7 @@ class _Index:
         )
 
     def is_bound(self, atom: int, number: int, labels: frozenset[str]) -> bool:
-        """Tell whether a message that holds an atom has one of the words near it."""
+        """Tell whether one of the words is near an atom in a message that holds it."""
         key = (atom, number)
         near = self._bound.get(key)
         if near is None:
@@ -324,20 +300,20 @@ class _Index:
         return not near.isdisjoint(labels)
 
     def _search(self, text: str) -> dict[int, list[int]]:
-        """Return the atoms that a text holds, each with the first places at which it stands."""
+        """Return the atoms in a text, each with its first places."""
         found: dict[int, list[int]] = {}
         for match in CHUNKS.finditer(text):
             start, chunk = match.start(), match.group()
             self._look(text, start, self._by_chunk.get(chunk), found)
             if chunk[0] in "nrt" and text[start - 1 : start] == "\\":
-                # It may begin with the letter of an escape: `\nname`.
+                # The first letter may belong to an escape: `\nname`.
                 self._look(text, start + 1, self._by_chunk.get(chunk[1:]), found)
         return found
 
     def _look(
         self, text: str, start: int, candidates: Sequence[tuple[int, int]] | None, found: dict[int, list[int]]
     ) -> None:
-        """Note which of the candidates, as (place of their chunk, atom), stand around a chunk of the text."""
+        """Note the candidates, as (place of their chunk, atom), that stand around a chunk of the text."""
         for offset, number in candidates or ():
             places = found.get(number)
             if places is not None and len(places) == _OCCURRENCES:
@@ -352,18 +328,18 @@ def _length(match: re.Match[str]) -> int:
 
 
 def arguments_of(message: Message) -> tuple[str, ...]:
-    """Return the arguments of each call of a message, that of the older form among them."""
+    """Return the arguments of each call of a message."""
     return tuple([call.arguments for call in message.calls])
 
 
 def readable(message: Message) -> str:
-    """Return what a model reads of a message: its text, its calls' arguments one leaf a line, no escapes."""
+    """Return what a model reads of a message: its text and each value of its calls' arguments, unescaped."""
     parts = [message.text, *(_unfolded(arguments) for arguments in arguments_of(message))]
     return "\n".join(_ESCAPE.sub(_character, part) if "\\u" in part else part for part in parts)
 
 
 def _unfolded(arguments: str) -> str:
-    """Return arguments with each leaf of their JSON on a line, behind its key; else as they are."""
+    """Return the leaves of JSON arguments as lines `key: text`; other arguments as they are."""
     leaves = leaves_of(arguments)
     if leaves is None:
         return arguments
@@ -371,6 +347,6 @@ def _unfolded(arguments: str) -> str:
 
 
 def _character(match: re.Match[str]) -> str:
-    """Return the character that an escape stands for; a half of a pair as it is written."""
+    """Return the character of an escape; half of a pair stays as written."""
     code = int(match.group(1), 16)
     return match.group() if 0xD800 <= code <= 0xDFFF else chr(code)

@@ -16,26 +16,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from proxy.backtest import (
-    CLAIRVOYANT,
+    ORACLE,
     PREFIX,
     Backtest,
-    History,
     PolicyStrategy,
     PriceClass,
-    Sheet,
+    ReportTable,
+    SessionHistory,
     Strategy,
     as_data,
     baseline,
     class_of,
     every_baseline,
+    main_prices,
     page,
     read_file,
-    session_sheets,
-    sheets,
+    report_tables,
+    session_tables,
     standard_classes,
     stored,
     synthetic_agents,
-    usual,
 )
 from proxy.cli.database import find_session, require_store
 from proxy.cli.options import AsJson, Config, Tenant, print_table
@@ -109,8 +109,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         histories += synthetic_agents(counter, model)
     if not histories:
         raise InvalidRequest("There is nothing to replay. Give --session ID, --file F or --synthetic.")
-    # Without the measure of later use, the baseline that knows the future has nothing to go by.
-    beside = [each for each in every_baseline() if recall or each.name != CLAIRVOYANT] if baselines else []
+    # Without recall the oracle has nothing to go by.
+    beside = [each for each in every_baseline() if recall or each.name != ORACLE] if baselines else []
     test = Backtest(
         _strategies(settings, policy or [], histories, model, beside=beside),
         _classes(settings, catalogue, prices or [CLASSES], dollars),
@@ -121,27 +121,29 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         recall=recall,
     )
     with _progress(len(histories) * test.steps, shown=sys.stdout.isatty() and not as_json) as tick:
-        outcome = test.run(histories, tick)
-    head = [*_head(histories), *outcome.warnings]
+        result = test.run(histories, tick)
+    head = [*_head(histories), *result.warnings]
     if report is not None:
-        every = session_sheets(outcome, [each.name for each in outcome.classes])
-        _write(report, page("Backtest", head, [*sheets(outcome), *every]))
+        every = session_tables(result, [each.name for each in result.classes])
+        _write(report, page("Backtest", head, [*report_tables(result), *every]))
     if as_json:
-        typer.echo(orjson.dumps(as_data(outcome)).decode())
+        typer.echo(orjson.dumps(as_data(result)).decode())
         return
-    tables = [*sheets(outcome), *(session_sheets(outcome, [usual(outcome)]) if len(histories) > 1 else ())]
+    tables = [*report_tables(result)]
+    if len(histories) > 1:
+        tables += session_tables(result, [main_prices(result)])
     for line in head:
         typer.echo(line)
-    for sheet in tables:
-        _print(sheet)
+    for table in tables:
+        _print(table)
     warned = {
-        warning: number for each in outcome.compared for warning, number in each.figures.warnings.items()
+        warning: number for each in result.strategies for warning, number in each.figures.warnings.items()
     }
     for warning, number in warned.items():
         typer.echo(f"{number:,} requests: {warning}")
 
 
-def _head(histories: Sequence[History]) -> list[str]:
+def _head(histories: Sequence[SessionHistory]) -> list[str]:
     """Return a line about what was replayed."""
     requests = sum([len(history.requests) for history in histories])
     messages = sum([len(history.messages) for history in histories])
@@ -151,7 +153,7 @@ def _head(histories: Sequence[History]) -> list[str]:
 def _strategies(
     settings: Settings,
     names: Sequence[str],
-    histories: Sequence[History],
+    histories: Sequence[SessionHistory],
     model: str,
     *,
     beside: Sequence[Strategy],
@@ -207,7 +209,7 @@ def _base_url(settings: Settings, model: str) -> str:
     return next(found, settings.upstream.base_url)
 
 
-async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[History]:
+async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[SessionHistory]:
     """Return stored sessions, without migrating the store."""
     require_store(settings)
     store = await Store.open(settings.store.url, migrate=False)
@@ -234,8 +236,8 @@ def _progress(total: int, *, shown: bool) -> Generator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _print(sheet: Sheet) -> None:
-    typer.echo(f"\n{sheet.title}")
-    print_table(sheet.columns, sheet.rows, texts=(0, 1) if len(sheet.columns) == 2 else (0,), indent="  ")
-    if sheet.note:
-        typer.echo(f"  {sheet.note}")
+def _print(table: ReportTable) -> None:
+    typer.echo(f"\n{table.title}")
+    print_table(table.columns, table.rows, texts=(0, 1) if len(table.columns) == 2 else (0,), indent="  ")
+    if table.note:
+        typer.echo(f"  {table.note}")

@@ -23,7 +23,7 @@ from proxy.errors import PalimpsestError
 _START_SECONDS: Final = 30.0
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class DemoReply(Struct, frozen=True, kw_only=True):
     """What the client got."""
 
     headers: Mapping[str, str]
@@ -34,11 +34,11 @@ class Reply(Struct, frozen=True, kw_only=True):
     """What the provider says it read and wrote."""
 
 
-class Unanswered(PalimpsestError):
+class IncompleteReply(PalimpsestError):
     """The request was not answered whole; the text says what came instead."""
 
 
-class Client:
+class DemoClient:
     """A program that talks to a provider at `base_url`, with one API key and one set of headers."""
 
     def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
@@ -56,21 +56,23 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def ask(self, body: bytes) -> Reply:
+    def ask(self, body: bytes) -> DemoReply:
         """Send a request (`request_body`) and return the reply once the stream has ended.
 
         Raises:
-            Unanswered: there was no whole reply.
+            IncompleteReply: there was no whole reply.
         """
         kind = {"content-type": "application/json"}
         with self._http.stream("POST", "/chat/completions", content=body, headers=kind) as response:
             if response.status_code != 200:
-                raise Unanswered(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
+                raise IncompleteReply(
+                    f"HTTP {response.status_code}: {response.read().decode(errors='replace')}"
+                )
             chunks = list(_chunks(response.iter_lines()))
         usage: JsonObject = {}
         for chunk in chunks:
             usage = chunk.get("usage") or usage
-        return Reply(headers=dict(response.headers), message=_message_of(chunks), usage=usage)
+        return DemoReply(headers=dict(response.headers), message=_message_of(chunks), usage=usage)
 
     def get(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""
@@ -95,9 +97,9 @@ def _chunks(lines: Iterable[str]) -> Iterator[JsonObject]:
         if line.startswith("data: "):
             chunk: JsonObject = orjson.loads(line.removeprefix("data: "))
             if "error" in chunk:
-                raise Unanswered(f"an error in the stream: {chunk['error']}")
+                raise IncompleteReply(f"an error in the stream: {chunk['error']}")
             yield chunk
-    raise Unanswered("the stream ended without [DONE]")
+    raise IncompleteReply("the stream ended without [DONE]")
 
 
 def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:

@@ -19,7 +19,7 @@ import yaml
 from msgspec import Struct
 
 from proxy.config import Settings
-from proxy.demo.client import Client, plain_config, request_body, serving
+from proxy.demo.client import DemoClient, plain_config, request_body, serving
 from proxy.demo.upstream import MODEL, PracticeUpstream
 from proxy.dialects import JsonObject
 from proxy.tokens import TokenCounter
@@ -282,7 +282,7 @@ class _Player:
         steps: list[DemoStep] = []
         bytes_equal = extended = True
         before: tuple[JsonObject, ...] = ()
-        with Client(self._base_url, account, {"x-session-id": session, **headers}) as client:
+        with DemoClient(self._base_url, account, {"x-session-id": session, **headers}) as client:
             for request in self._recording.requests():
                 messages = history[: request.position]
                 body = request_body(MODEL, messages, self._recording.tools)

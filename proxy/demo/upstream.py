@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.backtest import PromptCache, Rule, Segment
+from proxy.backtest import CacheRule, PromptCache, Segment
 from proxy.dialects import JsonObject
 from proxy.dialects.chat import CHAT
 from proxy.tokens import TokenCounter
@@ -94,7 +94,7 @@ class PracticeUpstream:
         reply, model = self._script[number], request["model"]
         prompt = self._prompt(request)
         tokens = sum(segment.tokens for segment in prompt)
-        cached = self._caches.setdefault((account, model), PromptCache(Rule())).read(prompt).read
+        cached = self._caches.setdefault((account, model), PromptCache(CacheRule())).read(prompt).read
         messages = tuple(request["messages"])
         self.log.append(Received(account=account, body=body, messages=messages))
         written = self._counter.message(CHAT.message(orjson.dumps(reply)), model)

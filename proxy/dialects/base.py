@@ -76,6 +76,8 @@ class Countable(Struct, frozen=True, kw_only=True):
     """Number of images, sounds and files, whose bytes are no text."""
     small_images: int = 0
     """Number of images that are sent in low detail; they are not among `media`."""
+    reasoning: str = ""
+    """The reasoning of a reply. It costs output, and seldom input, since it is seldom sent back."""
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -286,7 +288,7 @@ class Message(ABC):
 
     @abstractmethod
     def countable(self) -> Countable:
-        """Return what of it costs tokens: no ids, and no reasoning, since that is seldom sent back."""
+        """Return what of it costs tokens."""
 
     @abstractmethod
     def readable(self) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.backtest.counted import Counted
-from proxy.backtest.figures import Figures, Outcome
-from proxy.backtest.histories import History, of_messages
+from proxy.backtest.comparison import BacktestResult, Figures
+from proxy.backtest.histories import SessionHistory, of_messages
+from proxy.backtest.replay import Counted
 from proxy.tokens import TokenCounter
 
 COUNTER = TokenCounter("estimate")
@@ -42,7 +42,7 @@ def agent(calls: int, *, size: int = 400) -> list[dict[str, Any]]:
     return [*said, reply("done")]
 
 
-def history(said: list[dict[str, Any]], name: str = "talk", **fields: Any) -> History:
+def history(said: list[dict[str, Any]], name: str = "talk", **fields: Any) -> SessionHistory:
     return of_messages(name, said, **fields)
 
 
@@ -50,11 +50,11 @@ def counted(said: list[dict[str, Any]], **fields: Any) -> Counted:
     return Counted(history(said, **fields), COUNTER)
 
 
-def figures_of(outcome: Outcome, strategy: str, prices: str, session: str = "talk") -> Figures:
+def figures_of(outcome: BacktestResult, strategy: str, prices: str, session: str = "talk") -> Figures:
     """Return what a strategy came to on a session, at a class of prices."""
     (found,) = (
         line.figures
-        for line in outcome.lines
+        for line in outcome.sessions
         if (line.strategy, line.session, line.prices) == (strategy, session, prices)
     )
     return found

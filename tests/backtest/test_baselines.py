@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from proxy.backtest.baselines import CLEARED, NONE, baseline, every_baseline
-from proxy.backtest.cache import Rule
-from proxy.backtest.counted import Counted
+from proxy.backtest.baselines import CLEARED, NONE, ORACLE_CLEARED, baseline, every_baseline, oracle
+from proxy.backtest.cost import CacheRule
 from proxy.backtest.histories import read_file
-from proxy.backtest.replay import Model, Request, replayed
+from proxy.backtest.recall import References
+from proxy.backtest.replay import Counted, ReplayedRequest, ReplayModel, replayed
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
 from proxy.errors import InvalidRequest
 from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
@@ -16,11 +20,11 @@ from tests.backtest.histories import COUNTER, agent, call, counted, reply, resul
 TRAJECTORIES = sorted((Path(__file__).parents[1] / "data" / "trajectories").glob("*.json"))
 
 
-def requests(ready: Counted, name: str) -> list[Request]:
-    return list(replayed(ready, baseline(name), [Rule()], Model()))
+def requests(ready: Counted, name: str) -> list[ReplayedRequest]:
+    return list(replayed(ready, baseline(name), [CacheRule()], ReplayModel()))
 
 
-def texts(request: Request) -> list[str]:
+def texts(request: ReplayedRequest) -> list[str]:
     return [message.text or "call" for message in request.sent.messages]
 
 
@@ -34,19 +38,19 @@ TOOLS = [
 ]
 
 
-def test_nothing_is_left_out_of_no_trimming() -> None:
+def test_no_trimming_sends_everything() -> None:
     found = requests(counted(TALK), "baseline:none")
     assert [texts(request) for request in found] == [["1"], ["1", "2", "3"], [*"12345"], [*"1234567"]]
     assert not any(request.sent.moved for request in found)
 
 
-def test_the_last_messages() -> None:
+def test_last_sends_the_last_messages() -> None:
     found = requests(counted([{"role": "system", "content": "s"}, *TALK]), "baseline:last=3")
     assert [texts(request) for request in found] == [["s", "1"], [*"s123"], [*"s345"], [*"s567"]]
     assert [request.sent.moved for request in found] == [False, False, True, True]
 
 
-def test_the_last_messages_never_begin_with_a_result() -> None:
+def test_last_never_begins_with_a_tool_result() -> None:
     found = requests(counted(TOOLS), "baseline:last=4")
     assert [texts(request) for request in found] == [
         ["go"],
@@ -58,7 +62,7 @@ def test_the_last_messages_never_begin_with_a_result() -> None:
     assert texts(found[1]) == ["call", "A", "B"]  # nothing but a result is left: its span goes whole
 
 
-def test_masking_at_every_request() -> None:
+def test_mask_clears_all_but_the_newest_results() -> None:
     found = requests(counted(TOOLS), "baseline:mask=1")
     assert [texts(request) for request in found] == [
         ["go"],
@@ -69,7 +73,7 @@ def test_masking_at_every_request() -> None:
     assert [request.sent.moved for request in found] == [False, False, True, True]
 
 
-def test_clearing_waits_and_then_stays() -> None:
+def test_clear_starts_above_its_limit_and_is_for_good() -> None:
     ready = counted(agent(12))
     found = requests(ready, "baseline:clear=3000")
     cleared = [texts(request).count(CLEARED) for request in found]
@@ -85,14 +89,14 @@ def test_clearing_waits_and_then_stays() -> None:
     assert [place for place in range(1, len(found)) if cleared[place] > cleared[place - 1]] == moves
 
 
-def test_the_oldest_slide_out_at_every_request() -> None:
+def test_slide_drops_the_oldest_at_every_request() -> None:
     found = requests(counted(agent(12)), "baseline:slide=3000")
     assert all(request.tokens <= 3000 for request in found)
     assert all(request.sent.moved for request in found[8:])
     assert all(texts(request)[:2] == ["be brief", "do all of it"] for request in found)
 
 
-def test_the_middle_goes_and_both_ends_stay() -> None:
+def test_middle_keeps_both_ends() -> None:
     ready = counted(agent(12))
     found = requests(ready, "baseline:middle=3000")
     assert all(request.tokens <= 3000 for request in found)
@@ -105,13 +109,13 @@ def test_the_middle_goes_and_both_ends_stay() -> None:
     assert any(whole[:cut] + whole[cut + gap :] == sent for cut in range(len(sent)))
 
 
-def test_the_middle_goes_though_the_newest_alone_is_too_much() -> None:
+def test_middle_always_keeps_the_newest_span() -> None:
     ready = counted([user("go"), call("a"), result("a", "word " * 2000), reply("ok")])
     found = requests(ready, "baseline:middle=100")
     assert [texts(request) for request in found] == [["go"], ["go", "call", ready.messages[2].text]]
 
 
-def test_the_clairvoyant_keeps_what_is_used_again() -> None:
+def test_the_oracle_keeps_results_that_are_used_again() -> None:
     said = [
         user("look"),
         *(
@@ -126,7 +130,7 @@ def test_the_clairvoyant_keeps_what_is_used_again() -> None:
         call("d", arguments='{"number": "48151623"}'),
         *(result("d", "right"), reply("done")),
     ]
-    found = requests(counted(said), "baseline:clairvoyant")
+    found = requests(counted(said), "baseline:oracle")
     asked = texts(found[3])
     assert asked[2].startswith("the number")
     assert asked[4] == "[cleared]"
@@ -134,10 +138,10 @@ def test_the_clairvoyant_keeps_what_is_used_again() -> None:
     assert texts(found[4])[2] == "[cleared]"
 
 
-def test_names_say_what_is_not_usual() -> None:
+def test_the_name_of_a_baseline_has_its_number_unless_it_is_the_usual_one() -> None:
     assert [each.name for each in every_baseline()] == [
         *("baseline:none", "baseline:last", "baseline:slide", "baseline:mask", "baseline:clear"),
-        *("baseline:middle", "baseline:clairvoyant"),
+        *("baseline:middle", "baseline:oracle"),
     ]
     assert baseline("baseline:last=20").name == "baseline:last"
     assert baseline("baseline:last=7").name == "baseline:last=7"
@@ -153,27 +157,112 @@ def test_names_say_what_is_not_usual() -> None:
         "baseline:",
         "baseline:nine",
         "baseline:none=3",
-        "baseline:clairvoyant=1",
+        "baseline:oracle=1",
         "baseline:last=",
         "baseline:last=0",
     ],
 )
-def test_what_there_is_not(name: str) -> None:
+def test_an_unknown_baseline_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="baseline:last"):
         baseline(name)
 
 
 @pytest.mark.parametrize("name", ["baseline:last=-1", "baseline:last=1.5", "baseline:mask=²"])
-def test_numbers_are_whole_and_above_nothing(name: str) -> None:
+def test_a_number_that_is_not_whole_and_positive_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="whole number"):
         baseline(name)
 
 
 @pytest.mark.parametrize("path", TRAJECTORIES, ids=lambda path: path.stem)
-def test_none_of_them_breaks_the_protocol(path: Path) -> None:
+def test_no_baseline_breaks_the_protocol(path: Path) -> None:
     (history,) = read_file(path)
     ready = Counted(history, COUNTER)
     already = len(problems(ready.messages))  # real histories are broken at times
     for strategy in every_baseline():
-        for request in replayed(ready, strategy, [Rule()], Model()):
+        for request in replayed(ready, strategy, [CacheRule()], ReplayModel()):
             assert len(problems(request.sent.messages)) <= already
+
+
+# -------------------------------------------------------------------------------- the oracle
+
+
+def calling(number: int, **arguments: Any) -> Message:
+    function = {"name": "f", "arguments": json.dumps(arguments)}
+    calls = [{"id": f"call_{number}", "type": "function", "function": function}]
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls})
+
+
+def gave(number: int, text: str) -> Message:
+    return ChatMessage.of({"role": "tool", "tool_call_id": f"call_{number}", "content": text})
+
+
+HISTORY: list[Message] = [
+    ChatMessage.of({"role": "user", "content": "book something"}),
+    calling(0),
+    gave(0, "flight: HAT136, seat: 14C7"),
+    calling(1),
+    gave(1, "weather in ORD77 is mild and sunny"),
+    calling(2, flight="HAT136"),
+    gave(2, "done"),
+    calling(3, other="NEW99"),
+    gave(3, "a long and empty answer"),
+]
+
+
+def results_sent(position: int) -> list[str]:
+    view = oracle(References([], HISTORY))(position)
+    return [message.text for message in view if message.is_result]
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (1, []),
+        (3, ["flight: HAT136, seat: 14C7"]),
+        (5, ["flight: HAT136, seat: 14C7", "weather in ORD77 is mild and sunny"]),
+        (7, [ORACLE_CLEARED, ORACLE_CLEARED, "done"]),
+        (9, [ORACLE_CLEARED, ORACLE_CLEARED, "done", "a long and empty answer"]),
+    ],
+)
+def test_the_oracle_sends_a_result_once_and_until_its_last_use(position: int, expected: list[str]) -> None:
+    assert results_sent(position) == expected
+
+
+def test_the_oracle_changes_only_tool_results() -> None:
+    view = oracle(References([], HISTORY))(9)
+
+    assert [kept for kept in view if not kept.is_result] == [kept for kept in HISTORY if not kept.is_result]
+    assert [message.answers for message in view] == [message.answers for message in HISTORY]
+
+
+def test_the_oracle_keeps_every_message_that_holds_a_value() -> None:
+    history = [
+        gave(0, "flight: HAT136, seat: 14C7"),
+        gave(1, "booked flight: HAT136"),
+        ChatMessage.of({"role": "assistant", "content": "thanks"}),
+        calling(2, flight="HAT136"),
+        calling(3, seat="14C7"),
+    ]
+
+    def whole(messages: list[Message], stop: int) -> list[bool]:
+        view = oracle(References([], messages))(stop)
+        return [view[place] == messages[place] for place in range(2)]
+
+    assert whole(history, 3) == [True, True]
+    assert whole(history, 4) == [True, False]
+    assert whole(history[:4], 3) == [True, True]
+
+
+@pytest.mark.parametrize("path", TRAJECTORIES, ids=lambda path: path.stem)
+def test_the_oracle_loses_nothing_of_a_real_session_and_sends_no_more(path: Path) -> None:
+    messages = [ChatMessage.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
+    references = References([], messages)
+    choose = oracle(references)
+
+    for position in references.positions:
+        view, before = choose(position), messages[:position]
+        found = references.judge(position, view)
+        assert found.every.present == found.every.grounded
+        assert found.every.bound == found.every.bound_possible
+        assert sum(len(message.raw) for message in view) <= sum(len(message.raw) for message in before)
+        assert problems(view) == problems(before)

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.backtest.baselines import baseline, every_baseline
-from proxy.backtest.cache import Use
-from proxy.backtest.comparison import Backtest
-from proxy.backtest.figures import Outcome
-from proxy.backtest.price import price_class, standard_classes
+from proxy.backtest.comparison import Backtest, BacktestResult, Cost, Figures, ratio
+from proxy.backtest.cost import NOTHING, Use, price_class, standard_classes
+from proxy.backtest.recall import Counts, RecallCounts
 from proxy.backtest.replay import PolicyStrategy
 from proxy.dialects import Message
 from proxy.tokens import TokenCounter
@@ -37,7 +36,7 @@ SAID: list[dict[str, Any]] = [
 """Three requests, of 1,100, 1,500 and 2,000 tokens; replies of 50, 50 and 4."""
 
 
-def run(*names: str, said: list[dict[str, Any]] = SAID, recall: bool = False) -> Outcome:
+def run(*names: str, said: list[dict[str, Any]] = SAID, recall: bool = False) -> BacktestResult:
     test = Backtest(
         [baseline(name) for name in names], standard_classes(), Letters("estimate"), recall=recall
     )
@@ -60,9 +59,9 @@ def test_no_trimming_by_hand(prices: str, use: Use, millionths: float) -> None:
     figures = figures_of(run(), "baseline:none", prices)
     assert (figures.requests, figures.sent, figures.untrimmed, figures.largest) == (3, 4600, 4600, 2000)
     assert (figures.most_messages, figures.moves, figures.output) == (6, 0, 104)
-    assert figures.spent.use == use
-    assert figures.spent.input == pytest.approx(millionths / 1e6)
-    assert figures.spent.output == pytest.approx(104 * 4 / 1e6)
+    assert figures.cost.use == use
+    assert figures.cost.input == pytest.approx(millionths / 1e6)
+    assert figures.cost.output == pytest.approx(104 * 4 / 1e6)
 
 
 @pytest.mark.parametrize(
@@ -81,53 +80,53 @@ def test_masking_by_hand(prices: str, use: Use, millionths: float) -> None:
     masked = 2000 - 350 + len("[Old tool result content cleared]")
     assert masked == 1683
     assert (figures.sent, figures.untrimmed, figures.moves) == (1100 + 1500 + masked, 4600, 1)
-    assert figures.spent.use == use
-    assert figures.spent.input == pytest.approx(millionths / 1e6)
-    compared = next(c for c in outcome.compared if (c.strategy, c.prices) == ("baseline:mask=1", prices))
-    whole = figures_of(outcome, "baseline:none", prices).spent.input
-    assert compared.ratio == compared.dearest == pytest.approx(millionths / 1e6 / whole)
-    assert compared.dearest_session == "talk"
+    assert figures.cost.use == use
+    assert figures.cost.input == pytest.approx(millionths / 1e6)
+    compared = next(c for c in outcome.strategies if (c.strategy, c.prices) == ("baseline:mask=1", prices))
+    whole = figures_of(outcome, "baseline:none", prices).cost.input
+    assert compared.ratio == compared.highest_ratio == pytest.approx(millionths / 1e6 / whole)
+    assert compared.most_expensive_session == "talk"
 
 
-def test_no_trimming_always_stands_first_and_each_strategy_once() -> None:
+def test_no_trimming_comes_first_and_each_strategy_once() -> None:
     assert list(run("baseline:mask", "baseline:none", "baseline:mask").about) == [
         "baseline:none",
         "baseline:mask",
     ]
 
 
-def test_sessions_of_the_same_name_are_told_apart() -> None:
+def test_sessions_with_equal_names_get_numbers() -> None:
     test = Backtest([], [price_class(0.1)], COUNTER, recall=False)
     outcome = test.run([history(SAID), history(agent(2)), history(SAID, "other")])
-    assert [line.session for line in outcome.lines] == ["talk", "talk (2)", "other"]
-    (compared,) = outcome.compared
+    assert [line.session for line in outcome.sessions] == ["talk", "talk (2)", "other"]
+    (compared,) = outcome.strategies
     assert compared.figures.sessions == 3
-    assert compared.figures.sent == sum(line.figures.sent for line in outcome.lines)
+    assert compared.figures.sent == sum(line.figures.sent for line in outcome.sessions)
 
 
-def test_the_dearest_session_is_named() -> None:
+def test_the_most_expensive_session_is_named() -> None:
     test = Backtest([baseline("baseline:last=2")], [price_class(0.1)], COUNTER, recall=False)
     outcome = test.run([history([user("a"), reply("b")], "short"), history(agent(10), "long")])
-    compared = outcome.compared[-1]
-    long = figures_of(outcome, "baseline:last=2", "read 0.1", "long").spent
-    whole = figures_of(outcome, "baseline:none", "read 0.1", "long").spent
-    assert compared.dearest_session == "short" if long.input < whole.input else "long"
-    assert compared.dearest == max(1.0, long.input / whole.input)
+    compared = outcome.strategies[-1]
+    long = figures_of(outcome, "baseline:last=2", "read 0.1", "long").cost
+    whole = figures_of(outcome, "baseline:none", "read 0.1", "long").cost
+    assert compared.most_expensive_session == "short" if long.input < whole.input else "long"
+    assert compared.highest_ratio == max(1.0, long.input / whole.input)
 
 
-def test_each_replay_is_a_tick() -> None:
+def test_tick_is_called_after_each_replay() -> None:
     ticks: list[int] = []
     test = Backtest(every_baseline(), standard_classes(), COUNTER, recall=False)
     test.run([history(agent(2)), history(SAID)], lambda: ticks.append(1))
     assert len(ticks) == 2 * test.steps == 2 * len(test.strategies)
 
 
-def test_a_policy_that_reckons_is_replayed_at_each_price() -> None:
+def test_a_policy_that_depends_on_prices_is_replayed_at_each_class() -> None:
     policy = Policy.model_validate(
         {"trigger": {"cost": "auto"}, "edits": [{"type": "truncate_tool_output", "max_bytes": 40}]}
     )
     test = Backtest([PolicyStrategy(name="mine", policy=policy)], standard_classes(), COUNTER, recall=False)
-    lines = [line for line in test.run([history(agent(30, size=600))]).lines if line.strategy == "mine"]
+    lines = [line for line in test.run([history(agent(30, size=600))]).sessions if line.strategy == "mine"]
     assert len(lines) == 5
     assert len({line.figures.sent for line in lines}) > 1
 
@@ -152,18 +151,18 @@ def test_a_context_window_is_asked_for_by_model() -> None:
     )
     outcome = test.run([history(agent(4)), history(agent(4), "named", model="small")])
     assert set(asked) == {"big", "small"}
-    assert all(line.figures.moves for line in outcome.lines if line.strategy == "mine")
+    assert all(line.figures.moves for line in outcome.sessions if line.strategy == "mine")
 
 
-def test_what_could_not_be_done_is_counted() -> None:
+def test_warnings_are_counted() -> None:
     policy = Policy.model_validate({"trigger": {"ratio": 0.5}, "edits": [{"type": "truncate_tool_output"}]})
     test = Backtest([PolicyStrategy(name="mine", policy=policy)], [price_class(0.1)], COUNTER, recall=False)
-    (warning,) = test.run([history(agent(4))]).compared[-1].figures.warnings.items()
+    (warning,) = test.run([history(agent(4))]).strategies[-1].figures.warnings.items()
     assert warning[1] == 5
     assert "context window" in warning[0]
 
 
-def test_recall_is_of_what_was_sent() -> None:
+def test_recall_judges_what_was_sent() -> None:
     said = [
         user("find it"),
         *(call("a", arguments='{"where": "shelf"}'), result("a", '{"code": "XK-4471-B", "kept": true}')),
@@ -174,11 +173,91 @@ def test_recall_is_of_what_was_sent() -> None:
         reply("done"),
     ]
     outcome = run("baseline:mask", "baseline:last=3", said=said, recall=True)
-    found = {line.strategy: line.figures.recall for line in outcome.lines if line.prices == "read 0.1"}
+    found = {line.strategy: line.figures.recall for line in outcome.sessions if line.prices == "read 0.1"}
     shares = {name: (counts.far.recall, counts.tool_only.recall) for name, counts in found.items() if counts}
     assert shares == {
         "baseline:none": (1.0, 1.0),
         "baseline:mask": (0.0, 0.0),
         "baseline:last=3": (0.0, 0.0),
     }
-    assert run(said=said).lines[0].figures.recall is None
+    assert run(said=said).sessions[0].figures.recall is None
+
+
+# ----------------------------------------------------------------------------------- figures
+
+
+def test_costs_add_up() -> None:
+    both = Cost(use=Use(read=1, written=2, plain=3), input=0.5, output=0.25) + Cost(
+        use=Use(read=10, written=20, plain=30), input=1.5, output=0.75
+    )
+    assert both == Cost(use=Use(read=11, written=22, plain=33), input=2.0, output=1.0)
+    assert both.total == 3.0
+
+
+def test_costs_with_unknown_output_have_no_total() -> None:
+    assert Cost(use=NOTHING, input=1.0, output=None).total is None
+    assert (
+        Cost(use=NOTHING, input=1.0, output=None) + Cost(use=NOTHING, input=1.0, output=1.0)
+    ).output is None
+    assert (
+        Cost(use=NOTHING, input=1.0, output=1.0) + Cost(use=NOTHING, input=1.0, output=None)
+    ).total is None
+
+
+def test_figures_add_up_and_keep_the_largest_request() -> None:
+    recall = RecallCounts(far=Counts(grounded=4, present=3))
+    one = Figures(
+        sessions=1,
+        requests=2,
+        untrimmed=300,
+        sent=200,
+        largest=150,
+        most_messages=7,
+        moves=1,
+        output=20,
+        cost=Cost(use=Use(plain=200), input=1.0, output=1.0),
+        recall=recall,
+        warnings={"odd": 2},
+    )
+    two = Figures(
+        sessions=1,
+        requests=3,
+        untrimmed=400,
+        sent=400,
+        largest=100,
+        most_messages=9,
+        moves=0,
+        output=30,
+        cost=Cost(use=Use(read=400), input=0.5, output=1.0),
+        recall=recall,
+        warnings={"odd": 1, "new": 1},
+    )
+    both = one + two
+    assert both == Figures(
+        sessions=2,
+        requests=5,
+        untrimmed=700,
+        sent=600,
+        largest=150,
+        most_messages=9,
+        moves=1,
+        output=50,
+        cost=Cost(use=Use(read=400, written=0, plain=200), input=1.5, output=2.0),
+        recall=RecallCounts(far=Counts(grounded=8, present=6)),
+        warnings={"odd": 3, "new": 1},
+    )
+    assert sum([one, two], Figures()) == both
+
+
+def test_recall_that_was_not_measured_stays_unknown() -> None:
+    seen = Figures(recall=RecallCounts(far=Counts(grounded=1)))
+    assert (Figures() + Figures()).recall is None
+    assert (Figures() + seen).recall == seen.recall
+    assert (seen + Figures()).recall == seen.recall
+
+
+def test_a_ratio_compares_input_only() -> None:
+    assert ratio(
+        Cost(use=NOTHING, input=1.0, output=9.0), Cost(use=NOTHING, input=4.0, output=9.0)
+    ) == pytest.approx(0.25)
+    assert ratio(Cost(use=NOTHING, input=1.0), Cost()) is None

@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 
-from proxy.backtest.histories import History, of_messages, read_file, stored
+from proxy.backtest.baselines import baseline
+from proxy.backtest.comparison import Backtest
+from proxy.backtest.cost import standard_classes
+from proxy.backtest.histories import (
+    SessionHistory,
+    of_messages,
+    read_file,
+    stored,
+    stripped,
+    synthetic_agents,
+)
+from proxy.dialects.chat.protocol import problems
 from proxy.errors import InvalidRequest
 from proxy.pipeline import write_lines
 from proxy.store import Store
-from tests.backtest.histories import call, reply, result, user
+from proxy.tokens import TokenCounter
+from tests.backtest.histories import call, figures_of, reply, result, user
 from tests.support.talk import Talk, body
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -24,11 +36,11 @@ def written(path: Path, *values: Any) -> Path:
     return path
 
 
-def told(history: History) -> list[Any]:
+def told(history: SessionHistory) -> list[Any]:
     return [message.data for message in (*history.instructions, *history.messages)]
 
 
-def test_leading_instructions_are_no_part_of_the_log(tmp_path: Path) -> None:
+def test_leading_instructions_are_kept_apart(tmp_path: Path) -> None:
     said = [SYSTEM, {"role": "developer", "content": "really"}, user("hi"), SYSTEM, reply("ho")]
     (history,) = read_file(written(tmp_path / "talk.json", said))
     assert [message.role for message in history.instructions] == ["system", "developer"]
@@ -60,7 +72,7 @@ def test_a_message_a_line_is_one_session(tmp_path: Path) -> None:
         assert (history.name, told(history)) == ("talk", said)
 
 
-def test_requests_that_go_on_are_one_session(tmp_path: Path) -> None:
+def test_requests_that_continue_each_other_are_one_session(tmp_path: Path) -> None:
     file = written(
         tmp_path / "log.jsonl",
         {"messages": SAID[:2]},
@@ -91,14 +103,14 @@ def test_requests_that_go_on_are_one_session(tmp_path: Path) -> None:
         ('[{"role": "system", "content": "a"}]', "no message"),
     ],
 )
-def test_what_is_no_session_is_refused_with_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_without_a_session_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
     with pytest.raises(InvalidRequest, match=said):
         read_file(file)
 
 
-def test_a_file_that_is_not_there_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_file(tmp_path / "none.json")
 
@@ -118,21 +130,21 @@ def test_times_are_taken_out_of_messages() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "yesterday", True, [], "missing"])
-def test_where_one_has_no_time_there_is_no_clock(wrong: Any) -> None:
+def test_times_are_unknown_unless_every_message_has_one(wrong: Any) -> None:
     last = {**reply("b"), **({} if wrong == "missing" else {"timestamp": wrong})}
     history = of_messages("t", [{**user("a"), "timestamp": 5}, last])
     assert history.times is None
     assert told(history) == [user("a"), reply("b")]
 
 
-def test_halves_of_characters_are_mended(tmp_path: Path) -> None:
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     file = tmp_path / "half.json"
     file.write_text('[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]')
     (history,) = read_file(file)
     assert history.messages[0].text == "\ufffd"
 
 
-def test_what_nobody_can_read_is_refused(tmp_path: Path) -> None:
+def test_too_deep_json_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "deep.json"
     deep = "[" * 3000 + "]" * 3000
     for text in (deep, f'[{{"role": "user", "content": {deep}}}]', f'{{"role": "user", "content": {deep}}}'):
@@ -142,7 +154,7 @@ def test_what_nobody_can_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("levels", range(200, 1100, 45))
-def test_however_deep_it_is_read_or_refused(tmp_path: Path, levels: int) -> None:
+def test_json_of_any_depth_is_read_or_refused(tmp_path: Path, levels: int) -> None:
     file = tmp_path / "deep.json"
     file.write_text(
         f'[{{"role": "user", "content": {"[" * levels + "]" * levels}}}, {{"role": "assistant"}}]'
@@ -181,7 +193,7 @@ async def _filled(store: Store) -> None:
 def test_the_store_and_its_export_tell_the_same(tmp_path: Path) -> None:
     url, file = f"sqlite:///{tmp_path / 'sessions.db'}", tmp_path / "kept.jsonl"
 
-    async def both() -> History:
+    async def both() -> SessionHistory:
         store = await Store.open(url)
         try:
             await _filled(store)
@@ -218,3 +230,76 @@ def test_an_export_without_messages_or_with_one_missing_is_refused(tmp_path: Pat
     first = {"record": "node", "node": "m", "parent": "", "body": "w"}
     (history,) = read_file(written(tmp_path / "a.jsonl", session, partial, first, broken, whole))
     assert told(history) == [user("go"), {"role": "assistant", "content": None}]
+
+
+# ------------------------------------------------------------------------ synthetic sessions
+
+
+COUNTER = TokenCounter("tiktoken")
+
+
+@pytest.fixture(scope="module")
+def agents() -> tuple[SessionHistory, SessionHistory]:
+    return synthetic_agents(COUNTER)
+
+
+def sizes(history: SessionHistory, role: str) -> list[int]:
+    return [COUNTER.text(message.text, "") for message in history.messages if message.role == role]
+
+
+def test_sizes_are_as_told(agents: tuple[SessionHistory, SessionHistory]) -> None:
+    for history in agents:
+        assert len(sizes(history, "tool")) == 100
+        assert all(1780 <= size <= 1800 for size in sizes(history, "tool"))
+        assert set(sizes(history, "assistant")) == {200}
+        assert history.tools is not None
+        fixed = COUNTER.text(history.instructions[0].text, "") + COUNTER.json(history.tools, "")
+        assert 7990 <= fixed <= 8000
+        assert problems(history.messages) == []
+        assert len(history.requests) == 101
+
+
+def test_of_the_noisy_one_s_output_two_fifths_are_noise(
+    agents: tuple[SessionHistory, SessionHistory],
+) -> None:
+    plain, noisy = agents
+    for message in noisy.messages:
+        if message.role == "tool":
+            left = COUNTER.text(stripped(message.text), "") / COUNTER.text(message.text, "")
+            assert left == pytest.approx(0.6, abs=0.01)
+    assert all(stripped(message.text) == message.text for message in plain.messages)
+
+
+def test_no_text_comes_twice(agents: tuple[SessionHistory, SessionHistory]) -> None:
+    lines = [
+        line for message in agents[0].messages if message.role == "tool" for line in message.text.split("\n")
+    ]
+    assert len(set(lines)) == len(lines)
+
+
+def test_it_is_the_same_every_time(agents: tuple[SessionHistory, SessionHistory]) -> None:
+    assert synthetic_agents(COUNTER) == agents
+
+
+def test_no_trimming_costs_what_can_be_reckoned_by_hand(
+    agents: tuple[SessionHistory, SessionHistory],
+) -> None:
+    """A prefix of 8,000 tokens, 2,000 more at each of 101 requests, nearly all of it read from the cache."""
+    outcome = Backtest([baseline("baseline:slide")], standard_classes(), COUNTER, recall=False).run(
+        agents[:1]
+    )
+    sent = sum(8_000 + 2_000 * turn for turn in range(101))
+    new = 8_000 + 2_000 * 100
+    for name, read, write in (
+        ("read 0.5", 0.5, 1),
+        ("read 0.1", 0.1, 1),
+        ("read 0.05, write 1.25", 0.05, 1.25),
+    ):
+        figures = figures_of(outcome, "baseline:none", name, "synthetic")
+        assert figures.sent == pytest.approx(sent, rel=0.02)
+        dollars = (read * (sent - new) + write * new) / 1e6
+        assert figures.cost.input == pytest.approx(dollars, rel=0.03)
+    sliding = {each.prices: each.ratio for each in outcome.strategies if each.strategy == "baseline:slide"}
+    assert (sliding["read 0.5"] or 9) < 0.5
+    assert (sliding["read 0.1"] or 0) > 1.4
+    assert (sliding["read 0.05, write 1.25"] or 0) > 2.5

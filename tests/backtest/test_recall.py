@@ -1,5 +1,3 @@
-"""What of the values that later calls used is still sent."""
-
 from __future__ import annotations
 
 import json

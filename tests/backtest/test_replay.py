@@ -1,4 +1,4 @@
-"""A history sent again: that it is what the proxy really sends, and what the provider's cache makes of it."""
+"""A history sent again: it is what the proxy sends, and the cache bills what a provider would."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.backtest.cache import NOTHING, Rule
-from proxy.backtest.counted import Counted
+from proxy.backtest.cost import NOTHING, CacheRule, Segment
 from proxy.backtest.histories import of_messages
-from proxy.backtest.replay import Model, PolicyStrategy, Request, replayed, sent_messages
+from proxy.backtest.replay import (
+    Counted,
+    PolicyStrategy,
+    ReplayedRequest,
+    ReplayModel,
+    replayed,
+    sent_messages,
+)
 from proxy.cli.serving import server_config
 from proxy.config import Settings
 from proxy.demo import DemoOutcome, rehearse
@@ -21,9 +27,10 @@ from proxy.demo.upstream import MODEL
 from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import TokenCounter
 from proxy.trimming import Policy, Summary
-from tests.backtest.histories import agent, call, counted, reply, result, user
+from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
+from tests.support.talk import message
 
-BLOCKS = Rule()
+BLOCKS = CacheRule()
 
 
 def policy(**settings: Any) -> PolicyStrategy:
@@ -35,8 +42,8 @@ DROPPING = policy(
 )
 
 
-def requests(ready: Counted, strategy: PolicyStrategy, *rules: Rule) -> list[Request]:
-    return list(replayed(ready, strategy, rules or (BLOCKS,), Model()))
+def requests(ready: Counted, strategy: PolicyStrategy, *rules: CacheRule) -> list[ReplayedRequest]:
+    return list(replayed(ready, strategy, rules or (BLOCKS,), ReplayModel()))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,9 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> DemoOutcome:
 
 
 @pytest.mark.parametrize("name", ["default", "off"])
-def test_it_is_what_the_proxy_sends_and_what_the_provider_bills(rehearsed: DemoOutcome, name: str) -> None:
+def test_a_replay_equals_what_the_proxy_sends_and_the_provider_bills(
+    rehearsed: DemoOutcome, name: str
+) -> None:
     recording = rehearsed.recording
     history = of_messages("demo", recording.messages, tools=list(recording.tools), model=MODEL)
     written = yaml.safe_load(configuration(Path(), "http://127.0.0.1:9/v1"))
@@ -56,7 +65,7 @@ def test_it_is_what_the_proxy_sends_and_what_the_provider_bills(rehearsed: DemoO
             Counted(history, TokenCounter("tiktoken")),
             PolicyStrategy(name=name, policy=chosen),
             [BLOCKS],
-            Model(),
+            ReplayModel(),
         )
     )
     theirs = (rehearsed.trimmed if name == "default" else rehearsed.whole).steps
@@ -77,7 +86,7 @@ def test_there_is_a_request_before_each_reply() -> None:
     assert [request.tokens for request in found] == [request.untrimmed for request in found]
 
 
-def test_between_moves_each_request_goes_on_from_the_last() -> None:
+def test_between_trims_each_request_extends_the_last() -> None:
     ready = counted(agent(20))
     found = requests(ready, DROPPING)
     moves = [request.sent.moved for request in found]
@@ -91,7 +100,7 @@ def test_between_moves_each_request_goes_on_from_the_last() -> None:
     assert max(request.tokens for request in found) <= 3000 + 600
 
 
-def test_what_was_decided_on_arrival_stays() -> None:
+def test_decisions_on_arrival_are_kept() -> None:
     ready = counted(agent(6, size=2000))
     cutting = policy(on_arrival=[{"type": "truncate_tool_output", "max_bytes": 500}])
     found = requests(ready, cutting)
@@ -101,8 +110,8 @@ def test_what_was_decided_on_arrival_stays() -> None:
     assert found[-1].tokens < found[-1].untrimmed / 3
 
 
-def test_each_rule_counts_for_itself() -> None:
-    points = Rule(matching="breakpoints")
+def test_each_cache_rule_has_a_cache_of_its_own() -> None:
+    points = CacheRule(matching="breakpoints")
     ready = counted(agent(5))
     for request in requests(ready, policy(), BLOCKS, points):
         assert request.uses[BLOCKS].sent == request.uses[points].sent == request.tokens
@@ -112,9 +121,9 @@ def test_each_rule_counts_for_itself() -> None:
     assert last.uses[BLOCKS].read == before.tokens // 128 * 128
 
 
-def test_the_proxy_s_marks_keep_what_does_not_change() -> None:
+def test_marks_of_the_proxy_keep_the_unchanged_part_cached() -> None:
     ready = counted(agent(40))
-    marked, unmarked = Rule(matching="breakpoints"), Rule(matching="breakpoints", explicit=False)
+    marked, unmarked = CacheRule(matching="breakpoints"), CacheRule(matching="breakpoints", explicit=False)
     clearing = policy(
         trigger={"tokens": 6000},
         keep={"spans": 1},
@@ -125,15 +134,15 @@ def test_the_proxy_s_marks_keep_what_does_not_change() -> None:
     read = sum((request.uses[marked] for request in found), NOTHING).read
     without = sum((request.uses[unmarked] for request in found), NOTHING).read
     assert read > without
-    never = list(replayed(ready, clearing, [marked], Model(marks=False)))
+    never = list(replayed(ready, clearing, [marked], ReplayModel(marks=False)))
     assert sum((request.uses[marked] for request in never), NOTHING).read == without
 
 
-def test_time_makes_the_cache_cold_and_policies_hear_of_it() -> None:
+def test_idle_time_empties_the_cache_and_reaches_the_policy() -> None:
     said = [user("word " * 2000), reply("a"), user("b"), reply("c"), user("d"), reply("e")]
     times = [0, 10, 20, 30, 1000, 1010]
     timed = [{**message, "timestamp": at} for message, at in zip(said, times, strict=True)]
-    rule = Rule(lifetime=300)
+    rule = CacheRule(lifetime=300)
     ready = counted(timed)
     assert [request.uses[rule].read > 0 for request in requests(ready, policy(), rule)] == [
         False,
@@ -162,7 +171,7 @@ def test_each_agent_has_a_cut_of_its_own() -> None:
     assert any(one and other for one, other in pairwise(apart))
 
 
-def test_what_depends_on_prices_says_so() -> None:
+def test_by_price_tells_whether_a_policy_depends_on_prices() -> None:
     assert not DROPPING.by_price
     assert not policy().by_price
     edits = [{"type": "truncate_tool_output"}]
@@ -171,12 +180,12 @@ def test_what_depends_on_prices_says_so() -> None:
     assert not policy(trigger={"idle_seconds": 60}, edits=edits).by_price
 
 
-def test_what_a_policy_cannot_do_is_a_warning() -> None:
+def test_a_policy_warns_of_what_it_cannot_do() -> None:
     unjudged = policy(trigger={"ratio": 0.5}, edits=[{"type": "truncate_tool_output"}])
     assert all(
         "context window" in request.sent.warnings[0] for request in requests(counted(agent(2)), unjudged)
     )
-    known = list(replayed(counted(agent(2)), unjudged, [BLOCKS], Model(context_window=10_000)))
+    known = list(replayed(counted(agent(2)), unjudged, [BLOCKS], ReplayModel(context_window=10_000)))
     assert not any(request.sent.warnings for request in known)
 
 
@@ -202,8 +211,80 @@ def _planned(role: str) -> Any:
     return Planned()
 
 
-def test_a_summary_is_merged_where_it_says_so() -> None:
+def test_a_summary_with_role_merge_is_merged_into_the_instructions() -> None:
     lead = (ChatMessage.of({"role": "system", "content": "be brief"}),)
     merged = sent_messages(lead, _planned("merge"))
     assert [message.text for message in merged] == ["be brief\n\n## Before\nall of it", "new"]
     assert sent_messages(lead, _planned("user")) == (*lead, *_planned("user").view)
+
+
+# ------------------------------------------------------------------------- counted histories
+
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+TOLD = [{"role": "system", "content": "be brief"}, user("go"), call("c"), result("c", "found"), reply("ok")]
+
+
+def test_instructions_and_tools_are_fixed_tokens() -> None:
+    ready = counted(TOLD, tools=TOOLS)
+    system = COUNTER.message(message("system", "be brief"), "")
+    assert ready.history.tools is not None
+    assert ready.fixed_tokens == system + COUNTER.json(ready.history.tools, "")
+    assert counted(TOLD).fixed_tokens == system
+    assert [entry.position for entry in ready.entries] == [0, 1, 2, 3]
+    assert [entry.tokens for entry in ready.entries] == COUNTER.messages(ready.messages, "")
+
+
+def test_a_prompt_begins_with_the_tools() -> None:
+    ready = counted(TOLD, tools=TOOLS)
+    prompt = ready.prompt((*ready.instructions, *ready.messages))
+    assert prompt[0] == Segment(
+        text=b'[{"type":"function","function":{"name":"look"}}]', tokens=ready.tools[0].tokens
+    )
+    assert [part.text for part in prompt[1:]] == [each.raw for each in (*ready.instructions, *ready.messages)]
+    assert sum(part.tokens for part in prompt) == ready.fixed_tokens + sum(e.tokens for e in ready.entries)
+
+
+def test_our_own_fields_are_not_sent() -> None:
+    ready = counted([{**user("go"), "agent": "planner"}, {**reply("ok"), "is_internal": True, "agent": 7}])
+    assert ready.messages == (message("user", "go"), message("assistant", "ok"))
+    assert [(entry.agent, entry.is_internal) for entry in ready.entries] == [("planner", False), (None, True)]
+    assert ready.agent(0) == "planner"
+    assert ready.agent(2) is None
+
+
+def test_refs_are_those_of_the_proxy() -> None:
+    entry = counted([user("go")]).entries[0]
+    assert entry.ref.startswith("ref_")
+    assert len(entry.ref) == 20
+
+
+def test_cache_marks_are_found_and_do_not_change_the_segment() -> None:
+    marked = user("go") | {
+        "content": [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]
+    }
+    ready = counted([{"role": "system", "content": "be brief"}, marked, reply("ok")], tools=TOOLS)
+    whole = (*ready.instructions, *ready.messages)
+    assert ready.marks(whole) == {2}
+    assert ready.marks(whole, [0]) == {1, 2}
+    assert ready.is_marked(ready.messages[0])
+    assert not ready.is_marked(ready.messages[1])
+    plain = counted([{**marked, "content": [{"type": "text", "text": "go", "cache_control": None}]}])
+    assert ready.segment(ready.messages[0]).text == plain.segment(plain.messages[0]).text
+
+
+def test_the_tokens_of_a_reply_include_its_reasoning() -> None:
+    plain = counted([user("go"), reply("ok")])
+    thought = counted([user("go"), reply("ok", reasoning_content="let me see")])
+    assert thought.entries[1].tokens == plain.entries[1].tokens
+    assert thought.reply_tokens(1) == plain.reply_tokens(1) + COUNTER.text("let me see", "")
+
+
+def test_the_model_is_the_history_s_own() -> None:
+    assert counted([user("a")], model="gpt-4").model == "gpt-4"
+
+
+def test_references_are_read_once() -> None:
+    ready = counted([user("read /tmp/report.txt"), call("c", arguments='{"path": "/tmp/report.txt"}')])
+    assert ready.references.positions == (1,)
+    assert ready.references is ready.references

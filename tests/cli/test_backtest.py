@@ -58,7 +58,7 @@ def test_the_serving_policy_is_compared_with_all_baselines(run: Run, file: Path)
     found = data(run, "--file", file)
     assert names(found) == [
         *("baseline:none", "baseline:last", "baseline:slide", "baseline:mask", "baseline:clear"),
-        *("baseline:middle", "baseline:clairvoyant", "default"),
+        *("baseline:middle", "baseline:oracle", "default"),
     ]
     assert [each["name"] for each in found["prices"]] == [
         *("read 0.5", "read 0.25", "read 0.1", "read 0.1, write 1.25", "read 0.05, write 1.25")
@@ -83,7 +83,7 @@ def test_policies_and_baselines_by_name(run: Run, file: Path) -> None:
     assert mine["tokens_sent"] < mine["tokens_untrimmed"]
     assert mine["largest_request"] <= 3000
     assert mine["recall"] is None
-    assert "baseline:clairvoyant" not in names(data(run, "--file", file, "--no-recall"))
+    assert "baseline:oracle" not in names(data(run, "--file", file, "--no-recall"))
     assert names(data(run, "--file", file, "--policy", "off"))[0] == "baseline:none"
 
 
@@ -206,7 +206,7 @@ def test_a_session_that_asked_nothing_is_named(run: Run, config: Path) -> None:
     config.with_name("mute.json").write_text(json.dumps([{"role": "assistant", "content": "welcome"}]))
     code, out, _ = run("backtest", "--file", "mute.json")
     assert code == 0
-    assert "No request can be made out in 'mute'." in out
+    assert "'mute' has no requests." in out
 
 
 def test_a_terminal_gets_a_progress_bar(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

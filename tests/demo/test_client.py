@@ -6,7 +6,7 @@ import orjson
 import pytest
 import uvicorn
 
-from proxy.demo.client import Client, Unanswered, plain_config, request_body, serving
+from proxy.demo.client import DemoClient, IncompleteReply, plain_config, request_body, serving
 from proxy.demo.upstream import events
 from proxy.errors import PalimpsestError
 
@@ -42,7 +42,7 @@ def answering(status: int, *parts: bytes) -> App:
 )
 def test_the_client_puts_the_reply_together(reply: dict[str, Any]) -> None:
     stream = events(0, "m", reply, {"prompt_tokens": 5})
-    with serving(plain_config(answering(200, *stream))) as address, Client(address, "key", {}) as client:
+    with serving(plain_config(answering(200, *stream))) as address, DemoClient(address, "key", {}) as client:
         answered = client.ask(request_body("m", [], []))
     assert answered.message == reply
     assert answered.usage == {"prompt_tokens": 5}
@@ -61,8 +61,8 @@ def test_the_client_puts_the_reply_together(reply: dict[str, Any]) -> None:
 def test_an_incomplete_reply_is_an_error(app: App, words: str) -> None:
     with (
         serving(plain_config(app)) as address,
-        Client(address, "key", {}) as client,
-        pytest.raises(Unanswered, match=words),
+        DemoClient(address, "key", {}) as client,
+        pytest.raises(IncompleteReply, match=words),
     ):
         client.ask(request_body("m", [], []))
 
@@ -73,7 +73,7 @@ def test_the_client_reads_paths_outside_the_api() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": orjson.dumps(said)})
 
-    with serving(plain_config(app)) as address, Client(f"{address}/v1", "key", {}) as client:
+    with serving(plain_config(app)) as address, DemoClient(f"{address}/v1", "key", {}) as client:
         assert client.get("/sessions/demo") == {"path": "/sessions/demo", "key": "Bearer key"}
 
 

@@ -201,20 +201,11 @@ class ChatMessage(Message):
         content = data.get("content")
         texts: list[str] = []
         media = small_images = 0
+        reasoning = ""
         if isinstance(content, str):
             texts.append(content)
         elif is_array(content):
-            for part in content:
-                kind = part.get("type") if is_object(part) else None
-                if isinstance(kind, str) and kind in _MEDIA:
-                    image = part.get("image_url")
-                    small = (image if is_object(image) else part).get("detail") == "low"
-                    small_images += small
-                    media += not small
-                elif kind == "text" and isinstance(part.get("text"), str):
-                    texts.append(part["text"])
-                else:
-                    texts.append(write(part).decode())
+            media, small_images = _count_media(content, texts)
         elif content is not None:
             texts.append(write(content).decode())
         if not data.keys() <= _PLAIN:
@@ -222,7 +213,11 @@ class ChatMessage(Message):
             for call in self.calls:
                 beside += [call.name, call.arguments]
             texts += [text for text in beside if isinstance(text, str) and text]
-        return Countable(texts=tuple(texts), media=media, small_images=small_images)
+            for name in _SENT_BACK_BESIDE_CALLS:
+                thought = data.get(name)
+                if not reasoning and isinstance(thought, str):
+                    reasoning = thought
+        return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
         text = self.text
@@ -328,6 +323,23 @@ class ChatMessage(Message):
         if changed is data:
             return self.without(*dropped) if dropped else self
         return ChatMessage.of({name: value for name, value in changed.items() if name not in dropped})
+
+
+def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
+    """Return the number of media parts and of images in low detail; add the text of the others to `texts`."""
+    media = small_images = 0
+    for part in parts:
+        kind = part.get("type") if is_object(part) else None
+        if isinstance(kind, str) and kind in _MEDIA:
+            image = part.get("image_url")
+            small = (image if is_object(image) else part).get("detail") == "low"
+            small_images += small
+            media += not small
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            texts.append(write(part).decode())
+    return media, small_images
 
 
 def text_of(content: Any) -> str:

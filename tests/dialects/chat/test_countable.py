@@ -43,7 +43,15 @@ URL = "data:image/png;base64,iVBORw0KGgo"
                 "reasoning_content": "a long thought",
                 "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
             },
-            Countable(texts=("", "alice", "f", "{}")),
+            Countable(texts=("", "alice", "f", "{}"), reasoning="a long thought"),
+        ),
+        (
+            {"role": "assistant", "content": "", "reasoning_content": "first", "reasoning": "second"},
+            Countable(texts=("",), reasoning="first"),
+        ),
+        (
+            {"role": "assistant", "content": "", "reasoning_content": None, "reasoning": "second"},
+            Countable(texts=("",), reasoning="second"),
         ),
         (
             {"role": "user", "content": "Hi", "name": 3, "refusal": ["no"]},

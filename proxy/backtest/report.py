@@ -1,0 +1,336 @@
+"""The result of a backtest for readers: tables of text, a page of HTML, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from typing import Any, Final
+
+from msgspec import Struct, to_builtins
+
+from proxy.backtest.baselines import NONE
+from proxy.backtest.comparison import BacktestResult, Figures, StrategyResult, ratio
+from proxy.backtest.cost import PriceClass, price_class
+from proxy.backtest.recall import CAVEAT, Counts, RecallCounts
+
+_STYLE: Final = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid #8886; padding: .25rem .8rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child, .words td { text-align: left; }
+thead th { border-bottom: 2px solid #888a; }
+p { max-width: 60rem; }
+"""
+_USUAL: Final = price_class(0.1).name
+
+UNKNOWN: Final = "-"
+"""Stands for a missing figure."""
+
+
+class ReportTable(Struct, frozen=True, kw_only=True):
+    """A table. The first column holds names, the others figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    """What a reader must know."""
+
+
+def report_tables(result: BacktestResult) -> Iterator[ReportTable]:
+    """Yield the tables about all sessions together."""
+    yield _sizes(result)
+    yield _dollars(result)
+    yield _totals(result)
+    yield _most_expensive(result)
+    yield _sources(result)
+    if any(each.figures.recall is not None for each in result.strategies):
+        yield _recall_table(result)
+    yield _names(result)
+
+
+def main_prices(result: BacktestResult) -> str:
+    """Return the class of prices for tables that show only one: the most common class."""
+    names = [each.name for each in result.classes]
+    return _USUAL if _USUAL in names else names[0]
+
+
+def session_tables(result: BacktestResult, classes: Sequence[str]) -> Iterator[ReportTable]:
+    """Yield for each of the classes of prices a table with a row for each session."""
+    strategies = [name for name in result.about if name != NONE]
+    for prices in classes:
+        found = {
+            (line.session, line.strategy): line.figures for line in result.sessions if line.prices == prices
+        }
+        rows: list[tuple[str, ...]] = []
+        for session in dict.fromkeys(line.session for line in result.sessions):
+            whole = found[session, NONE]
+            ratios = [_number(ratio(found[session, name].cost, whole.cost)) for name in strategies]
+            rows.append(
+                (session, f"{whole.requests:,}", f"{whole.largest:,}", _price(whole.cost.input), *ratios)
+            )
+        yield ReportTable(
+            title=f"Each session at {prices}: input dollars without trimming, others relative to them",
+            columns=("session", "requests", "largest", "dollars", *strategies),
+            rows=tuple(rows),
+        )
+
+
+def _first(result: BacktestResult) -> list[tuple[str, Figures]]:
+    """Return the figures of each strategy at the main prices."""
+    prices = main_prices(result)
+    return [(each.strategy, each.figures) for each in result.strategies if each.prices == prices]
+
+
+def _sizes(result: BacktestResult) -> ReportTable:
+    rows = [
+        (
+            *(name, f"{figures.requests:,}", f"{figures.sent:,}", _share(figures.sent, figures.untrimmed)),
+            *(f"{figures.largest:,}", f"{figures.most_messages:,}", f"{figures.moves:,}"),
+        )
+        for name, figures in _first(result)
+    ]
+    return ReportTable(
+        title="What was sent",
+        columns=("", "requests", "tokens", "of all", "largest", "messages", "moves"),
+        rows=tuple(rows),
+        note="largest, messages: of one request. moves: of the cut. "
+        f"Policies that depend on prices are shown at {main_prices(result)}.",
+    )
+
+
+def _by_class(result: BacktestResult, cell: Callable[[StrategyResult], str]) -> tuple[tuple[str, ...], ...]:
+    """Return a row for each strategy with a cell for each class of prices."""
+    rows: dict[str, list[str]] = {name: [] for name in result.about}
+    for each in result.strategies:
+        rows[each.strategy].append(cell(each))
+    return tuple((name, *cells) for name, cells in rows.items())
+
+
+def _classes(result: BacktestResult) -> tuple[str, ...]:
+    return ("", *(each.name for each in result.classes))
+
+
+def _dollars(result: BacktestResult) -> ReportTable:
+    def cell(each: StrategyResult) -> str:
+        return f"{_price(each.figures.cost.input)} {_number(each.ratio)}"
+
+    prices = ", ".join(dict.fromkeys(f"{each.dollars.input:g}" for each in result.classes))
+    return ReportTable(
+        title="Dollars for input, and relative to no trimming",
+        columns=_classes(result),
+        rows=_by_class(result, cell),
+        note=f"A million tokens of input cost {prices} dollars; "
+        "read, write: price of a token that is read from the provider's cache or written to it; input is 1.",
+    )
+
+
+def _totals(result: BacktestResult) -> ReportTable:
+    whole = {each.prices: each.figures.cost.total for each in result.strategies if each.strategy == NONE}
+
+    def cell(each: StrategyResult) -> str:
+        total, other = each.figures.cost.total, whole[each.prices]
+        if total is None or not other:
+            return UNKNOWN
+        return f"{_price(total)} {_number(total / other)}"
+
+    return ReportTable(
+        title="The same with output, which no strategy changes",
+        columns=_classes(result),
+        rows=_by_class(result, cell),
+    )
+
+
+def _most_expensive(result: BacktestResult) -> ReportTable:
+    return ReportTable(
+        title="The most expensive session of each, relative to no trimming",
+        columns=_classes(result),
+        rows=_by_class(result, lambda each: _number(each.highest_ratio)),
+    )
+
+
+def _sources(result: BacktestResult) -> ReportTable:
+    def cell(each: StrategyResult) -> str:
+        use = each.figures.cost.use
+        return f"{_share(use.read, use.sent)} {_share(use.written, use.sent)}"
+
+    rules = ", ".join(
+        dict.fromkeys(f"{each.matching} from {each.prices.minimum:,} tokens on" for each in result.classes)
+    )
+    return ReportTable(
+        title="Tokens read from the provider's cache, and written to it",
+        columns=_classes(result),
+        rows=_by_class(result, cell),
+        note=f"The cache is a simulation: {rules}.",
+    )
+
+
+def _recall_table(result: BacktestResult) -> ReportTable:
+    def cells(recall: RecallCounts) -> Iterator[str]:
+        yield from (_rate(recall.far), _rate(recall.tool_only), _bound(recall.far), _calls(recall.far))
+        yield from (_rate(recall.near), _rate(recall.pinned))
+        yield f"{recall.far.grounded:,}"
+
+    rows = [(name, *cells(figures.recall or RecallCounts())) for name, figures in _first(result)]
+    return ReportTable(
+        title="Values that later tool calls used, and the share of them that is still sent",
+        columns=("", "far", "only in results", "far, bound", "far, calls", "near", "pinned", "far values"),
+        rows=tuple(rows),
+        note=f"{CAVEAT[:1].upper()}{CAVEAT[1:]}: a model may miss a value that is sent, and find again one "
+        "that is not. far: last said before the last 6 messages; only in results: far, and only said by a "
+        "tool; bound: near a word that named it; calls: those with all their values.",
+    )
+
+
+def _names(result: BacktestResult) -> ReportTable:
+    return ReportTable(title="What each does", columns=("", "does"), rows=tuple(result.about.items()))
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _price(value: float) -> str:
+    """Return dollars, to a hundredth of a cent for cheap sessions."""
+    return f"{value:,.2f}" if value >= 1000 else f"{value:.4f}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else UNKNOWN
+
+
+def _rate(counts: Counts) -> str:
+    return UNKNOWN if counts.recall is None else f"{counts.recall:.3f}"
+
+
+def _bound(counts: Counts) -> str:
+    return UNKNOWN if counts.bound_recall is None else f"{counts.bound_recall:.3f}"
+
+
+def _calls(counts: Counts) -> str:
+    return UNKNOWN if counts.whole_calls is None else f"{counts.whole_calls:.3f}"
+
+
+# -------------------------------------------------------------------------------------- HTML
+
+
+def page(title: str, lines: Iterable[str], tables: Iterable[ReportTable]) -> str:
+    """Return the tables as one page of HTML: no script, nothing to load, every text escaped.
+
+    `lines` are paragraphs at the top.
+    """
+    body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines)]
+    body += [_section(table) for table in tables]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _section(table: ReportTable) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    rows = "\n".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row">{escape(cell)}</th>' if place == 0 else f"<td>{escape(cell)}</td>"
+            for place, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in table.rows
+    )
+    note = f"\n<p>{escape(table.note)}</p>" if table.note else ""
+    words = ' class="words"' if len(table.columns) == 2 else ""
+    return (
+        f'<h2>{escape(table.title)}</h2>\n<div class="table"><table{words}>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>{note}"
+    )
+
+
+# -------------------------------------------------------------------------------------- JSON
+
+
+def as_data(result: BacktestResult) -> dict[str, Any]:
+    """Return `{strategies, prices, totals, sessions, recall_means, warnings}`.
+
+    `totals` has an object for each strategy and class of prices, `sessions` one for each of these and each
+    session. `ratio` is the input dollars relative to no trimming. Nothing is rounded; the unknown is null.
+    """
+    whole = {(line.session, line.prices): line.figures for line in result.sessions if line.strategy == NONE}
+    return {
+        "strategies": [{"name": name, "does": about} for name, about in result.about.items()],
+        "prices": [_class(each) for each in result.classes],
+        "totals": [
+            {
+                "strategy": each.strategy,
+                "prices": each.prices,
+                "ratio": each.ratio,
+                "most_expensive": {"session": each.most_expensive_session, "ratio": each.highest_ratio},
+                **_figures(each.figures),
+            }
+            for each in result.strategies
+        ],
+        "sessions": [
+            {
+                "session": line.session,
+                "strategy": line.strategy,
+                "prices": line.prices,
+                "ratio": ratio(line.figures.cost, whole[line.session, line.prices].cost),
+                **_figures(line.figures),
+            }
+            for line in result.sessions
+        ],
+        "recall_means": CAVEAT,
+        "warnings": list(result.warnings),
+    }
+
+
+def _class(each: PriceClass) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "dollars": to_builtins(each.dollars),
+        "matching": each.matching,
+        "block": each.block if each.matching == "blocks" else None,
+        "minimum": each.prices.minimum,
+        "lifetime": each.prices.lifetime,
+    }
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    cost = figures.cost
+    return {
+        "sessions": figures.sessions,
+        "requests": figures.requests,
+        "tokens_untrimmed": figures.untrimmed,
+        "tokens_sent": figures.sent,
+        "tokens_read": cost.use.read,
+        "tokens_written": cost.use.written,
+        "tokens_uncached": cost.use.plain,
+        "tokens_output": figures.output,
+        "largest_request": figures.largest,
+        "most_messages": figures.most_messages,
+        "moves": figures.moves,
+        "input_dollars": cost.input,
+        "output_dollars": cost.output,
+        "dollars": cost.total,
+        "recall": None if figures.recall is None else _recall_data(figures.recall),
+        "warnings": dict(figures.warnings),
+    }
+
+
+def _recall_data(recall: RecallCounts) -> dict[str, Any]:
+    return {name: _counts(getattr(recall, name)) for name in ("every", "pinned", "near", "far", "tool_only")}
+
+
+def _counts(counts: Counts) -> dict[str, Any]:
+    return {
+        **to_builtins(counts),
+        "recall": counts.recall,
+        "bound_recall": counts.bound_recall,
+        "whole_calls": counts.whole_calls,
+    }
