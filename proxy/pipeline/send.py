@@ -185,7 +185,8 @@ class UpstreamSender:
             before, adds_usage = attempt.orders, attempt.adds_usage
             attempt.adds_usage = False
             sent = self._body(attempt)
-            attempt.orders = before | {order}
+            demanded: frozenset[RoleOrder] = frozenset({order})
+            attempt.orders = before | demanded
             changes = self._body(attempt) != sent
             attempt.adds_usage = adds_usage
             if not changes:
