@@ -1,6 +1,6 @@
-"""The application: opens what is needed, wires it, sends each request where it belongs, closes all.
+"""The ASGI application: opens all services, wires them, sends each request to its endpoint, closes them.
 
-No global holds any of it: an application is made from its settings, and two of them do not meet.
+There is no global state: two applications in one process share nothing.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from proxy.telemetry import set_level
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = frozenset({b"/v1/chat/completions", b"/chat/completions"})
 _OPENAI: Final = b"/v1/"
-_FAULT: Final = "a request failed by a fault of the proxy's own"
-_MISTAKE: Final = "The proxy made a mistake. Its log says more; please report it."
+_FAULT: Final = "a request failed because of a bug in the proxy"
+_MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
 _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process among several that serve together: it gives up nothing that its siblings have under way."""
+    """One process among several that serve together. It does not touch its siblings' exchanges."""
 
     mark: str
-    """8 hexadecimal digits that the ids of its exchanges end with."""
+    """8 hexadecimal digits; the ids of its exchanges end with them."""
     ended: tuple[str, ...] = ()
-    """The marks of workers that it takes the place of: what they left pending is interrupted."""
+    """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
 
 
 class Application:
@@ -57,10 +57,10 @@ class Application:
     def __init__(
         self, settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None
     ) -> None:
-        """Open nothing yet: that is done at ASGI's `lifespan.startup`.
+        """Open nothing yet; ASGI's `lifespan.startup` does.
 
-        Without `worker` it serves alone, and whatever it finds pending was left by a process that ended.
-        `loaded` is what the settings came from, to be followed while it serves; without it they stay.
+        Without `worker` the process serves alone, and all pending exchanges were left by an ended process.
+        `loaded` is the source of the settings: changes of it are followed while serving.
         """
         self._settings = settings
         self._loaded = loaded
@@ -83,7 +83,7 @@ class Application:
                 if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
                     await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
                     return
-            except Exception:  # noqa: BLE001 - the outermost place: the client must hear of it in words it knows
+            except Exception:  # noqa: BLE001 - the outermost place: the client gets an answer whatever happens
                 _LOG.exception(_FAULT)
                 await connection.fail(InternalError(_MISTAKE))
                 return
@@ -103,7 +103,7 @@ class Application:
 
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
-        """Open everything, wire it, and close it in the opposite order."""
+        """Open everything, wire it, and close it in reverse order."""
         settings = self._settings
         async with AsyncExitStack() as stack:
             means = await stack.enter_async_context(opened(settings))
@@ -125,7 +125,7 @@ class Application:
 
 
 def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
-    """Return what can change while serving; a request under way is not touched by it."""
+    """Return the settings that can change while serving. Requests under way keep the old ones."""
 
     def take_policies(settings: Settings) -> None:
         policies.current = settings.policies
@@ -140,20 +140,20 @@ def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
-    """Settle as interrupted what processes with these marks left pending; None: whatever is pending."""
+    """Mark pending exchanges of the processes with these marks as interrupted; None: all pending ones."""
     interrupted = await store.interrupt_pending(int(time.time() * 1000), marks)
     if interrupted:
         _LOG.warning("%d exchanges were under way when a process ended: marked as interrupted", interrupted)
 
 
 async def _logged(work: Awaitable[None]) -> None:
-    """Do the work, which has told the client of its mistakes already; here they are kept from the server.
+    """Do the work and log its bugs. The client has its answer already.
 
-    It would close the connection under the client's next request.
+    An exception that reaches the server would close the connection under the client's next request.
     """
     try:
         await work
-    except Exception:  # noqa: BLE001 - the outermost place: what it is, the log says
+    except Exception:  # noqa: BLE001 - the outermost place: it is logged
         _LOG.exception(_FAULT)
 
 
@@ -191,17 +191,17 @@ async def _refuse_path(request: Request, why: Exception) -> Response:
 
 
 async def _left(_: Request, __: Exception) -> Response:
-    """Return something, since the framework asks for it: the client left before its request was here."""
+    """Return a response that nobody reads: the client left."""
     return Response(status_code=400)
 
 
 async def _refuse_mistake(_: Request, __: Exception) -> Response:
-    """Return that the fault is ours; `_logged` hears of it too."""
+    """Return a 500; `_logged` logs the bug."""
     return _refusal(InternalError(_MISTAKE))
 
 
 def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """Return the routes beside the proxy."""
+    """Return the FastAPI application with all routes but the two on raw ASGI."""
     api = FastAPI(
         title="Palimpsest",
         version=__version__,
