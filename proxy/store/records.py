@@ -366,7 +366,7 @@ class InstructionsRow(Struct, frozen=True, kw_only=True):
     created_at: int
 
 
-class Branch(Struct, frozen=True, kw_only=True):
+class BranchRow(Struct, frozen=True, kw_only=True):
     """A leaf of the tree: a head that the session has or had."""
 
     head: str

@@ -22,7 +22,7 @@ from proxy.store.history import Branches, recall
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.records import (
-    Branch,
+    BranchRow,
     Cursor,
     ExchangeRow,
     HistoryQuery,
@@ -207,7 +207,7 @@ class Store:
         asked = list(filter(is_plain, ends))
         return await self._database.read(partial(lineage_of, key=key, ends=asked)) if asked else Lineage()
 
-    async def branches(self, key: str) -> list[Branch]:
+    async def branches(self, key: str) -> list[BranchRow]:
         """Return the leaves of the tree, newest first."""
         return await self._database.read(partial(tree.leaves, key=key))
 

@@ -33,7 +33,17 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Message
 from proxy.store.database import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes, stored_message
-from proxy.store.records import Amount, Body, Branch, InstructionsRow, Mark, NodeRow, Source, Time, sanitize
+from proxy.store.records import (
+    Amount,
+    Body,
+    BranchRow,
+    InstructionsRow,
+    Mark,
+    NodeRow,
+    Source,
+    Time,
+    sanitize,
+)
 from proxy.store.schema import BODIES, HIDDEN, INSTRUCTIONS, NODES, SESSIONS, insert_new
 from proxy.trimming import Change, Hidden
 
@@ -302,10 +312,10 @@ def marks_to(connection: Connection, key: str, node: str, *, below: int = 0) -> 
     return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
-def leaves(connection: Connection, key: str) -> list[Branch]:
+def leaves(connection: Connection, key: str) -> list[BranchRow]:
     """Return the nodes that nothing follows, newest first."""
     return [
-        Branch(head=row.node, depth=row.depth, updated_at=row.created_at)
+        BranchRow(head=row.node, depth=row.depth, updated_at=row.created_at)
         for row in connection.execute(_LEAVES, {"key": key})
     ]
 

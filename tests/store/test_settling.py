@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Executable
+from sqlalchemy import Executable, text
 
 from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
+from proxy.errors import StoreUnavailable
 from proxy.store import exchanges as settling
 from proxy.store.database import Connection, Parameters, Rows, SqlDialect
 from proxy.store.exchanges import settle
@@ -368,11 +369,8 @@ async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pyt
     exchange = await talk.begin(asked)
     session, row = await store.session("tenant", "session"), await store.exchange(exchange)
 
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(settling, "_move", fail)  # the last thing that is done
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr(settling, "_MOVE", sql_text("SELECT 1 FROM nowhere"))  # the last statement
+    with pytest.raises(StoreUnavailable):
         await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=cut(2), base=before.head)
     assert await store.session("tenant", "session") == session
     assert await store.exchange(exchange) == row
