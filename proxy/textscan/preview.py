@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from proxy.textscan.document import JsonValue, Members, Number, is_items, is_members
 from proxy.textscan.plaintext import FULL_OUTPUT, alarms, omitted, without_blobs
@@ -56,15 +57,14 @@ _SUCCESS: Final = frozenset({"ok", "success", "succeeded", "successful", "passed
 _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
 
 
-@dataclass(slots=True)
-class _Preview:
+class _Preview(Struct, kw_only=True):
     """One cutting of one document."""
 
     keep: int
     """Items at each end of a list."""
     longest: int
     """Characters of a text."""
-    lost: bool = field(default=False)
+    lost: bool = False
     """Whether anything is not shown."""
 
     def value(self, value: JsonValue) -> JsonValue:

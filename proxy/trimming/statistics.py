@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
+from msgspec import Struct
 from pydantic import BaseModel
 
 from proxy.dialects import Message, Span
@@ -58,7 +59,7 @@ class ToolUse(BaseModel, frozen=True):
     """Of these calls, those whose result says that it failed."""
 
 
-class Request(BaseModel, frozen=True):
+class UserRequest(BaseModel, frozen=True):
     """What a user asked."""
 
     number: int
@@ -75,7 +76,7 @@ class Seen(BaseModel, frozen=True):
     """Messages in which it stood; as the argument of a call it counts twice."""
 
 
-class Detail(NamedTuple):
+class Detail(Struct, frozen=True, kw_only=True):
     """How much is shown."""
 
     requests: int
@@ -107,7 +108,7 @@ class Statistics(BaseModel, frozen=True):
     """Messages of each role."""
     tools: tuple[ToolUse, ...] = ()
     """In the order of their first calls."""
-    requests: tuple[Request, ...] = ()
+    requests: tuple[UserRequest, ...] = ()
     requested: int = 0
     """How many requests there were, those included that are not kept."""
     values: tuple[Seen, ...] = ()
@@ -135,7 +136,9 @@ class Statistics(BaseModel, frozen=True):
         for role, count in other.roles.items():
             roles[role] = roles.get(role, 0) + count
         requests = list(self.requests)
-        requests += [Request(number=self.requested + each.number, text=each.text) for each in other.requests]
+        requests += [
+            UserRequest(number=self.requested + each.number, text=each.text) for each in other.requests
+        ]
         return Statistics(
             rounds=self.rounds + other.rounds,
             roles=roles,
@@ -157,7 +160,7 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
     """Return the statistics of the messages of these spans, which hold so many rounds."""
     roles: dict[str, int] = {}
     uses: list[tuple[str, tuple[int, int]]] = []
-    requests: list[Request] = []
+    requests: list[UserRequest] = []
     values: list[tuple[str, int]] = []
     reply = ""
     han = words = 0
@@ -169,7 +172,7 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
             uses += _uses(message, text, names)
             values += _seen(message, text)
             if message.role == "user":
-                requests.append(Request(number=len(requests) + 1, text=_first_line(text)))
+                requests.append(UserRequest(number=len(requests) + 1, text=_first_line(text)))
             elif message.role != "assistant":
                 continue
             elif text.strip():
@@ -244,7 +247,7 @@ def _chinese_characters(text: str) -> int:
     return max(0, len(_HAN.findall(text)) - 2 * len(_KANA.findall(text)))
 
 
-def _first_and_newest(requests: Sequence[Request], first: int, newest: int) -> tuple[Request, ...]:
+def _first_and_newest(requests: Sequence[UserRequest], first: int, newest: int) -> tuple[UserRequest, ...]:
     """Return the first and the newest of the requests."""
     if len(requests) <= first + newest:
         return tuple(requests)
@@ -282,14 +285,14 @@ def _is_plain(value: str) -> bool:
     return value.replace("_", "").isalpha()
 
 
-def _shown(statistics: Statistics, detail: Detail) -> list[Request]:
+def _shown(statistics: Statistics, detail: Detail) -> list[UserRequest]:
     """Return the requests that are shown: of many a third from the beginning."""
     return list(
         _first_and_newest(statistics.requests, detail.requests // 3, detail.requests - detail.requests // 3)
     )
 
 
-class _Words(NamedTuple):
+class _Wording(Struct, frozen=True, kw_only=True):
     """What the lines say in a language, with places for what is counted and quoted."""
 
     period: str
@@ -307,8 +310,8 @@ class _Words(NamedTuple):
     """Roles whose name is another one."""
 
 
-_WORDS: Final[Mapping[Language, _Words]] = {
-    "en": _Words(
+_WORDS: Final[Mapping[Language, _Wording]] = {
+    "en": _Wording(
         period="Rounds 1-{}: ",
         messages="{}{} messages ({}).",
         role="{count} {role}",
@@ -322,7 +325,7 @@ _WORDS: Final[Mapping[Language, _Words]] = {
         reply="Last reply: {}",
         roles={},
     ),
-    "zh": _Words(
+    "zh": _Wording(
         period="第 1-{} 轮：",
         messages="{}共 {} 条消息（{}）。",
         role="{role} {count}",
@@ -339,7 +342,7 @@ _WORDS: Final[Mapping[Language, _Words]] = {
 }
 
 
-def _lines(statistics: Statistics, words: _Words, detail: Detail) -> list[str]:
+def _lines(statistics: Statistics, words: _Wording, detail: Detail) -> list[str]:
     """Return the lines in the language of these words."""
     roles = words.comma.join(
         words.role.format(role=words.roles.get(role, role), count=count)

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.conversation import spans
 from proxy.dialects import Message
@@ -145,7 +146,7 @@ def test_what_is_named_most_is_what_tells_something() -> None:
         "user one_way, HAT137",
     )
     assert "Named most: HAT137, HAT136, one_way\n" in statistics.text("en", ALL)
-    assert "Named most: HAT137, HAT136\n" in statistics.text("en", ALL._replace(values=2))
+    assert "Named most: HAT137, HAT136\n" in statistics.text("en", replace(ALL, values=2))
 
 
 def test_no_value_is_cut_in_two_where_a_long_message_is() -> None:
@@ -189,7 +190,7 @@ def test_long_texts_are_cut_with_a_mark() -> None:
     statistics = of(f"user {'a' * 300}", f"assistant {'b ' * 3_000}")
     assert statistics.requests[0].text == "a" * 199 + "…"
     assert statistics.reply == ("b " * 300)[:599] + "…"
-    assert "1. aaaa…\n" in statistics.text("en", ALL._replace(request=5))
+    assert "1. aaaa…\n" in statistics.text("en", replace(ALL, request=5))
     assert of(f"user {'a' * 200}").requests[0].text == "a" * 200
     assert of("user \n\n  a   b\n").requests[0].text == "a b"
     assert of(f"assistant a{' ' * 5_000}b").reply == "a…"

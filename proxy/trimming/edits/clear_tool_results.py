@@ -68,12 +68,12 @@ class ClearToolResults(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Clear results until the draft is within its target; none where that would free too little."""
-        changes = tuple(_Clearing(self, draft).changes())
+        changes = tuple(_ResultClearing(self, draft).changes())
         if sum(change.freed for change in changes) >= self.at_least:
             yield from changes
 
 
-class _Clearing:
+class _ResultClearing:
     """One trim's work: what is known and what is left over grows with each stub."""
 
     def __init__(self, edit: ClearToolResults, draft: Draft) -> None:

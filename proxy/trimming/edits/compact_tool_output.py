@@ -91,9 +91,9 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         before, per_byte = _size("".join(given)), _tokens_per_byte(entry)
         if before * per_byte <= self.over_tokens:
             return None
-        forms = [_Form(text, self, per_byte) for text in given]
+        forms = [_CompactForm(text, self, per_byte) for text in given]
         scale = _Scale(given, before * per_byte)
-        for step in (_Form.tidy, _Form.clean, _Form.cut):
+        for step in (_CompactForm.tidy, _CompactForm.clean, _CompactForm.cut):
             if scale.is_over(self.over_tokens, forms):
                 for form in forms:
                     form.take(step, entry.ref)
@@ -122,7 +122,7 @@ class _Scale:
     def _weight(self) -> int:
         return max(sum(map(weight, self._given)), 1)
 
-    def is_over(self, limit: int, forms: Sequence[_Form]) -> bool:
+    def is_over(self, limit: int, forms: Sequence[_CompactForm]) -> bool:
         """Tell whether the forms have more tokens than `limit`."""
         estimate = self._tokens * sum(form.size for form in forms) / self._size
         if self._size > _LARGE or not limit <= estimate * _NEAR <= limit * _NEAR**2:
@@ -130,7 +130,7 @@ class _Scale:
         return self._tokens * sum(form.weight for form in forms) / self._weight > limit
 
 
-class _Form:
+class _CompactForm:
     """One text on its way to a shorter form."""
 
     def __init__(self, text: str, edit: CompactToolOutput, per_byte: float) -> None:
@@ -158,7 +158,7 @@ class _Form:
             self._weighed = self.text, weight(self.text)
         return self._weighed[1]
 
-    def take(self, step: Callable[[_Form, str], None], ref: str) -> None:
+    def take(self, step: Callable[[_CompactForm, str], None], ref: str) -> None:
         """Take a step, unless the text would not get shorter by it."""
         shown, used, is_marked = list(self._shown), list(self.used), self._is_marked
         step(self, ref)

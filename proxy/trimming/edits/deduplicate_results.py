@@ -21,7 +21,7 @@ _NAME: Final = 100
 """Characters of a tool's name that are told at most."""
 
 
-class _Whole(Struct, frozen=True, kw_only=True):
+class _WholeResult(Struct, frozen=True, kw_only=True):
     """A tool result that stands whole."""
 
     position: int
@@ -47,7 +47,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Put pointers in the place of results that an earlier one repeats."""
-        whole: dict[tuple[str, str | None], _Whole] = {}
+        whole: dict[tuple[str, str | None], _WholeResult] = {}
         for result in draft.results():
             position, message, tool = result.place, result.message, result.tool
             text = _text(message)
@@ -62,7 +62,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
                 if change.freed > 0:
                     yield change
                     continue
-            whole[key] = _Whole(position=position, tool=tool, ref=entry.ref, size=len(text))
+            whole[key] = _WholeResult(position=position, tool=tool, ref=entry.ref, size=len(text))
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
@@ -76,7 +76,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
                 pointers.append((position, message, tool, found[3], int(found[2])))
             elif text:
                 whole[draft.entries[position].ref].append((position, len(text)))
-        back: dict[str, _Whole] = {}
+        back: dict[str, _WholeResult] = {}
         for position, message, tool, ref, size in pointers:
             if any(at < position and held == size for at, held in whole[ref]):
                 continue
@@ -89,7 +89,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             if older is not None:
                 yield self._pointing(draft, position, message, older)
             else:
-                back[text] = _Whole(position=position, tool=tool, ref=entry.ref, size=len(text))
+                back[text] = _WholeResult(position=position, tool=tool, ref=entry.ref, size=len(text))
                 reason = "the earlier result that it pointed to does not stand whole any more"
                 yield draft.replacing(position, self.type, reason, first)
 
@@ -101,7 +101,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             return None
         return _POINTER.fullmatch(_text(message) or "")
 
-    def _pointing(self, draft: Draft, position: int, message: Message, older: _Whole) -> Change:
+    def _pointing(self, draft: Draft, position: int, message: Message, older: _WholeResult) -> Change:
         """Return the change that lets a result point to an older one."""
         name = " ".join(older.tool.split())[:_NAME] or "a tool"
         pointer = f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"

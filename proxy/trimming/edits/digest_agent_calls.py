@@ -76,7 +76,7 @@ CallPattern: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(chec
 _COLON: Final = re.compile("[:：]")
 
 
-class _Group(Struct, kw_only=True):
+class _AgentCalls(Struct, kw_only=True):
     """What one agent told of its calls."""
 
     chinese: bool
@@ -135,9 +135,9 @@ class DigestAgentCalls(BaseEdit, frozen=True):
             for position in others:
                 yield draft.removing(position, self.type, reason)
 
-    def _groups(self, draft: Draft) -> dict[str, _Group]:
+    def _groups(self, draft: Draft) -> dict[str, _AgentCalls]:
         """Return what each other agent told, by agent, in the order of their first messages."""
-        groups: dict[str, _Group] = {}
+        groups: dict[str, _AgentCalls] = {}
         for span in draft.spans:
             position, message = span.start, draft.messages[span.start]
             if message is None or span.stop - span.start > 1 or not _is_said(message):
@@ -146,7 +146,7 @@ class DigestAgentCalls(BaseEdit, frozen=True):
             told = broadcast_digest(text) or broadcast_of(text, self.patterns, said_by)
             if told is None or _is_own(told.speaker, said_by, draft.agent):
                 continue
-            group = groups.setdefault(told.speaker, _Group(chinese=told.chinese))
+            group = groups.setdefault(told.speaker, _AgentCalls(chinese=told.chinese))
             if isinstance(told, Broadcast):
                 group.calls.append((position, told.tool))
             elif position not in draft.protected:

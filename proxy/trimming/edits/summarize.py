@@ -47,7 +47,7 @@ class Beginning(Struct, frozen=True, kw_only=True):
     """Their tokens, as they would be sent if nothing were trimmed."""
 
 
-class _Group(Struct, frozen=True, kw_only=True):
+class _CoveredTogether(Struct, frozen=True, kw_only=True):
     """What is covered together: a round of the history, or a span of the current one."""
 
     start: int
@@ -427,14 +427,16 @@ def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Begin
             )
 
 
-def _groups(draft: Draft, keep_rounds: int) -> Iterator[_Group]:
+def _groups(draft: Draft, keep_rounds: int) -> Iterator[_CoveredTogether]:
     """Yield what may be covered, the oldest first."""
     last = draft.history_before(keep_rounds)
     for each in draft.rounds:
         if each.stop <= last:
-            yield _Group(start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0)
+            yield _CoveredTogether(
+                start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0
+            )
     if keep_rounds == 0 and draft.rounds:
         for span in draft.spans[:-1]:
             if span.start >= draft.rounds[-1].start:
                 free = any(True for _ in draft.free(span.start, span.stop))
-                yield _Group(start=span.start, stop=span.stop, is_round=False, ends=free)
+                yield _CoveredTogether(start=span.start, stop=span.stop, is_round=False, ends=free)
