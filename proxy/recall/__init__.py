@@ -19,7 +19,6 @@ __all__ = [
     "COMPRESS",
     "RECALL",
     "REF_DIGITS",
-    "REF_DIGITS",
     "REF_PREFIX",
     "OwnTools",
     "Recall",

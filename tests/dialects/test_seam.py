@@ -24,7 +24,7 @@ from proxy.conversation import (
     spans,
 )
 from proxy.dialects import Call, Message
-from proxy.recall import RECALL, RecallBranch, OwnTools, Recall, ref_of
+from proxy.recall import RECALL, OwnTools, Recall, RecallBranch, ref_of
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
 from tests.support.toy_dialect import NO_RESULT, TOY, ToyMessage, bot, human, result
 
