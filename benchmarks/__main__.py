@@ -82,10 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter turns: a first impression")
     parser.add_argument(
-        "--only",
-        action="append",
-        metavar="NAME",
-        help="a case (small-64-json, medium-*) or `appends`; repeatable",
+        "--only", action="append", metavar="NAME", help="a case (small-64-json, medium-*) or `appends`; repeatable"
     )
     parser.add_argument("--rounds", type=int, help="how often each subject has its turn")
     parser.add_argument("--seconds", type=float, help="how long a turn is")
@@ -105,10 +102,7 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
     """Run the parts that were asked for."""
     usual = _QUICK if given.quick else _FULL
     effort = cases.Effort(given.rounds or usual.rounds, given.seconds or usual.seconds)
-    results: dict[str, Any] = {
-        "machine": _machine(),
-        "effort": {"rounds": effort.rounds, "seconds": effort.seconds},
-    }
+    results: dict[str, Any] = {"machine": _machine(), "effort": {"rounds": effort.rounds, "seconds": effort.seconds}}
     results["cases"] = []
     say = _clock()
     if given.profile:

@@ -28,12 +28,7 @@ _IDLE_SECONDS: Final = 4.0
 
 
 def measure(
-    programs: Programs,
-    checkout: Path,
-    chosen: Sequence[cases.Case],
-    effort: cases.Effort,
-    folder: Path,
-    say: cases.Say,
+    programs: Programs, checkout: Path, chosen: Sequence[cases.Case], effort: cases.Effort, folder: Path, say: cases.Say
 ) -> dict[str, Any]:
     """Measure both states and return the figures of each, and their ratios.
 
@@ -43,9 +38,7 @@ def measure(
     checkouts = {HERE: FOLDER.parent, OTHER: checkout.resolve()}
     for path in checkouts.values():
         if not (path / ".venv" / "bin" / "palimpsest").exists():
-            raise RuntimeError(
-                f"{path} has no .venv/bin/palimpsest: a checkout with its own .venv is needed."
-            )
+            raise RuntimeError(f"{path} has no .venv/bin/palimpsest: a checkout with its own .venv is needed.")
     starts: dict[str, list[float]] = {name: [] for name in checkouts}
     with ExitStack() as stack:
         upstream = stack.enter_context(subjects.upstream(programs, folder))
@@ -113,9 +106,7 @@ def _compared(record: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "name": record["name"],
-        "figures": {
-            name: {HERE: median(ours), OTHER: median(theirs)} for name, (ours, theirs) in figures.items()
-        },
+        "figures": {name: {HERE: median(ours), OTHER: median(theirs)} for name, (ours, theirs) in figures.items()},
         "ratios": {
             name: [one / base for one, base in zip(ours, theirs, strict=True) if base]
             for name, (ours, theirs) in figures.items()

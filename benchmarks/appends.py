@@ -30,11 +30,7 @@ SIZES: Final = (100, 1_000, 10_000, 100_000)
 _REUSED: Final = 10_000
 """From this size on one session serves all phases."""
 POLICIES: Final = {
-    "appends": {
-        "trigger": {"tokens": 3000},
-        "target": {"tokens": 2000},
-        "edits": [{"type": "drop_oldest"}],
-    }
+    "appends": {"trigger": {"tokens": 3000}, "target": {"tokens": 2000}, "edits": [{"type": "drop_oldest"}]}
 }
 """Below what 100 messages have, so that all sizes send the same."""
 _BYTES: Final = 260
@@ -105,12 +101,7 @@ def measure(
             samples[sizes[number]] += latencies
         phase += 1
     lines = [
-        _line(
-            size,
-            samples[size],
-            seeded[size],
-            [_receipts(folder / f"{store}.db", name) for name in names[size]],
-        )
+        _line(size, samples[size], seeded[size], [_receipts(folder / f"{store}.db", name) for name in names[size]])
         for size in sizes
     ]
     for line in lines:

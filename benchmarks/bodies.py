@@ -87,10 +87,7 @@ _TOOLS: Final = [
         "function": {
             "name": "search",
             "description": "Search the files.",
-            "parameters": {
-                "type": "object",
-                "properties": {"path": {"type": "string"}, "query": {"type": "string"}},
-            },
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "query": {"type": "string"}}},
         },
     }
 ]
@@ -102,12 +99,7 @@ def question(length: int) -> str:
 
 
 def request(
-    session: str,
-    messages: list[Message],
-    *,
-    stream: bool = False,
-    model: str = "gpt-4o",
-    growing: bool = False,
+    session: str, messages: list[Message], *, stream: bool = False, model: str = "gpt-4o", growing: bool = False
 ) -> bytes:
     """Return a whole HTTP request as a template for the load generator.
 
@@ -164,14 +156,7 @@ def events(*, usage: bool) -> bytes:
     chunks: list[dict[str, Any]] = [
         {
             **_frame("chat.completion.chunk"),
-            "choices": [
-                {
-                    "index": 0,
-                    "delta": delta,
-                    "logprobs": None,
-                    "finish_reason": None if delta else "stop",
-                }
-            ],
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"}],
             **tail,
         }
         for delta in deltas

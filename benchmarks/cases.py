@@ -66,9 +66,7 @@ def all_cases(*, quick: bool) -> list[Case]:
     kinds = (False, True)
     if quick:
         cases = [
-            Case(body="small", connections=connections, stream=stream)
-            for connections in (1, 64)
-            for stream in kinds
+            Case(body="small", connections=connections, stream=stream) for connections in (1, 64) for stream in kinds
         ]
         cases += [Case(body="medium", connections=connections, stream=False) for connections in (1, 64)]
         return [
@@ -91,12 +89,7 @@ def all_cases(*, quick: bool) -> list[Case]:
 
 
 def measure(
-    programs: Programs,
-    subjects: Sequence[Subject],
-    cases: Sequence[Case],
-    effort: Effort,
-    folder: Path,
-    say: Say,
+    programs: Programs, subjects: Sequence[Subject], cases: Sequence[Case], effort: Effort, folder: Path, say: Say
 ) -> Iterator[dict[str, Any]]:
     """Run the cases; yield one record for each, with every round and the medians.
 
@@ -131,9 +124,7 @@ class _Runner:
             return
         for subject in subjects:
             if subject.stores and (case.body, subject.name) not in self._stored:
-                plan = Plan(
-                    templates=[self._template(case.body, stream=False)], connections=connections, requests=1
-                )
+                plan = Plan(templates=[self._template(case.body, stream=False)], connections=connections, requests=1)
                 self._run(subject, plan)
                 self._stored.add((case.body, subject.name))
 
@@ -222,8 +213,6 @@ def _compared(pairs: Sequence[tuple[Measured, Measured]]) -> dict[str, float]:
         "throughput_ratio": median(ours.per_second / theirs.per_second for ours, theirs in pairs),
         "added_p50_ms": median(ours.latency["p50"] - theirs.latency["p50"] for ours, theirs in pairs),
         "added_p99_ms": median(ours.latency["p99"] - theirs.latency["p99"] for ours, theirs in pairs),
-        "added_first_byte_p50_ms": median(
-            ours.first_byte["p50"] - theirs.first_byte["p50"] for ours, theirs in pairs
-        ),
+        "added_first_byte_p50_ms": median(ours.first_byte["p50"] - theirs.first_byte["p50"] for ours, theirs in pairs),
         "added_cpu_ms": median(ours.cpu - theirs.cpu for ours, theirs in pairs),
     }

@@ -54,11 +54,7 @@ class Plan:
             "samples": int(self.cycle),
         }
         words = [f"{name}={value}" for name, value in numbers.items() if value]
-        return [
-            *words,
-            *([] if self.grow is None else [f"grow={self.grow}"]),
-            *map(str, self.templates),
-        ]
+        return [*words, *([] if self.grow is None else [f"grow={self.grow}"]), *map(str, self.templates)]
 
 
 @dataclass(frozen=True, slots=True)

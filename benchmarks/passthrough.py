@@ -47,9 +47,7 @@ def passthrough(upstream: str, via: str) -> FastAPI:
     async def chat_completions(request: Request) -> StreamingResponse:
         headers = [(name, value) for name, value in request.headers.items() if name not in _STAYS]
         answer = await ask(
-            httpx.Request(
-                "POST", url, headers=headers, content=await request.body(), extensions={"timeout": _TIMEOUT}
-            )
+            httpx.Request("POST", url, headers=headers, content=await request.body(), extensions={"timeout": _TIMEOUT})
         )
         kept = {name: value for name, value in answer.headers.items() if name not in _STAYS}
         if "content-length" in answer.headers:

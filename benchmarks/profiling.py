@@ -114,9 +114,7 @@ def _table(by: str, requests: int, spent: Mapping[str, float]) -> dict[str, Any]
 # -- from outside
 
 
-def _from_outside(
-    programs: Programs, folder: Path, seconds: float, upstream: Subject, spy: str
-) -> dict[str, Any]:
+def _from_outside(programs: Programs, folder: Path, seconds: float, upstream: Subject, spy: str) -> dict[str, Any]:
     stacks = folder / "stacks.txt"
     with subjects.palimpsest(upstream, folder, name="profiled") as subject:
         _load(programs, subject, folder, 1.0)
@@ -159,15 +157,7 @@ def _from_inside(programs: Programs, folder: Path, seconds: float, upstream: Sub
     port = subjects.free_port()
     configuration = subjects.configuration(upstream, folder, None, "profiled", port)
     told = folder / "profile.json"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.profiling",
-        str(told),
-        "serve",
-        "--config",
-        str(configuration),
-    ]
+    command = [sys.executable, "-m", "benchmarks.profiling", str(told), "serve", "--config", str(configuration)]
     with subjects.running(command, folder / "profiled.log", port) as pid:
         subject = Subject(name=subjects.PALIMPSEST, port=port, pid=pid, stores=True)
         _load(programs, subject, folder, 1.0)

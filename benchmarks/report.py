@@ -153,8 +153,7 @@ def _appends(appends: dict[str, Any] | None) -> Rows:
 def _profile(profile: dict[str, Any] | None) -> Rows:
     rows = [["where", "share", "ms for each request"]]
     rows += [
-        [line["room"], f"{100 * line['share']:.1f} %", _ms(line["ms"])]
-        for line in (profile or {"rooms": []})["rooms"]
+        [line["room"], f"{100 * line['share']:.1f} %", _ms(line["ms"])] for line in (profile or {"rooms": []})["rooms"]
     ]
     return rows
 

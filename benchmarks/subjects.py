@@ -113,17 +113,12 @@ def palimpsest(
         command, subject = [str(checkout / ".venv" / "bin" / "palimpsest")], name
     config = configuration(behind, folder, policies, name, port)
     with running(
-        [*command, "serve", "--config", str(config)],
-        folder / f"{name}.log",
-        port,
-        checkout or FOLDER.parent,
+        [*command, "serve", "--config", str(config)], folder / f"{name}.log", port, checkout or FOLDER.parent
     ) as pid:
         yield Subject(name=subject, port=port, pid=pid, stores=True)
 
 
-def configuration(
-    behind: Subject, folder: Path, policies: Mapping[str, Any] | None, name: str, port: int
-) -> Path:
+def configuration(behind: Subject, folder: Path, policies: Mapping[str, Any] | None, name: str, port: int) -> Path:
     """Write a configuration file: where to listen and to ask, where the store is, the policies if any."""
     data: dict[str, Any] = {
         "server": {"port": port},

@@ -15,11 +15,7 @@ from proxy.cli.commands import LazyGroup
 from proxy.errors import ConfigurationError, PalimpsestError, RequestError
 
 app = typer.Typer(
-    name="palimpsest",
-    cls=LazyGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="palimpsest", cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 

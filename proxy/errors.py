@@ -40,14 +40,7 @@ class PalimpsestError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the error in OpenAI's shape: `{"error": {message, type, param, code}}`."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class RequestError(PalimpsestError):

@@ -89,9 +89,7 @@ def test_every_subject_answers_json_and_streams(
         assert set(kinds(palimpsest, connection)[1:]) == {"rewind"}
 
 
-def test_a_growing_history_is_resent_as_it_was_answered(
-    programs: Programs, folder: Path, palimpsest: Subject
-) -> None:
+def test_a_growing_history_is_resent_as_it_was_answered(programs: Programs, folder: Path, palimpsest: Subject) -> None:
     history = bodies.history(12, 4000)
     question: bodies.Message = {"role": "user", "content": bodies.question(60)}
     template, turn = folder / "grow.http", folder / "grow.txt"
@@ -156,14 +154,7 @@ def test_appends_take_turns_and_send_what_the_policy_lets_through(
     programs: Programs, folder: Path, palimpsest: Subject
 ) -> None:
     measured = appends.measure(
-        programs,
-        palimpsest,
-        folder,
-        store="palimpsest",
-        phases=1,
-        seconds=30,
-        sizes=(100, 150),
-        say=lambda _: None,
+        programs, palimpsest, folder, store="palimpsest", phases=1, seconds=30, sizes=(100, 150), say=lambda _: None
     )
     lines = measured["sizes"]
     assert [line["stored"] for line in lines] == [100, 150]

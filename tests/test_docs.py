@@ -19,23 +19,10 @@ from proxy.config import BUILT_IN, AuthKey, ModelCache, ModelPrices, ModelRule, 
 from proxy.dialects import headers
 from proxy.pipeline import PlanReport, log_line
 from proxy.server.app import Application
-from proxy.trimming import (
-    TOOL_OUTPUT_TYPES,
-    Edit,
-    Keep,
-    Match,
-    Pin,
-    PlanningContext,
-    Policy,
-    Target,
-    Trigger,
-    bypass,
-)
+from proxy.trimming import TOOL_OUTPUT_TYPES, Edit, Keep, Match, Pin, PlanningContext, Policy, Target, Trigger, bypass
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "policies" / "README.md"]
-)
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "policies" / "README.md"])
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text("utf-8")
 POLICIES = (ROOT / "docs" / "policies.md").read_text("utf-8")
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -144,9 +131,7 @@ def test_every_field_of_the_log_line_is_documented() -> None:
         edits=(),
     )
     part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
-    documented = {
-        name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")
-    }
+    documented = {name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")}
     assert documented == {f"`{name}`" for name in log_line(report, "first", "complete", 1.0)}
 
 
@@ -154,9 +139,7 @@ def test_the_words_of_warnings_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
     part = page.partition("\n| words | meaning |\n")[2].partition("\n## ")[0]
     words = {
-        word
-        for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE)
-        for word in re.findall(r"`(.+?)`", cell)
+        word for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for word in re.findall(r"`(.+?)`", cell)
     }
     code = "".join(path.read_text("utf-8") for path in (ROOT / "proxy").rglob("*.py"))
     assert words

@@ -33,9 +33,7 @@ def test_the_status_is_as_drawn(name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_has_openais_shape(kind: type[PalimpsestError]) -> None:
     body = kind("It went wrong.").body()
-    assert body == {
-        "error": {"message": "It went wrong.", "type": kind.type, "param": None, "code": kind.default_code}
-    }
+    assert body == {"error": {"message": "It went wrong.", "type": kind.type, "param": None, "code": kind.default_code}}
     assert str(kind("It went wrong.")) == "It went wrong."
     assert 400 <= kind.status < 600
     assert (kind.type == "server_error") <= (kind.status >= 500)

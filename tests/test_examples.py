@@ -87,10 +87,7 @@ def test_deduplication_never_makes_a_trim_larger(example: Path) -> None:
     ]
     for at in range(20):
         arguments = {"page": at, "states": ["shipped", "returned", "lost"], "since": f"2024-01-{at + 1:02}"}
-        function = {
-            "name": "list_orders",
-            "arguments": json.dumps(arguments),
-        }  # a stub is longer than a pointer
+        function = {"name": "list_orders", "arguments": json.dumps(arguments)}  # a stub is longer than a pointer
         call = {"id": f"c{at}", "type": "function", "function": function}
         said.append({"role": "assistant", "content": None, "tool_calls": [call]})
         text = output if at % 4 == 0 else f"page {at}\n{output}"
@@ -98,8 +95,7 @@ def test_deduplication_never_makes_a_trim_larger(example: Path) -> None:
         said += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Go on."}]
     messages = [ChatMessage.of(each) for each in said]
     log = [
-        Entry(message=each, tokens=len(each.raw) // 4, ref=f"ref_{at}", position=at)
-        for at, each in enumerate(messages)
+        Entry(message=each, tokens=len(each.raw) // 4, ref=f"ref_{at}", position=at) for at, each in enumerate(messages)
     ]
     known = PlanningContext(count=lambda message: len(message.raw) // 4)
     edits = tuple(edit for edit in policy.edits if edit.type != "deduplicate_results")

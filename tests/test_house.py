@@ -32,9 +32,7 @@ def _files() -> list[Path]:
         check=False,
     )
     if listed.returncode == 0:
-        return [
-            ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()
-        ]
+        return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
     made = {".venv", ".git", "node_modules", "__pycache__", "dist", "build"}
     return [path for path in ROOT.rglob("*") if path.is_file() and not made & set(path.parts)]
 
@@ -74,9 +72,7 @@ def test_every_direct_dependency_is_pinned() -> None:
     runtime = [*project["project"]["dependencies"], *groups["build"]]
     everything = [*runtime, *(entry for entry in groups["dev"] if isinstance(entry, str))]
     for name, wanted in (("requirements.txt", runtime), ("requirements-dev.txt", everything)):
-        pinned = set(
-            re.findall(r"^([a-z0-9-]+)(?:\[[^\]]*\])?==", (ROOT / name).read_text("utf-8"), re.MULTILINE)
-        )
+        pinned = set(re.findall(r"^([a-z0-9-]+)(?:\[[^\]]*\])?==", (ROOT / name).read_text("utf-8"), re.MULTILINE))
         named = {re.split(r"[\[<>=; ]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
         assert named - pinned == set()
 

@@ -39,9 +39,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("session", name=op.f("pk_sessions")),
     )
     op.create_index(op.f("ix_sessions_id_tenant"), "sessions", ["id", "tenant"])
-    op.create_index(
-        op.f("ix_sessions_tenant_updated_at_session"), "sessions", ["tenant", "updated_at", "session"]
-    )
+    op.create_index(op.f("ix_sessions_tenant_updated_at_session"), "sessions", ["tenant", "updated_at", "session"])
     op.create_index(op.f("ix_sessions_updated_at_session"), "sessions", ["updated_at", "session"])
 
     op.create_table(
@@ -101,9 +99,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("session", "node", "policy", "agent", name=op.f("pk_cuts")),
     )
     op.create_index(
-        op.f("ix_cuts_session_policy_agent_position_node"),
-        "cuts",
-        ["session", "policy", "agent", "position", "node"],
+        op.f("ix_cuts_session_policy_agent_position_node"), "cuts", ["session", "policy", "agent", "position", "node"]
     )
 
     op.create_table(
@@ -153,9 +149,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("session", "node", "body", name=op.f("pk_forms")),
     )
 
-    op.create_table(
-        "secrets", _text("name"), _text("value"), sa.PrimaryKeyConstraint("name", name=op.f("pk_secrets"))
-    )
+    op.create_table("secrets", _text("name"), _text("value"), sa.PrimaryKeyConstraint("name", name=op.f("pk_secrets")))
 
     _refuse_updates()
 

@@ -34,9 +34,7 @@ def upgrade() -> None:
     op.add_column("exchanges", sa.Column("idempotency", _name()))
     op.drop_index(op.f("ix_exchanges_session_digest"), "exchanges")
     op.create_index(
-        op.f("ix_exchanges_session_digest_created_at_id"),
-        "exchanges",
-        ["session", "digest", "created_at", "id"],
+        op.f("ix_exchanges_session_digest_created_at_id"), "exchanges", ["session", "digest", "created_at", "id"]
     )
     op.add_column("nodes", sa.Column("content", _name()))
     op.add_column("nodes", sa.Column("recorded", sa.Text()))
@@ -89,12 +87,7 @@ def _fill(connection: sa.Connection, session: str, tenant: str) -> None:
         kept = recorded.get(parent) if message.role != "assistant" or answered else None
         recorded[node] = kept
         found.append(
-            {
-                "session": session,
-                "node": node,
-                "content": content_key(content_hash(message)),
-                "recorded": kept,
-            }
+            {"session": session, "node": node, "content": content_key(content_hash(message)), "recorded": kept}
         )
     change = sa.text(
         "UPDATE nodes SET content = :content, recorded = :recorded WHERE session = :session AND node = :node"

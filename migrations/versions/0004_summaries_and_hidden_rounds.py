@@ -68,9 +68,7 @@ def upgrade() -> None:
         ["session", "recipe", "status", "until", "created_at", "id"],
     )
     op.create_index(
-        op.f("ix_summaries_session_recipe_created_at_id"),
-        "summaries",
-        ["session", "recipe", "created_at", "id"],
+        op.f("ix_summaries_session_recipe_created_at_id"), "summaries", ["session", "recipe", "created_at", "id"]
     )
     op.create_table(
         "leases",

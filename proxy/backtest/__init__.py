@@ -13,14 +13,7 @@ from __future__ import annotations
 
 from proxy.backtest.baselines import ORACLE, PREFIX, baseline, every_baseline
 from proxy.backtest.comparison import Backtest
-from proxy.backtest.cost import (
-    CacheRule,
-    PriceClass,
-    PromptCache,
-    Segment,
-    class_of,
-    standard_classes,
-)
+from proxy.backtest.cost import CacheRule, PriceClass, PromptCache, Segment, class_of, standard_classes
 from proxy.backtest.histories import SessionHistory, read_file, stored, synthetic_agents
 from proxy.backtest.replay import PolicyStrategy, Strategy
 from proxy.backtest.report import ReportTable, as_data, main_prices, page, report_tables, session_tables

@@ -139,9 +139,7 @@ def oracle(references: References) -> Choose:
     """
     messages = references.messages
     cleared = [
-        message.with_text(ORACLE_CLEARED)
-        if message.is_result and len(message.text) > len(ORACLE_CLEARED)
-        else message
+        message.with_text(ORACLE_CLEARED) if message.is_result and len(message.text) > len(ORACLE_CLEARED) else message
         for message in messages
     ]
     needed = [-1] * len(messages)  # for each message the position of the last call that needs it
@@ -156,10 +154,7 @@ def oracle(references: References) -> Choose:
         fresh = stop
         while fresh > 0 and messages[fresh - 1].role != "assistant":
             fresh -= 1
-        return [
-            messages[place] if place >= fresh or needed[place] >= stop else cleared[place]
-            for place in range(stop)
-        ]
+        return [messages[place] if place >= fresh or needed[place] >= stop else cleared[place] for place in range(stop)]
 
     return choose
 
@@ -177,20 +172,14 @@ class _BaselineKind(Struct, frozen=True, kw_only=True):
 _KINDS: Final = {
     "none": _BaselineKind(usual=0, about="no trimming", start=lambda counted, _: _everything(counted)),
     "last": _BaselineKind(usual=20, about="the last {0} messages", start=_last),
-    "slide": _BaselineKind(
-        usual=30_000, about="the oldest dropped down to {0:,} tokens, at every request", start=None
-    ),
-    "mask": _BaselineKind(
-        usual=3, about="all but the newest {0} tool results masked, at every request", start=_masked
-    ),
+    "slide": _BaselineKind(usual=30_000, about="the oldest dropped down to {0:,} tokens, at every request", start=None),
+    "mask": _BaselineKind(usual=3, about="all but the newest {0} tool results masked, at every request", start=_masked),
     "clear": _BaselineKind(
         usual=100_000,
         about=f"clear_tool_uses above {{0:,}} tokens, keep {_CLEAR_KEEPS}",
         start=lambda counted, above: _masked(counted, _CLEAR_KEEPS, above),
     ),
-    "middle": _BaselineKind(
-        usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle
-    ),
+    "middle": _BaselineKind(usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle),
     "oracle": _BaselineKind(
         usual=0,
         about="every tool result cleared that is never used again: the bound that knows the future",

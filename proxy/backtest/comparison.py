@@ -153,9 +153,7 @@ class Backtest:
         self._marks = marks
         self._recall = recall
 
-    def run(
-        self, histories: Sequence[SessionHistory], tick: Callable[[], None] = lambda: None
-    ) -> BacktestResult:
+    def run(self, histories: Sequence[SessionHistory], tick: Callable[[], None] = lambda: None) -> BacktestResult:
         """Replay all histories under all strategies; `tick` is called after each replay."""
         named = _distinct(histories)
         sessions = [result for history in named for result in self._sessions(history, tick)]
@@ -177,9 +175,7 @@ class Backtest:
         counted = Counted(history, self._counter, self._model)
         for strategy in self.strategies:
             for each, figures in self._figures(counted, strategy):
-                yield SessionResult(
-                    strategy=strategy.name, session=history.name, prices=each.name, figures=figures
-                )
+                yield SessionResult(strategy=strategy.name, session=history.name, prices=each.name, figures=figures)
             tick()
 
     def _figures(self, counted: Counted, strategy: Strategy) -> Iterator[tuple[PriceClass, Figures]]:
@@ -207,9 +203,7 @@ class Backtest:
             reply = counted.reply_tokens(stop) if has_reply else 0
             for each, rule in rules.items():
                 use = request.uses[rule]
-                costs[each] += Cost(
-                    use=use, input=each.input_dollars(use), output=each.output_dollars(use, reply)
-                )
+                costs[each] += Cost(use=use, input=each.input_dollars(use), output=each.output_dollars(use, reply))
             if references is not None and has_reply:
                 recall += references.judge(stop, request.sent.messages)
             warnings.update(request.sent.warnings)

@@ -55,9 +55,7 @@ class Summable(Struct, frozen=True, kw_only=True):
 
     def __add__(self, other: Self) -> Self:
         """Return the sums."""
-        return type(self)(
-            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        )
+        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 class Use(Summable, frozen=True, kw_only=True):
@@ -231,9 +229,7 @@ class PriceClass(Struct, frozen=True, kw_only=True):
         return None if rate is None else tokens * rate / _MILLION
 
 
-def price_class(
-    read: float, write: float = 1.0, *, dollars: float = 1.0, output: float = COMMON_OUTPUT
-) -> PriceClass:
+def price_class(read: float, write: float = 1.0, *, dollars: float = 1.0, output: float = COMMON_OUTPUT) -> PriceClass:
     """Return a class of prices. Providers that charge for writing match at breakpoints, others by blocks.
 
     Args:
@@ -248,9 +244,7 @@ def price_class(
         dollars=Dollars(
             input=dollars, cached_read=dollars * read, cache_write=dollars * write, output=dollars * output
         ),
-        prices=Prices(
-            read=read, write=write, output=output, lifetime=_LIFETIME, minimum=_MINIMUM, source="configured"
-        ),
+        prices=Prices(read=read, write=write, output=output, lifetime=_LIFETIME, minimum=_MINIMUM, source="configured"),
         matching="blocks" if write == 1 else "breakpoints",
     )
 

@@ -139,9 +139,7 @@ async def stored(store: Store, session: SessionRow) -> SessionHistory:
     instructions = await store.instructions(session.key)
     return SessionHistory(
         name=session.id,
-        messages=tuple(
-            [row.message.without_unfinished_calls() if row.partial else row.message for row in rows]
-        ),
+        messages=tuple([row.message.without_unfinished_calls() if row.partial else row.message for row in rows]),
         instructions=instructions.messages if instructions is not None else (),
         tools=await store.tools(session.key, session.tools) if session.tools is not None else None,
         model=session.model or "",

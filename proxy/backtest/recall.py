@@ -107,9 +107,7 @@ class References:
     messages: tuple[Message, ...]
     """The history without its instructions."""
 
-    def __init__(
-        self, instructions: Sequence[Message], messages: Sequence[Message], *, tools: str = ""
-    ) -> None:
+    def __init__(self, instructions: Sequence[Message], messages: Sequence[Message], *, tools: str = "") -> None:
         """Read a history. `instructions` and `tools` (JSON) are part of every request, so they are pinned."""
         self.messages = tuple(messages)
         used = [[atoms_of_arguments(each) for each in arguments_of(message)] for message in messages]
@@ -284,9 +282,7 @@ class _Index:
     def labels(self, atom: int, number: int) -> frozenset[str]:
         """Return the words that name an atom in a message that holds it."""
         text, size = self._texts[number], len(self._atoms[atom])
-        return frozenset[str]().union(
-            *(labels_of(text, start, start + size) for start in self._places[number][atom])
-        )
+        return frozenset[str]().union(*(labels_of(text, start, start + size) for start in self._places[number][atom]))
 
     def is_bound(self, atom: int, number: int, labels: frozenset[str]) -> bool:
         """Tell whether one of the words is near an atom in a message that holds it."""

@@ -66,9 +66,7 @@ class Counted:
             if any(mark in text for mark in _MARKS):
                 self._marked.add(text)
                 text = message.dialect.canonical(message)
-            found = self._segments[message.raw] = Segment(
-                text=text, tokens=self._counter.message(message, self.model)
-            )
+            found = self._segments[message.raw] = Segment(text=text, tokens=self._counter.message(message, self.model))
         return found
 
     def is_marked(self, message: Message) -> bool:
@@ -255,9 +253,7 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
             messages = sent_messages(counted.instructions, planned)
             ahead = len(messages) - len(planned.view)
             settled = tuple([ahead + end - 1 for end in planned.settled])
-            return SentRequest(
-                messages=messages, moved=planned.moved, warnings=planned.warnings, settled=settled
-            )
+            return SentRequest(messages=messages, moved=planned.moved, warnings=planned.warnings, settled=settled)
 
         return next_request
 

@@ -62,16 +62,12 @@ def session_tables(result: BacktestResult, classes: Sequence[str]) -> Iterator[R
     """Yield for each of the classes of prices a table with a row for each session."""
     strategies = [name for name in result.about if name != NONE]
     for prices in classes:
-        found = {
-            (line.session, line.strategy): line.figures for line in result.sessions if line.prices == prices
-        }
+        found = {(line.session, line.strategy): line.figures for line in result.sessions if line.prices == prices}
         rows: list[tuple[str, ...]] = []
         for session in dict.fromkeys(line.session for line in result.sessions):
             whole = found[session, NONE]
             ratios = [_number(ratio(found[session, name].cost, whole.cost)) for name in strategies]
-            rows.append(
-                (session, f"{whole.requests:,}", f"{whole.largest:,}", _price(whole.cost.input), *ratios)
-            )
+            rows.append((session, f"{whole.requests:,}", f"{whole.largest:,}", _price(whole.cost.input), *ratios))
         yield ReportTable(
             title=f"Each session at {prices}: input dollars without trimming, others relative to them",
             columns=("session", "requests", "largest", "dollars", *strategies),
@@ -138,9 +134,7 @@ def _totals(result: BacktestResult) -> ReportTable:
         return f"{_price(total)} {_number(total / other)}"
 
     return ReportTable(
-        title="The same with output, which no strategy changes",
-        columns=_classes(result),
-        rows=_by_class(result, cell),
+        title="The same with output, which no strategy changes", columns=_classes(result), rows=_by_class(result, cell)
     )
 
 

@@ -65,13 +65,10 @@ Synthetic = Annotated[bool, typer.Option("--synthetic", help="Replay two synthet
 PriceNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--prices",
-        help=f"A model whose prices are used. Default: '{CLASSES}', the five most common classes.",
+        "--prices", help=f"A model whose prices are used. Default: '{CLASSES}', the five most common classes."
     ),
 ]
-Dollars = Annotated[
-    float, typer.Option(min=0, help="Dollars per million input tokens, for the classes of prices.")
-]
+Dollars = Annotated[float, typer.Option(min=0, help="Dollars per million input tokens, for the classes of prices.")]
 Model = Annotated[str, typer.Option(help="Model of sessions that name none. Default: the model of --prices.")]
 Baselines = Annotated[bool, typer.Option(help="Compare with the baselines.")]
 Recall = Annotated[bool, typer.Option(help="Measure how much of what later tool calls use is still sent.")]
@@ -136,9 +133,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         typer.echo(line)
     for table in tables:
         _print(table)
-    warned = {
-        warning: number for each in result.strategies for warning, number in each.figures.warnings.items()
-    }
+    warned = {warning: number for each in result.strategies for warning, number in each.figures.warnings.items()}
     for warning, number in warned.items():
         typer.echo(f"{number:,} requests: {warning}")
 
@@ -162,10 +157,7 @@ def _strategies(
     policies = [name for name in names if not name.startswith(PREFIX)]
     named = [baseline(name) for name in names if name.startswith(PREFIX)]
     if not names:
-        serving = (
-            select_policy(settings.policies, history.tenant, history.model or model)[0]
-            for history in histories
-        )
+        serving = (select_policy(settings.policies, history.tenant, history.model or model)[0] for history in histories)
         policies = list(dict.fromkeys(serving))
     return [*(named or beside), *(_policy(settings, name) for name in policies)]
 
@@ -183,9 +175,7 @@ def _policy(settings: Settings, name: str) -> Strategy:
     return PolicyStrategy(name=name, policy=known[name], about=about)
 
 
-def _classes(
-    settings: Settings, catalogue: Catalogue, names: Sequence[str], dollars: float
-) -> list[PriceClass]:
+def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dollars: float) -> list[PriceClass]:
     """Return the classes of prices of `--prices`."""
     classes: list[PriceClass] = []
     for name in dict.fromkeys(names):

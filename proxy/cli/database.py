@@ -16,8 +16,7 @@ from proxy.store import upgrade as migrate_forward
 
 
 def upgrade(
-    config: Config = None,
-    revision: Annotated[str, typer.Argument(help="Revision to migrate to.")] = "head",
+    config: Config = None, revision: Annotated[str, typer.Argument(help="Revision to migrate to.")] = "head"
 ) -> None:
     """Migrate the store's tables to this version. `serve` does it too, unless `store.migrate` is false."""
     asyncio.run(migrate_forward(load(config).store.url, revision))

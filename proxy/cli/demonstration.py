@@ -17,8 +17,7 @@ from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, s
 from proxy.errors import ConfigurationError
 
 Keep = Annotated[
-    Path | None,
-    typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder."),
+    Path | None, typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder.")
 ]
 
 
@@ -27,11 +26,7 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> None:
 
     Exit 1 if a check fails.
     """
-    with (
-        nullcontext(_empty(keep))
-        if keep is not None
-        else tempfile.TemporaryDirectory(prefix="palimpsest-") as folder
-    ):
+    with nullcontext(_empty(keep)) if keep is not None else tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
         outcome = rehearse(server_config, Path(folder))
     if as_json:
         typer.echo(json.dumps(as_data(outcome) | {"kept": str(keep) if keep is not None else None}))
@@ -50,9 +45,7 @@ def _empty(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STORE, CONFIG):
         if (folder / name).exists():
-            raise ConfigurationError(
-                f"{folder / name} exists already. Name another folder, or remove it first."
-            )
+            raise ConfigurationError(f"{folder / name} exists already. Name another folder, or remove it first.")
     return folder
 
 

@@ -10,13 +10,10 @@ from unicodedata import east_asian_width
 import typer
 
 Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="Configuration file. Default: config.yaml, if there is one."),
+    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: config.yaml, if there is one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Tenant = Annotated[
-    str | None, typer.Option("--tenant", help="Tenant of the session, if several tenants have the id.")
-]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Tenant of the session, if several tenants have the id.")]
 
 
 def print_table(

@@ -223,8 +223,7 @@ def _banner(settings: Settings, port: int | None = None) -> str:
     host = settings.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port or settings.server.port}"
     policies = ", ".join(settings.policies) or (
-        "built-in default: clears old tool results once that saves money; "
-        "`policies: {default: {}}` switches it off"
+        "built-in default: clears old tool results once that saves money; `policies: {default: {}}` switches it off"
     )
     return (
         f"palimpsest {__version__}: {address} -> {settings.upstream.base_url}\n"
@@ -403,11 +402,7 @@ def pause_after(failures: int) -> float:
 
 
 def _run(
-    work: Work,
-    arguments: tuple[Any, ...],
-    sockets: list[socket.socket],
-    worker: Worker,
-    says: socket.socket,
+    work: Work, arguments: tuple[Any, ...], sockets: list[socket.socket], worker: Worker, says: socket.socket
 ) -> None:
     """Be a worker."""
     signal.signal(signal.SIGTERM, _exit)

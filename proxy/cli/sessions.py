@@ -39,9 +39,7 @@ Session = Annotated[str, typer.Argument(help="Id of the session.")]
 _TRIES = 3
 """Responses of the summarizer to wait for: one may be rejected, and a long history takes several."""
 
-app = typer.Typer(
-    help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list")
@@ -70,12 +68,7 @@ def list_sessions(
 
 
 @app.command("show")
-def show(
-    session: Session,
-    config: Config = None,
-    tenant: Tenant = None,
-    as_json: AsJson = False,
-) -> None:
+def show(session: Session, config: Config = None, tenant: Tenant = None, as_json: AsJson = False) -> None:
     """Show the messages of the session's current branch."""
 
     async def work(store: Store) -> tuple[SessionRow, list[bytes]]:
@@ -84,11 +77,7 @@ def show(
 
     row, messages = _with_store(config, work)
     if as_json:
-        typer.echo(
-            orjson.dumps(
-                session_document(row) | {"data": [orjson.Fragment(raw) for raw in messages]}
-            ).decode()
-        )
+        typer.echo(orjson.dumps(session_document(row) | {"data": [orjson.Fragment(raw) for raw in messages]}).decode())
         return
     typer.echo(f"{_title(row)}, {row.rounds} rounds, {row.tokens:,} tokens")
     for number, raw in enumerate(messages, start=1):
@@ -182,9 +171,7 @@ def compact_session(
             row = await find_session(means.store, session, tenant)
             now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:
-                raise InvalidRequest(
-                    "The policy 'off' has no summaries. Name another policy.", param="--policy"
-                )
+                raise InvalidRequest("The policy 'off' has no summaries. Name another policy.", param="--policy")
             patience = _TRIES * settings.summarizer.timeout
             return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
 
@@ -205,9 +192,7 @@ def _opened(file: Path) -> BinaryIO:
         raise InvalidRequest(f"{file} cannot be written: {why.strerror}. Name another file.") from why
 
 
-def _with_store(
-    config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False
-) -> Result:
+def _with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False) -> Result:
     """Do the work with the configured store; `makes`: a store that does not exist is created."""
 
     async def run() -> Result:

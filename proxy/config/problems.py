@@ -139,9 +139,7 @@ def _shown(found: Any, kind: str, location: Location) -> str:
         quotes = ": YAML reads a bare on, off, yes or no so; put it in quotes"
         return text + quotes if kind == "literal_error" else text
     hidden = any(step in _SECRET for step in location)
-    if not hidden and (
-        isinstance(found, int | float) or (isinstance(found, str) and kind.startswith(_SHOWN_TEXT))
-    ):
+    if not hidden and (isinstance(found, int | float) or (isinstance(found, str) and kind.startswith(_SHOWN_TEXT))):
         return repr(found)
     return _KINDS.get(type(found).__name__, "something else")
 

@@ -203,8 +203,4 @@ def hears_hangup() -> bool:
     It does on systems that have it, in the main thread. If the process was started from a terminal, SIGHUP
     keeps its default meaning: the terminal is gone, and the process ends.
     """
-    return (
-        hasattr(signal, "SIGHUP")
-        and threading.current_thread() is threading.main_thread()
-        and not os.isatty(0)
-    )
+    return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread() and not os.isatty(0)

@@ -31,14 +31,7 @@ from proxy.errors import ConfigurationError
 DEFAULT_FILE: Final = Path("config.yaml")
 """The file that is read if none is named. It need not exist."""
 
-SECRETS: Final = frozenset(
-    {
-        ("upstream", "api_key"),
-        ("auth", "key"),
-        ("auth", "admin_key"),
-        ("summarizer", "api_key"),
-    }
-)
+SECRETS: Final = frozenset({("upstream", "api_key"), ("auth", "key"), ("auth", "admin_key"), ("summarizer", "api_key")})
 """Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
 
 _PREFIX: Final = "PALIMPSEST_"
@@ -100,9 +93,7 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
         except ValidationError as why:
             # The original message shows values, keys among them. It must not be printed.
             raise ConfigurationError("\n".join(merged.mistakes(why))) from None
-        return Loaded(
-            source=self, content=content, settings=settings, warnings=tuple(merged.warnings(settings))
-        )
+        return Loaded(source=self, content=content, settings=settings, warnings=tuple(merged.warnings(settings)))
 
 
 class Loaded(Struct, frozen=True, kw_only=True):

@@ -34,24 +34,8 @@ from proxy.conversation.placement import (
     place_finished,
     takes_head,
 )
-from proxy.conversation.reconcile import (
-    APPENDING,
-    Arrival,
-    Incoming,
-    Kind,
-    Last,
-    Log,
-    Manner,
-    Mode,
-    reconcile,
-)
-from proxy.conversation.spans import (
-    Round,
-    open_calls,
-    rounds,
-    span_start,
-    spans,
-)
+from proxy.conversation.reconcile import APPENDING, Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
+from proxy.conversation.spans import Round, open_calls, rounds, span_start, spans
 
 __all__ = [
     "APPENDING",

@@ -110,9 +110,7 @@ class Answered(Struct, frozen=True, kw_only=True):
     exchange: str
 
 
-def place_append(
-    branch: Sequence[Stored], messages: Sequence[Message], agent: str | None
-) -> Placement[Stored] | None:
+def place_append(branch: Sequence[Stored], messages: Sequence[Message], agent: str | None) -> Placement[Stored] | None:
     """Return where results of an agent go by `branch`, the end of the branch of the head, oldest first.
 
     None where they do not begin with a result, or the branch has no block with such a call.
@@ -133,9 +131,7 @@ def place_append(
     return Placement(base=block.parent, depth=block.depth - 1, carried=carried, block=block)
 
 
-def place_finished(
-    branch: Sequence[Stored], messages: Sequence[Message], agent: str | None
-) -> StoredResults | None:
+def place_finished(branch: Sequence[Stored], messages: Sequence[Message], agent: str | None) -> StoredResults | None:
     """Return where results of a finished task go by the end of the branch of the head; None as above."""
     own = [position for position, row in enumerate(branch) if agent is not None and row.agent == agent]
     place = place_of_results([row.message for row in branch], messages, own)
@@ -143,8 +139,7 @@ def place_finished(
         return None
     results = branch[place.block + 1 : place.stop]
     return StoredResults(
-        base=branch[place.stop - 1].node,
-        nodes={content_hash(row.message): row.node for row in results},
+        base=branch[place.stop - 1].node, nodes={content_hash(row.message): row.node for row in results}
     )
 
 
@@ -183,9 +178,7 @@ def takes_head(head: str, mine: Answered, twins: Sequence[Answered]) -> bool:
     what was sent last before the others: whoever sends again waits for that.
     """
     rank = (mine.complete, mine.created_at, mine.exchange)
-    return any(
-        rank > (twin.complete, twin.created_at, twin.exchange) for twin in twins if head in twin.replies
-    )
+    return any(rank > (twin.complete, twin.created_at, twin.exchange) for twin in twins if head in twin.replies)
 
 
 def place_of_results(

@@ -185,9 +185,7 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
     if log.head == ROOT and not (log.prefix or log.stored.depths(incoming.names[:1])):
         return Arrival(kind=Kind.FIRST, base=ROOT, fresh=0, at_head=_may_follow(incoming, log.last))
-    appends = (
-        log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
-    )
+    appends = log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
     if appends:
         return _append(incoming, log)
     stored = log.prefix
@@ -202,9 +200,7 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
     return _windowed(incoming, log) or Arrival(kind=Kind.FOREIGN, base=ROOT, fresh=0)
 
 
-def known_prefix(
-    names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT
-) -> int:
+def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT) -> int:
     """Return how many of `names`, from the first on, are stored.
 
     Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a

@@ -65,9 +65,7 @@ class DemoClient:
         kind = {"content-type": "application/json"}
         with self._http.stream("POST", "/chat/completions", content=body, headers=kind) as response:
             if response.status_code != 200:
-                raise IncompleteReply(
-                    f"HTTP {response.status_code}: {response.read().decode(errors='replace')}"
-                )
+                raise IncompleteReply(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
             chunks = list(_chunks(response.iter_lines()))
         usage: JsonObject = {}
         for chunk in chunks:

@@ -84,9 +84,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     @property
     def log(self) -> tuple[JsonObject, ...]:
         """The messages without the leading instructions."""
-        first = next(
-            i for i, message in enumerate(self.messages) if message["role"] not in {"system", "developer"}
-        )
+        first = next(i for i, message in enumerate(self.messages) if message["role"] not in {"system", "developer"})
         return self.messages[first:]
 
     def requests(self) -> Iterator[RecordedRequest]:
@@ -197,12 +195,8 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
             f"the store holds all {stored} messages of the conversation, message for message": all(
                 run.stored_equal for run in both
             ),
-            "under the policy less was sent on than the client sent": (
-                moves > 0 and self.trimmed.saved_percent > 0
-            ),
-            f"every request began with all of the last one, but for {moves} moves of the cut": (
-                self.trimmed.extended
-            ),
+            "under the policy less was sent on than the client sent": (moves > 0 and self.trimmed.saved_percent > 0),
+            f"every request began with all of the last one, but for {moves} moves of the cut": (self.trimmed.extended),
             "with X-Context-Policy: off, every request went upstream byte for byte": self.whole.bytes_equal,
         }
         return tuple(DemoCheck(claim=claim, holds=holds) for claim, holds in claims.items())

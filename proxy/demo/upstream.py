@@ -108,9 +108,7 @@ class PracticeUpstream:
             return Response(completion(number, model, reply, usage), media_type="application/json")
         options: JsonObject = request.get("stream_options") or {}
         told = usage if options.get("include_usage") else None
-        return StreamingResponse(
-            _one_by_one(events(number, model, reply, told)), media_type="text/event-stream"
-        )
+        return StreamingResponse(_one_by_one(events(number, model, reply, told)), media_type="text/event-stream")
 
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
@@ -170,8 +168,7 @@ def check_request(raw: bytes) -> JsonObject:
 def _check_not_empty(value: Any, name: str) -> None:
     if value == []:
         raise Refused(
-            f"Invalid '{name}': empty array. Expected an array with minimum length 1, "
-            "but got an empty array instead.",
+            f"Invalid '{name}': empty array. Expected an array with minimum length 1, but got an empty array instead.",
             name,
             "empty_array",
         )

@@ -73,10 +73,7 @@ _CREDENTIALS: Final = frozenset(
 
 
 def to_upstream(
-    headers: Iterable[tuple[bytes, bytes]],
-    *,
-    drop_credentials: bool = False,
-    extra_drop: Collection[bytes] = (),
+    headers: Iterable[tuple[bytes, bytes]], *, drop_credentials: bool = False, extra_drop: Collection[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers of a client's request that go upstream: order, repetitions and bytes as they are.
 
@@ -168,8 +165,6 @@ def _passing(
         lower = pair[0].lower()
         if lower == b"connection":
             named.update([token.strip().lower() for token in pair[1].split(b",")])
-        elif not (
-            lower in always or lower in extra or lower in credentials or lower.startswith(_OWN_PREFIXES)
-        ):
+        elif not (lower in always or lower in extra or lower in credentials or lower.startswith(_OWN_PREFIXES)):
             passing.append(pair)
     return [pair for pair in passing if pair[0].lower() not in named] if named else passing

@@ -74,11 +74,7 @@ class EventDecoder:
                 self._at_start = self._at_start and not texts
                 return [
                     Event(
-                        raw=text + b"\n\n",
-                        data=text[6:],
-                        name=None,
-                        complete=True,
-                        is_done=text[6:].strip() == _DONE,
+                        raw=text + b"\n\n", data=text[6:], name=None, complete=True, is_done=text[6:].strip() == _DONE
                     )
                     for text in texts
                 ]

@@ -241,9 +241,7 @@ def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -
         unit = dollars.input
         read, write = _ratio(dollars.cached_read, unit), _ratio(dollars.cache_write, unit)
         output = COMMON_OUTPUT if dollars.output is None else _ratio(dollars.output, unit)
-        steps = tuple(
-            Step(above=step.above, factor=_ratio(step.dollars.input, unit)) for step in dollars.steps
-        )
+        steps = tuple(Step(above=step.above, factor=_ratio(step.dollars.input, unit)) for step in dollars.steps)
         if source == "known" and rules.matching == "blocks":
             write = _UNMARKED_WRITE  # the listed price is for caches on request; this one is automatic
     if not rules.cached:

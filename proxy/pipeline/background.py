@@ -58,9 +58,7 @@ class Background:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def compute(
-    size: int, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs
-) -> Result:
+async def compute(size: int, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
     """Return `work(*given)`, in a thread where it takes long.
 
     `work` is pure, and takes as long as parsing `size` bytes of JSON.

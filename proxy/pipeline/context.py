@@ -82,9 +82,7 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     """The agent that asks, where several share a session."""
 
 
-def read_context(
-    call: Call, request: ChatRequest, sessions: SessionSettings, policies: Policies
-) -> RequestContext:
+def read_context(call: Call, request: ChatRequest, sessions: SessionSettings, policies: Policies) -> RequestContext:
     """Read the headers of a request.
 
     Raises:
@@ -149,9 +147,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: ChatRequest, settings: Ses
             return valid_id(value, path)
     if settings.missing == "reject":
         name = settings.headers[0] if settings.headers else "X-Session-ID"
-        raise InvalidRequest(
-            f"No session id. Send one in the header {name}.", param=name, code="session_missing"
-        )
+        raise InvalidRequest(f"No session id. Send one in the header {name}.", param=name, code="session_missing")
     return None
 
 

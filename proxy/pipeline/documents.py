@@ -103,7 +103,5 @@ def session_id_of(records: list[JsonObject]) -> str:
     """
     name = records[0].get("id")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(
-            "The first line does not name a session. Send what export wrote, from its first line on."
-        )
+        raise InvalidRequest("The first line does not name a session. Send what export wrote, from its first line on.")
     return name

@@ -44,11 +44,7 @@ class ChatCompletions:
     """Answers requests for chat completions. One for the life of the process."""
 
     def __init__(
-        self,
-        settings: Settings,
-        services: AppServices,
-        process_mark: str | None = None,
-        cache_secret: bytes = b"",
+        self, settings: Settings, services: AppServices, process_mark: str | None = None, cache_secret: bytes = b""
     ) -> None:
         """Put together what an exchange needs.
 
@@ -117,9 +113,7 @@ class ChatCompletions:
                 return
             stream = _is_stream(answer, asked=prepared.request.stream)
             if not stream and not prepared.own_tools:
-                await relay_json(
-                    answer, client, headers_of(answer), settle
-                )  # it settles before it says anything
+                await relay_json(answer, client, headers_of(answer), settle)  # it settles before it says anything
                 return
             await exchange.opened()
             if prepared.own_tools:
@@ -139,9 +133,7 @@ class ChatCompletions:
         finally:
             await answer.aclose()
 
-    async def _run(
-        self, exchange: Exchange, relaying: Awaitable[None], answered: Callable[..., Answered]
-    ) -> None:
+    async def _run(self, exchange: Exchange, relaying: Awaitable[None], answered: Callable[..., Answered]) -> None:
         """Relay; where the client leaves meanwhile, settle with what had come by then."""
         try:
             await relaying
@@ -211,20 +203,13 @@ class ChatCompletions:
             # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
             services.background.start(services.store.keep_summary(key, row))
         elif requested is not None:
-            services.summaries.begin(
-                summary_work(prepared, policy, requested, settled.replies[0], asked=True)
-            )
+            services.summaries.begin(summary_work(prepared, policy, requested, settled.replies[0], asked=True))
         elif wanted is not None and self._settings.summarizer.background:
             services.summaries.begin(summary_work(prepared, policy, wanted, settled.replies[0]))
 
 
 def summary_work(
-    prepared: Prepared,
-    policy: Policy,
-    wanted: SummaryRequest,
-    tip: str | None = None,
-    *,
-    asked: bool = False,
+    prepared: Prepared, policy: Policy, wanted: SummaryRequest, tip: str | None = None, *, asked: bool = False
 ) -> Work:
     """Return the job of making the summary that an exchange asks for.
 

@@ -14,17 +14,7 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.conversation import (
-    ROOT,
-    Arrival,
-    Incoming,
-    Kind,
-    Manner,
-    body_id,
-    body_of,
-    fingerprints,
-    version_of,
-)
+from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, body_id, body_of, fingerprints, version_of
 from proxy.dialects import Message, ReasoningMode
 from proxy.dialects.chat.request import ChatRequest
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
@@ -200,12 +190,7 @@ class HistoryLoader:
         return await compute(work, self._put_together, request, incoming, context, session, snapshot)
 
     def _put_together(
-        self,
-        request: ChatRequest,
-        incoming: Incoming,
-        context: RequestContext,
-        session: str,
-        snapshot: HistorySnapshot,
+        self, request: ChatRequest, incoming: Incoming, context: RequestContext, session: str, snapshot: HistorySnapshot
     ) -> History:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
@@ -259,9 +244,7 @@ class HistoryLoader:
 
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
         counts = self._counter.messages(messages, model)
-        return tuple(
-            [Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)]
-        )
+        return tuple([Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)])
 
     def _stored_entry(self, row: NodeRow, model: str, hidden: Hidden | None) -> Entry:
         """Return a stored message in the form in which a request carries it."""

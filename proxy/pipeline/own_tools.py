@@ -80,13 +80,7 @@ class _Compression:
             return NOTHING_TO_SUM_UP
         cut = history.standing.cut if history.standing is not None else None
         request = await compute(
-            TRIMMING * history.size,
-            compaction,
-            history.entries,
-            policy,
-            prepared.planning,
-            cut,
-            start=history.start,
+            TRIMMING * history.size, compaction, history.entries, policy, prepared.planning, cut, start=history.start
         )
         self._exchange.requested_summary = request or unused(history.prepared, cut)
         return NOTHING_TO_SUM_UP if self._exchange.requested_summary is None else BEGUN
@@ -124,13 +118,7 @@ class VirtualRelay:
             self._relay = _Whole(answer, client, headers, rounds)
         elif answer.readable:
             self._relay = VirtualStream(
-                answer,
-                client,
-                headers,
-                rounds,
-                hides_usage=hides_usage,
-                interval=interval,
-                start=start,
+                answer, client, headers, rounds, hides_usage=hides_usage, interval=interval, start=start
             )
         else:
             self._relay = _Unread(answer, client, headers, hides_usage=hides_usage)
@@ -227,9 +215,7 @@ class _Whole:
             if before is not self._first:
                 await before.aclose()
 
-    def _made(
-        self, body: bytes, usage: JsonObject | None, last: JsonObject, finish: str
-    ) -> tuple[Answered, bytes]:
+    def _made(self, body: bytes, usage: JsonObject | None, last: JsonObject, finish: str) -> tuple[Answered, bytes]:
         """Return the reply that ends with the round `last`, in the body of that round.
 
         `last` is without the proxy's calls; `usage` is that of this round where it is not counted yet.

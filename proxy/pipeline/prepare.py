@@ -107,10 +107,7 @@ class Preparer:
         own: tuple[str, ...] = ()
         tools = request.tools
         definitions = offered(
-            settings.virtual_tools,
-            has_tools=request.has_tools,
-            stateless=history.id is None,
-            off=policy is None,
+            settings.virtual_tools, has_tools=request.has_tools, stateless=history.id is None, off=policy is None
         )
         if definitions:
             offer = offer_tools(request, definitions)
@@ -185,12 +182,7 @@ class Preparer:
         return await self._loader.load(request, context, whole=whole)
 
     async def _planning(
-        self,
-        request: ChatRequest,
-        history: History,
-        tools: bytes | None,
-        agent: str | None,
-        facts: ModelFacts,
+        self, request: ChatRequest, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
     ) -> tuple[PlanningContext, int]:
         """Return what planning must be told, and the tokens of the instructions."""
         model, lead, fixed = request.model, 0, 0

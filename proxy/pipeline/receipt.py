@@ -211,9 +211,7 @@ def gap_lines(
 def gap_messages(gaps: Iterable[Gap], node_at: NodeAt, tokens: Sequence[int]) -> list[JsonObject]:
     """Return gaps as `plan_lines` shows changes, one message at a time; `tokens` are those of the branch."""
     return [
-        _line(
-            {"edit": gap.edit, "reason": gap.reason, "action": "drop"}, node_at, position, tokens[position], 0
-        )
+        _line({"edit": gap.edit, "reason": gap.reason, "action": "drop"}, node_at, position, tokens[position], 0)
         for gap in gaps
         for position in range(gap.start, gap.stop)
     ]

@@ -69,16 +69,10 @@ class Answered(Struct, kw_only=True):
 Settle = Callable[[Answered], Awaitable[None]]
 
 
-async def relay_refusal(
-    answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle
-) -> None:
+async def relay_refusal(answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle) -> None:
     """Pass on an answer that is an error: status, headers and body as they are."""
     await settle(
-        Answered(
-            status=Status.FAILED,
-            error=error_text(body) or f"HTTP {answer.status}",
-            upstream_status=answer.status,
-        )
+        Answered(status=Status.FAILED, error=error_text(body) or f"HTTP {answer.status}", upstream_status=answer.status)
     )
     await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
     await client.end(body)
@@ -101,9 +95,7 @@ def read_answer(body: bytes, status: int) -> Answered:
     try:
         completion = read_completion(read(body))
     except ValueError:
-        return Answered(
-            status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status
-        )
+        return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
     replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
     if not replies:
         error = words_of(completion.error) or "the upstream's answer holds no reply"
@@ -277,8 +269,7 @@ def why_broken(error: JsonObject | None, failure: str | None, *, left: bool, don
 def broken_off() -> UpstreamError:
     """Return what is said of a stream that ended too early, and of which nothing else is known."""
     return UpstreamError(
-        "The upstream closed the stream before the reply was complete. Try again.",
-        code="upstream_incomplete",
+        "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
     )
 
 

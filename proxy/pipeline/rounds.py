@@ -119,12 +119,8 @@ class Rounds:
             self._asks += 1
             answer = await self._ask_again(self.messages)
             try:
-                too_long = (
-                    answer.status >= 400 and overflow_of(answer.status, await answer.read()) is not None
-                )
-            except (
-                BaseException
-            ):  # cancelled too: nobody else holds the answer yet, and it occupies a connection
+                too_long = answer.status >= 400 and overflow_of(answer.status, await answer.read()) is not None
+            except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
                 await answer.aclose()
                 raise
             if not (too_long and self._shorten()):
@@ -141,9 +137,7 @@ class Rounds:
             partial: whether it broke off.
         """
         if self._mixed is not None:
-            return Hidden(
-                before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0
-            )
+            return Hidden(before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0)
         kept = list(self._rounds)
         sent = self._form(as_stored(last), partial)
         while kept and not _says_or_calls(sent):
@@ -162,9 +156,7 @@ class Rounds:
             began = time.monotonic()
             text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
             took = round((time.monotonic() - began) * 1000, 2)
-            self._answered.append(
-                OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1)
-            )
+            self._answered.append(OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1))
             results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
         form = self._form(as_stored({**sent, "role": "assistant"}), False)
         return _Round(message=form, results=tuple(results), content=message.get("content"))

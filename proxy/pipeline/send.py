@@ -93,9 +93,7 @@ class UpstreamSender:
         self._settings = settings
         self._upstream = upstream
         self._cache_secret = cache_secret
-        self._dropped = frozenset(
-            {b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)}
-        )
+        self._dropped = frozenset({b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)})
         """Headers that do not go upstream, beside those that never do."""
         self._refuses_usage: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
         """(address, model) of those that refuse to be asked for their usage."""

@@ -74,9 +74,7 @@ async def session_view(
     model = last.model if last is not None else ""
     agent = last.agent if last is not None else None
     name, chosen = _chosen(session, model, policy, policies)
-    tools = (
-        await store.tools(session.key, last.tools) if last is not None and last.tools is not None else None
-    )
+    tools = await store.tools(session.key, last.tools) if last is not None and last.tools is not None else None
     rows = await store.path(session.key, session.head)
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
@@ -85,9 +83,7 @@ async def session_view(
     )
     scale = session.scale if session.model == model else None
     facts = knowledge.facts(model)
-    known = knowledge.planning(
-        model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale
-    )
+    known = knowledge.planning(model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
     nodes = [row.node for row in rows]
     standing, ready = None, None
     if nodes and chosen is not None:
@@ -113,9 +109,7 @@ async def session_view(
     )
 
 
-def _chosen(
-    session: SessionRow, model: str, policy: str | None, policies: Policies
-) -> tuple[str, Policy | None]:
+def _chosen(session: SessionRow, model: str, policy: str | None, policies: Policies) -> tuple[str, Policy | None]:
     if policy == OFF:
         return OFF, None
     try:
@@ -159,13 +153,7 @@ def _shown(now: SessionView) -> dict[str, Any]:
 
 
 async def compact(
-    session: SessionRow,
-    now: SessionView,
-    policy: Policy,
-    caller: Caller,
-    services: AppServices,
-    *,
-    patience: float,
+    session: SessionRow, now: SessionView, policy: Policy, caller: Caller, services: AppServices, *, patience: float
 ) -> SummaryRow | None:
     """Make a summary of all that may be summed up; return it, or None where there is nothing to sum up.
 
@@ -207,7 +195,5 @@ async def compact(
         patience,
     )
     if attempt.row is None or attempt.row.status is not SummaryStatus.READY:
-        raise UpstreamError(
-            f"No summary was made: {attempt.reason}. The session is as it was.", code="summary_failed"
-        )
+        raise UpstreamError(f"No summary was made: {attempt.reason}. The session is as it was.", code="summary_failed")
     return attempt.row

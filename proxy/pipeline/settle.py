@@ -90,10 +90,7 @@ class Exchange:
         usage = answered.first_usage if answered.asked_again else answered.usage
         if usage is not None:
             scale = services.knowledge.learn(
-                prepared.request.model,
-                prepared.history.scale,
-                self.report.plan.tokens_sent,
-                usage.get("prompt_tokens"),
+                prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
         log_exchange(_LOG, log_line(self.report, prepared.history.arrival.kind, answered.status, took))
         if not self._stored:
@@ -194,10 +191,7 @@ def settlement_of(
         policy_version=made.version,
         agent=prepared.context.agent,
         replies=tuple(
-            [
-                _reply(message, partial, answered.hidden, model, counter)
-                for message, partial in answered.replies
-            ]
+            [_reply(message, partial, answered.hidden, model, counter) for message, partial in answered.replies]
         ),
         cut=new_cut,
         tokens_before=report.tokens_before,
@@ -212,9 +206,7 @@ def settlement_of(
     )
 
 
-def _reply(
-    message: Message, partial: bool, hidden: Hidden | None, model: str, counter: TokenCounter
-) -> Reply:
+def _reply(message: Message, partial: bool, hidden: Hidden | None, model: str, counter: TokenCounter) -> Reply:
     """Return a reply as it is stored, with what the client was not shown."""
     tokens = counter.message(message, model)
     if hidden is not None:

@@ -83,8 +83,7 @@ def span_of(lines: str) -> slice:
     match = _RANGE.fullmatch(lines)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InvalidRequest(
-            f"lines is {lines!r}. Send the first and the last line, counted from 1, such as lines=10-20.",
-            param="lines",
+            f"lines is {lines!r}. Send the first and the last line, counted from 1, such as lines=10-20.", param="lines"
         )
     return slice(int(match[1]) - 1, int(match[2]))
 
@@ -248,11 +247,7 @@ def original(ref: str, message: Message, span: slice, pattern: Any | None) -> st
 
 
 def findings(
-    query_notes: Sequence[str],
-    found: Findings,
-    messages: Sequence[Message],
-    refs: Sequence[str],
-    all_messages: int,
+    query_notes: Sequence[str], found: Findings, messages: Sequence[Message], refs: Sequence[str], all_messages: int
 ) -> str:
     """Return what a search found.
 
@@ -274,12 +269,9 @@ def findings(
         what = "Nothing else" if found.left_out else "Nothing"
         said = f"{what} in this conversation matches. Try other words, names or ids."
         return " ".join([said, *notes, NOTHING_MORE])
-    told = [
-        _passage(number, messages, refs, first, passage) for number, passage in enumerate(found.passages, 1)
-    ]
+    told = [_passage(number, messages, refs, first, passage) for number, passage in enumerate(found.passages, 1)]
     head = (
-        f"[{counted(len(told), 'message')}, the best first. For all of one, call recall_context with its "
-        f"ref. {QUOTED}]"
+        f"[{counted(len(told), 'message')}, the best first. For all of one, call recall_context with its ref. {QUOTED}]"
     )
     return "\n\n".join([head, *told, *([f"[{' '.join(notes)}]"] if notes else [])])
 
@@ -313,9 +305,7 @@ def _fenced(head: str, ref: str, text: str) -> str:
     return f"[{head}. {QUOTED}]\n<<< {ref}\n{text}\n>>> {ref}"
 
 
-def _passage(
-    number: int, messages: Sequence[Message], refs: Sequence[str], first: int, passage: Passage
-) -> str:
+def _passage(number: int, messages: Sequence[Message], refs: Sequence[str], first: int, passage: Passage) -> str:
     """Return one finding: where it is, and its lines, each after its number."""
     index = passage.index
     told = described(messages[index], _tool_of(messages, index))

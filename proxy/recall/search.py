@@ -102,8 +102,7 @@ def _weights(terms: Sequence[Term], masks: Sequence[int]) -> list[float]:
     total = len(masks)
     counts = [sum([mask >> number & 1 for mask in masks]) for number in range(len(terms))]
     return [
-        term.weight * log(1 + (total - count + 0.5) / (count + 0.5))
-        for term, count in zip(terms, counts, strict=True)
+        term.weight * log(1 + (total - count + 0.5) / (count + 0.5)) for term, count in zip(terms, counts, strict=True)
     ]
 
 

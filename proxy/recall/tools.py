@@ -86,10 +86,7 @@ def read_asked(arguments: str) -> Asked:
     if not is_object(data):
         raise InvalidRequest(f"The arguments are no JSON object. {ALLOWED}")
     asked = Asked(
-        ref=_text(data, "ref").strip(),
-        query=_text(data, "query").strip(),
-        lines=_lines(data),
-        grep=_text(data, "grep"),
+        ref=_text(data, "ref").strip(), query=_text(data, "query").strip(), lines=_lines(data), grep=_text(data, "grep")
     )
     if bool(asked.ref) == bool(asked.query):
         given = 'Both "ref" and "query" were given' if asked.ref else 'Neither "ref" nor "query" was given'

@@ -54,9 +54,7 @@ class Worker:
 class Application:
     """The ASGI application of one process."""
 
-    def __init__(
-        self, settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None) -> None:
         """Open nothing yet; ASGI's `lifespan.startup` does.
 
         Without `worker` the process serves alone, and all pending exchanges were left by an ended process.
@@ -118,9 +116,7 @@ class Application:
             self._chat = ChatEndpoint(settings, gate, chat, means.background)
             self._passthrough = Passthrough(settings, gate, means.upstream, means.background)
             if self._loaded is not None:
-                await stack.enter_async_context(
-                    Reload(self._loaded, _takes(chat.policies, means.knowledge)).running()
-                )
+                await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, means.knowledge)).running())
             yield
 
 

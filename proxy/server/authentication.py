@@ -61,9 +61,7 @@ class Authenticator:
         if not token:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
-            return Caller(
-                tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32]
-            )
+            return Caller(tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
         tenant = self._tenants.get(_digest(token))
         if tenant is None:
             raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")

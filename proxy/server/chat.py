@@ -169,9 +169,7 @@ def _check_length(announced: bytes | None, limit: int) -> None:
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(
-        f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes."
-    )
+    return TooLarge(f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes.")
 
 
 class ChatEndpoint:

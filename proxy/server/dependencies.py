@@ -105,9 +105,7 @@ async def session_of(
     if not rows:
         raise NotFound(f"There is no session {name!r}. GET /sessions lists them.", param="session")
     if len(rows) > 1:
-        raise InvalidRequest(
-            f"{len(rows)} tenants have a session {name!r}. Name one with ?tenant=.", param="tenant"
-        )
+        raise InvalidRequest(f"{len(rows)} tenants have a session {name!r}. Name one with ?tenant=.", param="tenant")
     return rows[0]
 
 

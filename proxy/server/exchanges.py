@@ -58,8 +58,7 @@ async def list_exchanges(
     rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
     past = await _past_of(rows, services.store)
     return await compute(
-        past.lines * _LINE_BYTES,
-        lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor}),
+        past.lines * _LINE_BYTES, lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor})
     )
 
 
@@ -105,9 +104,7 @@ async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
             ends.add(row.base)
         lines += told
     return _Past(
-        standing=standing,
-        lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(),
-        lines=lines,
+        standing=standing, lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines=lines
     )
 
 
@@ -143,9 +140,7 @@ def receipt(row: ExchangeRow, past: _Past) -> dict[str, Any]:
             return past.lineage.node_at(row.base, position)
         return row.nodes[new] if new < len(row.nodes) else None
 
-    lines = gap_lines(
-        stored.pop("gaps", ()), node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop)
-    )
+    lines = gap_lines(stored.pop("gaps", ()), node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
     lines += expanded(stored.pop("plan", ()), node_at)
     lines += plan_lines(past.standing.get(row.id, ()), node_at)
     return {

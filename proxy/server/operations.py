@@ -7,13 +7,7 @@ from msgspec.structs import asdict
 
 from proxy.errors import Forbidden
 from proxy.server.authentication import Caller
-from proxy.server.dependencies import (
-    CallerDependency,
-    OpenServices,
-    Services,
-    check_query,
-    json_response,
-)
+from proxy.server.dependencies import CallerDependency, OpenServices, Services, check_query, json_response
 
 router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
 

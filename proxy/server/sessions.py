@@ -53,9 +53,7 @@ _TRIES: Final = 3
 """Answers of the summarizer that are waited for: one may be refused, and a long history takes several."""
 _MOST_BYTES: Final = 65_536
 _SHOWN: Final = frozenset({"user", "assistant"})
-_TYPED: Final = re.compile(
-    r"\s*+<(?P<opening>[^<>:：\n]{1,100}[:：][^\S\n]{0,20}+(?P<agent>[^<>\s][^<>\n]{0,99}))>"
-)
+_TYPED: Final = re.compile(r"\s*+<(?P<opening>[^<>:：\n]{1,100}[:：][^\S\n]{0,20}+(?P<agent>[^<>\s][^<>\n]{0,99}))>")
 _UNTYPED: Final = re.compile(r"\s*+<(?P<opening>(?P<agent>[^<>:：\n]{1,100}))>")
 _CLOSING: Final = re.compile(r"</([^<>\n]{1,210})>\s*\Z")
 _PATTERNS: Final = tuple(BUILT_IN)
@@ -63,11 +61,7 @@ _PATTERNS: Final = tuple(BUILT_IN)
 
 @router.get("/sessions")
 async def list_sessions(
-    services: OpenServices,
-    caller: CallerDependency,
-    limit: Limit = 50,
-    after: After = None,
-    tenant: Tenant = None,
+    services: OpenServices, caller: CallerDependency, limit: Limit = 50, after: After = None, tenant: Tenant = None
 ) -> Response:
     """Return the sessions, the one used last first."""
     owner = tenant_of(caller, tenant)
@@ -153,17 +147,14 @@ async def show_ref(
     services: OpenServices,
     ref: str,
     lines: Annotated[str | None, Query(description="a-b: these lines of its text, the first is 1.")] = None,
-    grep: Annotated[
-        str | None, Query(description="Only lines that match this regular expression (RE2).")
-    ] = None,
+    grep: Annotated[str | None, Query(description="Only lines that match this regular expression (RE2).")] = None,
 ) -> Response:
     """Return the original of something trimmed."""
     prefix = name_in(ref)
     body = await services.store.body(found.key, prefix) if prefix is not None else None
     if body is None:
         raise NotFound(
-            f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.",
-            param="ref",
+            f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
         )
     name, message = body
     span = span_of(lines) if lines is not None else slice(None)
@@ -195,9 +186,7 @@ async def import_session(
     request: Request,
     services: OpenServices,
     caller: CallerDependency,
-    session: Annotated[
-        str | None, Query(alias="as", description="Id for the session, instead of its own.")
-    ] = None,
+    session: Annotated[str | None, Query(alias="as", description="Id for the session, instead of its own.")] = None,
     tenant: Tenant = None,
 ) -> Response:
     """Store an exported session. The id must be free."""
@@ -385,9 +374,7 @@ def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
     for row in rows:
         line = shown(row.message, row.agent)
         if line is not None:
-            lines.append(
-                {"node": row.node, "role": row.message.role, "sender": line.sender, "text": line.text}
-            )
+            lines.append({"node": row.node, "role": row.message.role, "sender": line.sender, "text": line.text})
     return lines
 
 

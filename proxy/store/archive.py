@@ -18,19 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import orjson
 from msgspec import Struct
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Subquery,
-    Table,
-    bindparam,
-    func,
-    null,
-    select,
-    true,
-    tuple_,
-    update,
-)
+from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.conversation import ROOT, body_id, node_id
@@ -128,9 +116,7 @@ _KINDS: Final = (
         only=SUMMARIES.c.status == SummaryStatus.READY.value,
     ),
     _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages"),
-    _Kind(
-        name="node", table=NODES, order=("depth", "node"), json=("arrival",)
-    ),  # by depth: parents before children
+    _Kind(name="node", table=NODES, order=("depth", "node"), json=("arrival",)),  # by depth: parents before children
     _Kind(name="body", table=BODIES, order=("body",), text="text"),
 )
 """In the order of reading."""
@@ -542,22 +528,13 @@ def load(connection: Connection, tenant: str, session: str, archive: Archive) ->
     require_plain(tenant=tenant, session=session)
     key, said = session_key(tenant, session), archive.session
     if not create_session(connection, key, tenant, session, said.created_at):
-        raise Conflict(
-            f"There is a session {session!r} already: delete it first, or import under another id."
-        )
+        raise Conflict(f"There is a session {session!r} already: delete it first, or import under another id.")
     add_bodies(connection, key, named_bodies(new_node.body for _, _, new_node in archive.nodes))
     insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
     places = {place.node: place for place in insert_node_rows(connection, key, archive.nodes)}
     for record, cut in archive.cuts:
         keep_cut(
-            connection,
-            key,
-            record.node,
-            record.agent,
-            cut.cut,
-            exchange=None,
-            at=record.created_at,
-            kept=cut.kept,
+            connection, key, record.node, record.agent, cut.cut, exchange=None, at=record.created_at, kept=cut.kept
         )
     hidden = [(node, *what) for node, what in archive.hidden.items()]
     add_hidden(connection, key, hidden, exchange=None)
@@ -628,9 +605,7 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
         first = partial(_begin_fork, fork=fork, portion=portions[0], finish=last == 0)
         made = await database.write(first, again=False)  # it would find the session there
         for number, portion in enumerate(portions[1:], 1):
-            made = await database.write(
-                partial(_copy_portion, fork=fork, portion=portion, finish=number == last)
-            )
+            made = await database.write(partial(_copy_portion, fork=fork, portion=portion, finish=number == last))
     except Conflict:
         raise  # what is there is not ours
     except BaseException:
@@ -656,9 +631,7 @@ def _begin_fork(connection: Connection, fork: _Fork, portion: Sequence[Mark], *,
     return _copy_portion(connection, fork, portion, finish=finish)
 
 
-def _copy_portion(
-    connection: Connection, fork: _Fork, portion: Sequence[Mark], *, finish: bool
-) -> SessionRow:
+def _copy_portion(connection: Connection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
     """Copy a portion; with `finish` it is the last one."""
     made = locked_session(connection, fork.key)
     if made is None or made.created_at != fork.at:

@@ -71,17 +71,13 @@ _AT_ONCE: Final = 64
 
 _PLACES: Final = (
     select(CUTS.c.position, CUTS.c.node)
-    .where(
-        CUTS.c.session == bindparam("key"),
-        CUTS.c.policy == bindparam("policy"),
-        CUTS.c.agent == bindparam("agent"),
-    )
+    .where(CUTS.c.session == bindparam("key"), CUTS.c.policy == bindparam("policy"), CUTS.c.agent == bindparam("agent"))
     .order_by(CUTS.c.position.desc(), CUTS.c.node.desc())
     .limit(_AT_ONCE)
 )
-_PLACES_WITHIN: Final = _PLACES.where(
-    CUTS.c.position <= bindparam("depth", type_=CUTS.c.position.type)
-).limit(bindparam("most", type_=CUTS.c.position.type))
+_PLACES_WITHIN: Final = _PLACES.where(CUTS.c.position <= bindparam("depth", type_=CUTS.c.position.type)).limit(
+    bindparam("most", type_=CUTS.c.position.type)
+)
 _NEXT_PLACES: Final = _PLACES.where(
     tuple_(CUTS.c.position, CUTS.c.node)
     < tuple_(bindparam("position", type_=CUTS.c.position.type), bindparam("node", type_=CUTS.c.node.type))
@@ -124,9 +120,7 @@ def cut_at(connection: Connection, key: str, node: str, policy: str, agent: str 
     return None if found is None else found.cut
 
 
-def standing_at(
-    connection: Connection, key: str, node: str, policy: str, agent: str | None
-) -> StandingCut | None:
+def standing_at(connection: Connection, key: str, node: str, policy: str, agent: str | None) -> StandingCut | None:
     """Return the cut that was made at exactly this node, with the nodes that it kept."""
     asked = {"key": key, "node": node, "policy": policy, "agent": agent or ""}
     row = connection.execute(_ONE, asked).one_or_none()

@@ -105,9 +105,7 @@ class Database(Protocol):
         """
         ...
 
-    def start(
-        self, unit: Unit[Result], *, durable: bool = True, again: bool = True
-    ) -> asyncio.Future[Result]:
+    def start(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> asyncio.Future[Result]:
         """Do what `write` does, without a task of the caller's: it is done when the future is."""
         ...
 
@@ -282,9 +280,7 @@ def translated() -> Generator[None]:
 def unavailable(error: BaseException) -> StoreUnavailable | None:
     """Return what to raise in place of `error`; None where it is an error of this program."""
     if isinstance(error, PoolTimeout):
-        return _with(
-            "Every connection to it is in use: look for slow queries, or for one that stands still.", error
-        )
+        return _with("Every connection to it is in use: look for slow queries, or for one that stands still.", error)
     if isinstance(error, DBAPIError):
         cause: BaseException | None = error.orig
         if error.connection_invalidated:
@@ -331,9 +327,9 @@ def _is_failed_connection(error: BaseException) -> bool:
     it raises for wrong use too. The drivers are optional, so they are known by name.
     """
     kind = type(error)
-    return (
-        kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"} and kind.__name__ == "OperationalError"
-    ) or (kind.__name__ == "InterfaceError" and "clos" in str(error))
+    return (kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"} and kind.__name__ == "OperationalError") or (
+        kind.__name__ == "InterfaceError" and "clos" in str(error)
+    )
 
 
 def _with(advice: str, cause: BaseException) -> StoreUnavailable:

@@ -114,13 +114,7 @@ def encode_cut(
     """
     why: _Why = {}
     rows = [
-        (
-            why.setdefault((gap.edit, gap.reason), len(why)),
-            gap.start,
-            gap.stop,
-            gap.tokens,
-            gap.tool_calls,
-        )
+        (why.setdefault((gap.edit, gap.reason), len(why)), gap.start, gap.stop, gap.tokens, gap.tool_calls)
         for gap in gaps
     ]
     drop, put = _parted(changes, why)
@@ -144,14 +138,7 @@ def decode_cut(text: str) -> Decided:
     read = _CUT_DECODER.decode(text)
     gaps = tuple(
         [
-            Gap(
-                start=start,
-                stop=stop,
-                edit=named[0],
-                reason=named[1],
-                tokens=tokens,
-                tool_calls=tool_calls,
-            )
+            Gap(start=start, stop=stop, edit=named[0], reason=named[1], tokens=tokens, tool_calls=tool_calls)
             for reason, start, stop, tokens, tool_calls in read.gaps
             for named in [_named(read, reason)]
         ]
@@ -230,12 +217,7 @@ def _dropped(read: _Changes) -> Iterator[tuple[int, Change]]:
                 yield (
                     rank,
                     Change(
-                        position=position,
-                        edit=edit,
-                        reason=words,
-                        message=None,
-                        tokens_before=tokens,
-                        tokens_after=0,
+                        position=position, edit=edit, reason=words, message=None, tokens_before=tokens, tokens_after=0
                     ),
                 )
 

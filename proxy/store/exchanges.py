@@ -182,10 +182,7 @@ def begin(connection: Connection, opening: Opening) -> None:
     insert_new(
         connection,
         FORMS,
-        [
-            {"session": key, "node": node, "body": name, "exchange": opening.exchange}
-            for node, name, _ in forms
-        ],
+        [{"session": key, "node": node, "body": name, "exchange": opening.exchange} for node, name, _ in forms],
     )
     names = [body_of(body.message) for body in opening.messages]
     row = {
@@ -252,9 +249,7 @@ _BASE_COLUMNS: Final = tuple(_BASE.c[name] for name in ("depth", "round", "token
 _ALL: Final = (
     select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
     .outerjoin_from(
-        SESSIONS,
-        EXCHANGES,
-        and_(EXCHANGES.c.session == SESSIONS.c.session, EXCHANGES.c.id == bindparam("exchange")),
+        SESSIONS, EXCHANGES, and_(EXCHANGES.c.session == SESSIONS.c.session, EXCHANGES.c.id == bindparam("exchange"))
     )
     .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _BASE.c.node == bindparam("base")))
     .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == bindparam("first")))
@@ -310,9 +305,7 @@ _NEAR: Final = 64
 """Messages among which the call of a tool result is looked for, from the head upwards."""
 
 _TWINS: Final = (
-    select(
-        EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id
-    ).where(
+    select(EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id).where(
         EXCHANGES.c.session == bindparam("key"),
         EXCHANGES.c.digest == bindparam("digest"),
         or_(
@@ -350,9 +343,7 @@ def placement_of(
     return placement, moves_head and not placement.beside
 
 
-def _twins(
-    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
-) -> list[Answered]:
+def _twins(connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement) -> list[Answered]:
     """Return the appends that said the same and were answered before this one knew of them, of one place."""
     if settlement.kind not in APPENDING:
         return []
@@ -453,24 +444,16 @@ def settle(connection: Connection, settlement: Settlement) -> Settled:
         return Settled(head=ROOT, nodes=(), replies=())
     if Status(state.status) not in _OPEN:
         return Settled(
-            head=session.head,
-            nodes=tuple(orjson.loads(state.nodes)),
-            replies=tuple(orjson.loads(state.replies)),
+            head=session.head, nodes=tuple(orjson.loads(state.nodes)), replies=tuple(orjson.loads(state.replies))
         )
     ended = _end(connection, session, state, settlement, now.under)
-    connection.execute(
-        _CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange}
-    )
+    connection.execute(_CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange})
     connection.execute(_MOVE, ended.session | {"the_session": session.key})
     return ended.settled
 
 
 def _end(
-    connection: Connection,
-    session: SessionRow,
-    state: ExchangeState,
-    settlement: Settlement,
-    under: Place | None,
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement, under: Place | None
 ) -> _Ended:
     """Write all that an exchange came to, but for its own row and the session's.
 
@@ -496,11 +479,7 @@ def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
 
 
 def _with_reply(
-    connection: Connection,
-    session: SessionRow,
-    state: ExchangeState,
-    settlement: Settlement,
-    under: Place | None,
+    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement, under: Place | None
 ) -> _Ended:
     placement, moves_head = placement_of(connection, session, state, settlement)
     if placement.carried or placement.base != settlement.base:
@@ -544,9 +523,7 @@ def _with_reply(
         "replies": orjson.dumps(heads).decode(),
         "cut_node": None if cut is None else end,
     }
-    moved_to = _moved(session, settlement) | _progress(
-        session, settlement, replies[0] if moves_head else None, state
-    )
+    moved_to = _moved(session, settlement) | _progress(session, settlement, replies[0] if moves_head else None, state)
     if moves_head:
         reply = settlement.replies[0]
         moved_to["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
@@ -559,9 +536,7 @@ def _with_reply(
         moved_to["hidden"] = session.hidden + count
     head = heads[0] if moves_head else session.head
     return _Ended(
-        settled=Settled(head=head, nodes=tuple(nodes), replies=tuple(heads)),
-        exchange=closed,
-        session=moved_to,
+        settled=Settled(head=head, nodes=tuple(nodes), replies=tuple(heads)), exchange=closed, session=moved_to
     )
 
 
@@ -589,9 +564,7 @@ def _hide_again(
     return count
 
 
-def _finished(
-    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
-) -> _Ended:
+def _finished(connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement) -> _Ended:
     """Put the messages where they belong; the reply that answered them is stored already."""
     base, moves_head = settlement.base, settlement.moves_head
     there: Mapping[bytes, str] = {}
@@ -613,9 +586,7 @@ def _finished(
         for body in settlement.messages
     ]
     closed = _closed(settlement) | {"base": base, "nodes": orjson.dumps(nodes).decode()}
-    moved_to = _moved(session, settlement) | _progress(
-        session, settlement, end if moves_head else None, state
-    )
+    moved_to = _moved(session, settlement) | _progress(session, settlement, end if moves_head else None, state)
     if end is not None and moves_head:
         moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
     return _Ended(
@@ -682,9 +653,7 @@ def _answered(settlement: Settlement) -> list[NewNode]:
     ]
 
 
-def _progress(
-    session: SessionRow, settlement: Settlement, head: Place | None, state: ExchangeState
-) -> dict[str, Any]:
+def _progress(session: SessionRow, settlement: Settlement, head: Place | None, state: ExchangeState) -> dict[str, Any]:
     """Return what a reply changes in the session's row; None for `head`: the head stays where it is."""
     changed: dict[str, Any] = {
         "requests": session.requests + 1,

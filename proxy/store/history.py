@@ -50,15 +50,7 @@ from proxy.store.records import (
 from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS
 from proxy.store.sessions import session_in, session_of
 from proxy.store.summaries import prepared_on
-from proxy.store.tree import (
-    depths_of,
-    hidden_at,
-    instructions_of,
-    marks_to,
-    parents_of,
-    path_to,
-    rows_of,
-)
+from proxy.store.tree import depths_of, hidden_at, instructions_of, marks_to, parents_of, path_to, rows_of
 
 # ------------------------------------------------------------------------------- branches that clients resend
 

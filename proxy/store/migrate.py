@@ -98,8 +98,7 @@ def _alembic(action: Callable[[Config, str], None], revision: str, connection: E
         action(settings, revision)
     except CommandError as why:
         raise StoreUnavailable(
-            f"The store cannot be migrated: {why}. "
-            "If a newer version of this program made its tables, start that one."
+            f"The store cannot be migrated: {why}. If a newer version of this program made its tables, start that one."
         ) from why
 
 

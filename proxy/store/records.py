@@ -466,14 +466,7 @@ class Cursor(Struct, frozen=True, kw_only=True):
             InvalidRequest: it is something else.
         """
         time, dot, name = text.partition(".")
-        if (
-            dot
-            and time.isascii()
-            and time.isdecimal()
-            and len(time) < 20
-            and int(time) < _LARGEST
-            and is_plain(name)
-        ):
+        if dot and time.isascii() and time.isdecimal() and len(time) < 20 and int(time) < _LARGEST and is_plain(name):
             return cls(time=int(time), name=name)
         raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
 
@@ -497,8 +490,7 @@ def require_plain(**texts: str | None) -> None:
     for name, text in texts.items():
         if text is not None and not is_plain(text):
             raise InvalidRequest(
-                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.",
-                param=name,
+                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.", param=name
             )
 
 

@@ -126,9 +126,7 @@ HIDDEN: Final = Table(
     _session(),
     Column("node", NAME, primary_key=True),
     Column("exchange", Text),
-    Column(
-        "before", Text, nullable=False
-    ),  # a JSON array of the messages' own texts, as strings; so is `after`
+    Column("before", Text, nullable=False),  # a JSON array of the messages' own texts, as strings; so is `after`
     Column("reply", Text),  # the text of a message
     Column("after", Text, nullable=False),
     Column("tokens", Integer, nullable=False),
@@ -252,18 +250,7 @@ SECRETS: Final = Table(
 )
 """What all workers must share and nobody else may know. Of no session."""
 
-OF_A_SESSION: Final = (
-    LEASES,
-    SUMMARIES,
-    HIDDEN,
-    FORMS,
-    CUTS,
-    EXCHANGES,
-    NODES,
-    BODIES,
-    INSTRUCTIONS,
-    SESSIONS,
-)
+OF_A_SESSION: Final = (LEASES, SUMMARIES, HIDDEN, FORMS, CUTS, EXCHANGES, NODES, BODIES, INSTRUCTIONS, SESSIONS)
 """Every table that a session has rows in, its own row last."""
 
 

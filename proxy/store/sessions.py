@@ -24,9 +24,9 @@ _LOCKED: Final = _ONE.with_for_update()  # SQLite leaves it out: its one writer 
 
 
 _COLUMNS: Final = len(SESSIONS.columns)
-_EMPTY: Final[dict[str, Any]] = {
-    column.name: None if column.nullable else 0 for column in SESSIONS.columns
-} | {"head": ROOT}
+_EMPTY: Final[dict[str, Any]] = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {
+    "head": ROOT
+}
 """What a session that holds nothing has in its columns."""
 
 
@@ -57,9 +57,7 @@ def sessions_page(
     connection: Connection, tenant: str | None, limit: int, after: Cursor | None
 ) -> tuple[list[SessionRow], str | None]:
     """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
-    found = (
-        select(SESSIONS).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session.desc()).limit(limit + 1)
-    )
+    found = select(SESSIONS).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session.desc()).limit(limit + 1)
     if tenant is not None:
         found = found.where(SESSIONS.c.tenant == tenant)
     if after is not None:
@@ -87,9 +85,7 @@ def open_session(connection: Connection, key: str, tenant: str, session: str, at
 
 def create_session(connection: Connection, key: str, tenant: str, session: str, at: int) -> bool:
     """Make a session that holds nothing yet; return whether there was none."""
-    made = (
-        insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
-    )
+    made = insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
     return connection.execute(made, _new(key, tenant, session, at)).one_or_none() is not None
 
 
@@ -131,9 +127,7 @@ _BYTES: Final = 32
 
 def secret_of(connection: Connection, name: str) -> bytes | None:
     """Return the secret with this name, 32 bytes."""
-    found: str | None = connection.execute(
-        select(SECRETS.c.value).where(SECRETS.c.name == name)
-    ).scalar_one_or_none()
+    found: str | None = connection.execute(select(SECRETS.c.value).where(SECRETS.c.name == name)).scalar_one_or_none()
     return None if found is None else bytes.fromhex(found)
 
 

@@ -34,17 +34,7 @@ from typing import Any, ClassVar, Final, TypeAlias, cast
 from weakref import ref
 
 from msgspec import Struct
-from sqlalchemy import (
-    Boolean,
-    Connection,
-    Engine,
-    Executable,
-    Float,
-    NullPool,
-    UpdateBase,
-    create_engine,
-    event,
-)
+from sqlalchemy import Boolean, Connection, Engine, Executable, Float, NullPool, UpdateBase, create_engine, event
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import MultipleResultsFound
@@ -108,11 +98,7 @@ def create_file(path: Path) -> None:
 def connect(path: Path) -> sqlite3.Connection:
     """Connect without the module's own transactions, which begin too late."""
     connection = sqlite3.connect(
-        path,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=_STATEMENTS,
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
     )
     connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
     connection.executescript(_DURABLE)
@@ -451,9 +437,7 @@ class SqliteConnection:
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
             fixed, pick = compiled.fixed, compiled.pick
-            self._raw.executemany(
-                compiled.text, [pick({**fixed, **asked} if fixed else asked) for asked in several]
-            )
+            self._raw.executemany(compiled.text, [pick({**fixed, **asked} if fixed else asked) for asked in several])
         return NO_ROWS
 
 

@@ -127,9 +127,7 @@ class Store:
         cursor = None if after is None else Cursor.read(after)
         if tenant is not None and not is_plain(tenant):
             return [], None
-        return await self._database.read(
-            partial(sessions.sessions_page, tenant=tenant, limit=limit, after=cursor)
-        )
+        return await self._database.read(partial(sessions.sessions_page, tenant=tenant, limit=limit, after=cursor))
 
     async def find(self, session: str) -> list[SessionRow]:
         """Return the sessions with this id, whoever owns them."""
@@ -170,9 +168,7 @@ class Store:
             Conflict: there is a session with this id, or it was deleted while it was made.
             InvalidRequest: the id cannot be stored.
         """
-        return await asyncio.shield(
-            self._forks.start(fork_session(self._database, tenant, source_key, node, as_id))
-        )
+        return await asyncio.shield(self._forks.start(fork_session(self._database, tenant, source_key, node, as_id)))
 
     # -------------------------------------------------------------------------------------- logs
 
@@ -217,15 +213,11 @@ class Store:
             return None
         return await self._database.read(partial(tree.instructions_of, key=key, version=version))
 
-    async def cut(
-        self, key: str, nodes: Collection[str], policy: str, agent: str | None
-    ) -> StandingCut | None:
+    async def cut(self, key: str, nodes: Collection[str], policy: str, agent: str | None) -> StandingCut | None:
         """Return the newest cut (the greatest position) of a policy and an agent at any of these nodes."""
         if not nodes or not _are_plain(policy, agent):
             return None
-        return await self._database.read(
-            partial(cuts.newest_cut, key=key, branch=nodes, policy=policy, agent=agent)
-        )
+        return await self._database.read(partial(cuts.newest_cut, key=key, branch=nodes, policy=policy, agent=agent))
 
     async def cut_at(self, key: str, node: str, policy: str, agent: str | None) -> Cut | None:
         """Return the cut that was made at exactly this node."""
@@ -233,15 +225,11 @@ class Store:
             return None
         return await self._database.read(partial(cuts.cut_at, key=key, node=node, policy=policy, agent=agent))
 
-    async def summaries(
-        self, key: str, head: str, policy: str, agent: str | None
-    ) -> list[tuple[Summary, int]]:
+    async def summaries(self, key: str, head: str, policy: str, agent: str | None) -> list[tuple[Summary, int]]:
         """Return the summaries of the branch that ends at `head`, as `cuts.summaries_of` does."""
         if not head or not _are_plain(head, policy, agent):
             return []
-        return await self._database.read(
-            partial(cuts.summaries_of, key=key, head=head, policy=policy, agent=agent)
-        )
+        return await self._database.read(partial(cuts.summaries_of, key=key, head=head, policy=policy, agent=agent))
 
     # --------------------------------------------------------------------------------- summaries
 
@@ -274,9 +262,7 @@ class Store:
         """Return, by node, what the client was not shown of those of `nodes` where there is something."""
         if not session.hidden or not nodes:
             return {}
-        return await self._database.read(
-            partial(hidden_at, key=session.key, nodes=nodes, total=session.hidden)
-        )
+        return await self._database.read(partial(hidden_at, key=session.key, nodes=nodes, total=session.hidden))
 
     async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
         """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
@@ -359,9 +345,7 @@ class Store:
             InvalidRequest: `after` is no cursor.
         """
         cursor = None if after is None else Cursor.read(after)
-        return await self._database.read(
-            partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor)
-        )
+        return await self._database.read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
 
 
 def _are_plain(*names: str | None) -> bool:

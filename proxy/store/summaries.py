@@ -28,9 +28,7 @@ _AT_ONCE: Final = 64
 _Values: TypeAlias = dict[str, Any]
 
 _OF_SESSION: Final = SUMMARIES.c.session == bindparam("key")
-_ALL: Final = (
-    select(SUMMARIES).where(_OF_SESSION).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
-)
+_ALL: Final = select(SUMMARIES).where(_OF_SESSION).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
 _ONE: Final = select(SUMMARIES).where(_OF_SESSION, SUMMARIES.c.id == bindparam("id"))
 _IS_THERE: Final = select(SUMMARIES.c.id).where(_OF_SESSION, SUMMARIES.c.id == bindparam("id"))
 _OF_RECIPE: Final = SUMMARIES.c.recipe == bindparam("recipe")
@@ -170,11 +168,7 @@ def _stands(connection: Connection, key: str, row: SummaryRow) -> bool:
 
 
 def _first_on(
-    connection: Connection,
-    key: str,
-    nodes: frozenset[str],
-    recipe: str,
-    places: tuple[Select[Any], Select[Any]],
+    connection: Connection, key: str, nodes: frozenset[str], recipe: str, places: tuple[Select[Any], Select[Any]]
 ) -> str | None:
     """Return the id of the first one whose place is on the branch."""
     first, following = places
@@ -221,9 +215,7 @@ def _summary(row: Row) -> SummaryRow:
 # ----------------------------------------------------------------------------------------------------- leases
 
 _RELEASE: Final = delete(LEASES).where(
-    LEASES.c.session == bindparam("key"),
-    LEASES.c.name == bindparam("lease"),
-    LEASES.c.holder == bindparam("by"),
+    LEASES.c.session == bindparam("key"), LEASES.c.name == bindparam("lease"), LEASES.c.holder == bindparam("by")
 )
 
 
@@ -252,7 +244,6 @@ def _take(dialect: str) -> ReturningInsert[tuple[str]]:
         index_elements=[LEASES.c.session, LEASES.c.name],
         set_={"holder": theirs.holder, "expires_at": theirs.expires_at},
         where=or_(
-            LEASES.c.expires_at <= bindparam("at", type_=LEASES.c.expires_at.type),
-            LEASES.c.holder == theirs.holder,
+            LEASES.c.expires_at <= bindparam("at", type_=LEASES.c.expires_at.type), LEASES.c.holder == theirs.holder
         ),
     ).returning(LEASES.c.holder)

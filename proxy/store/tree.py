@@ -17,33 +17,13 @@ import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import (
-    FromClause,
-    ScalarSelect,
-    Select,
-    bindparam,
-    except_,
-    func,
-    literal_column,
-    select,
-    true,
-)
+from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, except_, func, literal_column, select, true
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Message
 from proxy.store.database import Connection, Row
 from proxy.store.encoding import decode_changes, encode_changes, stored_message
-from proxy.store.records import (
-    Amount,
-    Body,
-    BranchRow,
-    InstructionsRow,
-    Mark,
-    NodeRow,
-    Source,
-    Time,
-    sanitize,
-)
+from proxy.store.records import Amount, Body, BranchRow, InstructionsRow, Mark, NodeRow, Source, Time, sanitize
 from proxy.store.schema import BODIES, HIDDEN, INSTRUCTIONS, NODES, SESSIONS, insert_new
 from proxy.trimming import Change, Hidden
 
@@ -53,16 +33,10 @@ _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
 _BEYOND_HEX: Final = "g"
 
-_TEXT: Final = select(BODIES.c.text).where(
-    BODIES.c.session == bindparam("key"), BODIES.c.body == bindparam("body")
-)
+_TEXT: Final = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == bindparam("body"))
 _BY_PREFIX: Final = (
     select(BODIES.c.body, BODIES.c.text)
-    .where(
-        BODIES.c.session == bindparam("key"),
-        BODIES.c.body >= bindparam("from"),
-        BODIES.c.body < bindparam("to"),
-    )
+    .where(BODIES.c.session == bindparam("key"), BODIES.c.body >= bindparam("from"), BODIES.c.body < bindparam("to"))
     .limit(2)
 )
 _NEWEST: Final = (
@@ -78,9 +52,7 @@ _VERSION: Final = select(INSTRUCTIONS).where(
 def add_bodies(connection: Connection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
     insert_new(
-        connection,
-        BODIES,
-        [_text_row(key, name, body.message.raw, body.tokens) for name, body in bodies.items()],
+        connection, BODIES, [_text_row(key, name, body.message.raw, body.tokens) for name, body in bodies.items()]
     )
 
 
@@ -113,13 +85,7 @@ def message_of(connection: Connection, key: str, prefix: str) -> tuple[str, Mess
 
 
 def add_instructions(
-    connection: Connection,
-    key: str,
-    messages: Sequence[Message],
-    tokens: int,
-    at: int,
-    *,
-    there: str | None = None,
+    connection: Connection, key: str, messages: Sequence[Message], tokens: int, at: int, *, there: str | None = None
 ) -> str:
     """Store a version of the instructions; return its name, the same for the same messages.
 
@@ -168,9 +134,9 @@ _AT_ONCE: Final = 500
 
 _NODES_OF: Final = NODES.c.session == bindparam("key")
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
-_NAMED: Final = select(
-    NODES.c.node, NODES.c.depth, NODES.c.round, NODES.c.tokens_total, NODES.c.recorded
-).where(_NODES_OF, _AMONG)
+_NAMED: Final = select(NODES.c.node, NODES.c.depth, NODES.c.round, NODES.c.tokens_total, NODES.c.recorded).where(
+    _NODES_OF, _AMONG
+)
 _DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(_NODES_OF, _AMONG)
 _PARENTS: Final = (
     select(NODES.c.parent)
@@ -289,11 +255,7 @@ def recorded_in(connection: Connection, tenant: str, node: str) -> list[str]:
 
 def rows_of(connection: Connection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
     """Return these nodes by depth; those that are not stored are left out."""
-    rows = [
-        _node(row)
-        for some in in_parts(nodes)
-        for row in connection.execute(_ROWS, {"key": key, "nodes": some})
-    ]
+    rows = [_node(row) for some in in_parts(nodes) for row in connection.execute(_ROWS, {"key": key, "nodes": some})]
     return sorted(rows, key=lambda row: row.depth)
 
 
@@ -396,11 +358,7 @@ def places_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[st
     """Return where those of `nodes` stand that are stored."""
     return {
         row.node: Place(
-            node=row.node,
-            depth=row.depth,
-            round=row.round,
-            tokens_total=row.tokens_total,
-            recorded=row.recorded,
+            node=row.node, depth=row.depth, round=row.round, tokens_total=row.tokens_total, recorded=row.recorded
         )
         for some in in_parts([node for node in nodes if node != ROOT])
         for row in connection.execute(_NAMED, {"key": key, "nodes": some})
@@ -436,9 +394,7 @@ def _node_row(key: str, under: Place, place: Place, new_node: NewNode, content: 
         "agent": _agent_in(new_node.body.message) or new_node.agent,
         "policy": new_node.policy,
         # The position is the node's own, which its depth tells, wherever the branch was thought to begin.
-        "arrival": None
-        if arrival is None
-        else encode_changes([replace(change, position=0) for change in arrival]),
+        "arrival": None if arrival is None else encode_changes([replace(change, position=0) for change in arrival]),
         "created_at": new_node.created_at,
         "content": content_key(content),
         "recorded": place.recorded,
@@ -452,23 +408,9 @@ def _agent_in(message: Message) -> str | None:
 
 def _node(row: Row) -> NodeRow:
     # By place: a branch has thousands of rows, and looking columns up by name costs more than all the rest.
-    (
-        node,
-        parent,
-        depth,
-        rounds,
-        total,
-        body,
-        tokens,
-        source,
-        partial,
-        exchange,
-        agent,
-        policy,
-        arrival,
-        at,
-        text,
-    ) = row
+    (node, parent, depth, rounds, total, body, tokens, source, partial, exchange, agent, policy, arrival, at, text) = (
+        row
+    )
     return NodeRow(
         node=node,
         parent=parent,
@@ -540,9 +482,9 @@ def decode_calls(text: str | None) -> tuple[str, ...]:
 
 _HIDDEN_OF: Final = HIDDEN.c.session == bindparam("key")
 _HIDDEN_NODES: Final = select(HIDDEN.c.node).where(_HIDDEN_OF)
-_HIDDEN_ROWS: Final = select(
-    HIDDEN.c.node, HIDDEN.c.before, HIDDEN.c.reply, HIDDEN.c.after, HIDDEN.c.tokens
-).where(_HIDDEN_OF, HIDDEN.c.node.in_(bindparam("nodes", expanding=True)))
+_HIDDEN_ROWS: Final = select(HIDDEN.c.node, HIDDEN.c.before, HIDDEN.c.reply, HIDDEN.c.after, HIDDEN.c.tokens).where(
+    _HIDDEN_OF, HIDDEN.c.node.in_(bindparam("nodes", expanding=True))
+)
 _MADE: Final = select(NODES.c.node).where(
     NODES.c.session == bindparam("key"),
     NODES.c.node.in_(bindparam("nodes", expanding=True)),
@@ -575,9 +517,7 @@ class HiddenRecord(msgspec.Struct, frozen=True, tag_field="record", tag="hidden"
         )
 
 
-def keep_hidden(
-    connection: Connection, key: str, replies: Mapping[str, Hidden], *, exchange: str, at: int
-) -> int:
+def keep_hidden(connection: Connection, key: str, replies: Mapping[str, Hidden], *, exchange: str, at: int) -> int:
     """Keep what the client was not shown of some replies, by node; return of how many.
 
     A node that another exchange made stays what it was: views that hold it already must not change.
@@ -731,9 +671,7 @@ def lineage_of(connection: Connection, key: str, ends: Collection[str]) -> Linea
     return found
 
 
-def _unknown(
-    connection: Connection, key: str, end: str, depth: int, known: Lineage
-) -> tuple[list[Mark], str | None]:
+def _unknown(connection: Connection, key: str, end: str, depth: int, known: Lineage) -> tuple[list[Mark], str | None]:
     """Return what of a branch is not known, oldest first, and the node before it that is (None: the root)."""
     parts: list[list[Mark]] = []
     below: str | None = end if end in known else None

@@ -377,12 +377,7 @@ class Writer:
         raise NoAnswer("the summarizer found the request too long, however short it was")
 
     async def _ask_parts(
-        self,
-        transcript: Sequence[Part],
-        ground: _Ground,
-        work: Work,
-        target: SummarizerTarget,
-        spending: Spending,
+        self, transcript: Sequence[Part], ground: _Ground, work: Work, target: SummarizerTarget, spending: Spending
     ) -> tuple[str, str]:
         """Give the model one part after the other, each with what it made of those before."""
         told, model = ground.previous, target.model
@@ -638,9 +633,7 @@ class Summaries:
         async with held(self._store, work.key, recipe, holder, self._terms, patience=patience) as obtained:
             # What goes wrong in there must not end as one of the errors of a group of tasks.
             return (
-                await _without_raising(work, self._make_now(work))
-                if obtained
-                else Attempt(row=None, reason=_ELSEWHERE)
+                await _without_raising(work, self._make_now(work)) if obtained else Attempt(row=None, reason=_ELSEWHERE)
             )
 
     async def _make_now(self, work: Work) -> Attempt:
@@ -660,9 +653,7 @@ class Summaries:
         written = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
         row = _row(stretch, work, written, int(self._terms.clock() * 1000))
         _LOG.info("summary", extra={"fields": _line(row, work, written, time.monotonic() - started)})
-        if (
-            await self._created_at(work) != born
-        ):  # what was deleted must not come back in another one of its name
+        if await self._created_at(work) != born:  # what was deleted must not come back in another one of its name
             return Attempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:
             # Somebody was faster (the lease had ended meanwhile), or the session is gone.
@@ -706,9 +697,7 @@ def _is_nearly_reached(newest: SummaryRow, stretch: Stretch, work: Work) -> bool
     if work.asked:
         return False
     added = stretch.tokens - newest.covered_tokens
-    return stretch.stop - newest.until < work.edit.min_new_messages or (
-        added <= work.edit.growth_ratio * newest.tokens
-    )
+    return stretch.stop - newest.until < work.edit.min_new_messages or (added <= work.edit.growth_ratio * newest.tokens)
 
 
 def _row(stretch: Stretch, work: Work, written: Written, now: int) -> SummaryRow:

@@ -197,9 +197,7 @@ class Breaker:
 class Summarizer:
     """Asks the model that writes summaries. One for the life of the process."""
 
-    def __init__(
-        self, settings: SummarizerSettings, upstream: Upstream, breaker: Breaker | None = None
-    ) -> None:
+    def __init__(self, settings: SummarizerSettings, upstream: Upstream, breaker: Breaker | None = None) -> None:
         """Ask through `upstream`, which has the connections."""
         self.settings = settings
         self._upstream = upstream

@@ -64,9 +64,7 @@ _NOT_PROSE: Final = re.compile(r"[/\\_@=\d]|\w\.\w")
 _NAMING: Final[frozenset[Kind]] = frozenset({"id", "path", "url", "email"})
 _NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _RUN: Final = re.compile(r"\d+")
-_SCALED: Final = re.compile(
-    r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])"
-)
+_SCALED: Final = re.compile(r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])")
 _SCALES: Final = {"k": 1e3, "m": 1e6, "b": 1e9, "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
 _DATE: Final = re.compile(r"\b(\d{4}[-/.])\d{1,2}([-/.]\d{1,2})\b|\b\d{1,2}:(\d{2})\b")
 """A date whose month the conversation may spell out, a time whose hour it may count otherwise."""
@@ -127,9 +125,7 @@ def refusal(text: str, source: CoveredText, *, tokens: int, replaced: int, langu
 
 def scripts_of(text: str) -> dict[str, int]:
     """Return how many words of each script a text has, code and identifiers aside."""
-    prose = _ASCII_RUN.sub(
-        lambda run: " " if _NOT_PROSE.search(run.group()) else run.group(), _CODE.sub(" ", text)
-    )
+    prose = _ASCII_RUN.sub(lambda run: " " if _NOT_PROSE.search(run.group()) else run.group(), _CODE.sub(" ", text))
     counts = {script: len(words.findall(prose)) for script, words in _SCRIPTS.items()}
     return {
         script: -(-number // _SPACELESS_WORD) if script in _SPACELESS else number

@@ -198,9 +198,7 @@ class CoveredFacts(Struct, frozen=True, kw_only=True):
 
     def and_then(self, newer: CoveredFacts) -> CoveredFacts:
         """Return the facts of both parts, `newer` being the later one."""
-        return CoveredFacts(
-            messages=self.messages + newer.messages, names=_merged((*self.names, *newer.names))
-        )
+        return CoveredFacts(messages=self.messages + newer.messages, names=_merged((*self.names, *newer.names)))
 
 
 class SummaryState(Struct, frozen=True, kw_only=True):

@@ -462,9 +462,7 @@ _ERROR: Final = re.compile(
 )
 _ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL", "Traceback")
 """Of these every error line holds one: a text without them need not be looked at more closely."""
-_CODE_LINE: Final = re.compile(
-    r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b"
-)
+_CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b")
 _TO_QUOTE: Final = re.compile(r"[\s,]")
 _RUNS: Final = re.compile(r"[^\s\"'`<>()\[\]{},;|\\]+")
 _JOINTS: Final = re.compile(r"[./:@?=&#-]+")

@@ -19,9 +19,7 @@ _SPACE: Final = re.compile(r"\s+")
 _HIDDEN: Final = re.compile(r"<(?:(script|style|svg|noscript|template|head)\b|!--)", re.IGNORECASE)
 _TITLE: Final = re.compile(r"<title[^<>]*>([^<]*)<", re.IGNORECASE)
 _PAGE: Final = ("<!doctype html", "<html", "<head", "<body")
-_CLOSING: Final = re.compile(
-    r"</(?:a|button|div|form|h[1-6]|label|li|p|section|span|table|td|tr|ul)>", re.IGNORECASE
-)
+_CLOSING: Final = re.compile(r"</(?:a|button|div|form|h[1-6]|label|li|p|section|span|table|td|tr|ul)>", re.IGNORECASE)
 _FEWEST_CLOSINGS: Final = 8
 _DENSITY: Final = 200
 

@@ -43,9 +43,7 @@ CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 
 CJK_CHARACTER: Final = re.compile(f"[{CJK}]")
 _CJK_TERM: Final = re.compile(f"[{CJK}]+")
-_CJK_EMPTY: Final = re.compile(
-    "[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]"
-)
+_CJK_EMPTY: Final = re.compile("[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]")
 """Characters that join terms and belong to none: a run is divided at them, for want of a dictionary."""
 _CJK_LONGEST: Final = 12
 """A longer run is a sentence without punctuation, not a term."""
@@ -73,9 +71,7 @@ _DATE: Final = re.compile(
 _ADDRESS_MARKS: Final = frozenset(":=@/")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,15}://.+")
 _EMAIL: Final = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
-_FILE_NAME: Final = re.compile(
-    r"[\w@+-][\w.@+-]+\.(?:[A-Za-z][A-Za-z0-9]{0,3}|ipynb|sqlite|swift)|[\w@+-]\.[A-Za-z]"
-)
+_FILE_NAME: Final = re.compile(r"[\w@+-][\w.@+-]+\.(?:[A-Za-z][A-Za-z0-9]{0,3}|ipynb|sqlite|swift)|[\w@+-]\.[A-Za-z]")
 _DOTTED: Final = re.compile(r"\w{2,}(?:\.\w{2,})+")
 _WORDS_AND_SLASH: Final = re.compile(r"[A-Za-z]+/[A-Za-z]+")
 _GROUPED: Final = 6
@@ -507,10 +503,7 @@ def beginning_of(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     near = text[max(0, most - _RUN_LONGEST) : most + 1]
-    ends = (
-        near.rfind("\n"),
-        *(max((found.start() for found in each.finditer(near)), default=-1) for each in _BORDERS),
-    )
+    ends = (near.rfind("\n"), *(max((found.start() for found in each.finditer(near)), default=-1) for each in _BORDERS))
     border = next((end for end in ends if end >= 0), len(near) - 1)
     return text[: most + 1 - len(near) + border]
 
@@ -615,11 +608,7 @@ def stands_alone(text: str, start: int, stop: int) -> bool:
         last, after = text[stop - 1], text[stop]
         if after == "." and last.isdigit() and text[stop + 1 : stop + 2].isdigit():
             return False
-        if (
-            (after.isalnum() or after == "_")
-            and not CJK_CHARACTER.match(after)
-            and not CJK_CHARACTER.match(last)
-        ):
+        if (after.isalnum() or after == "_") and not CJK_CHARACTER.match(after) and not CJK_CHARACTER.match(last):
             return False
     return True
 

@@ -40,17 +40,11 @@ PER_LINE: Final = " per line"
 """Ends the heading of records that were a line each."""
 
 _HEADING: Final = re.compile(r"\{.*\}(?: per line)?\Z", re.DOTALL)
-_NAME: Final = re.compile(
-    r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?"
-)
+_NAME: Final = re.compile(r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?")
 """A name that can stand in a heading."""
-_BARE: Final = re.compile(
-    r"(?:[^\s,{}\[\]<>\"\\](?:[^,{}<>\"\\\x00-\x1f\ud800-\udfff]{0,98}[^\s,{}<>\"\\])?)?"
-)
+_BARE: Final = re.compile(r"(?:[^\s,{}\[\]<>\"\\](?:[^,{}<>\"\\\x00-\x1f\ud800-\udfff]{0,98}[^\s,{}<>\"\\])?)?")
 """A text that can stand there; a longer one stays with what it tells of."""
-_LITERAL: Final = re.compile(
-    r"null|true|false|NaN|-?(?:Infinity|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
-)
+_LITERAL: Final = re.compile(r"null|true|false|NaN|-?(?:Infinity|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 """A text that would be taken for something else."""
 _TABLE_COST: Final = 8
 _NESTED_COST: Final = 6
@@ -128,9 +122,7 @@ def _table_of(value: JsonValue) -> JsonValue | _Table:
             table = _table([member for _, member in value], names)
             if table is not None:
                 return table
-        return tuple(
-            [_member(name, held) if type(held) in CONTAINERS else (name, held) for name, held in value]
-        )
+        return tuple([_member(name, held) if type(held) in CONTAINERS else (name, held) for name, held in value])
     if is_items(value):
         table = _table(value)
         if table is not None:

@@ -71,10 +71,7 @@ _WEIGHTS: Final = (
 
 _BEYOND_LATIN: Final = (
     # Chinese, Japanese and Korean, their punctuation included.
-    (
-        re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]"),
-        {"cl100k_base": 0.90, "o200k_base": 0.70},
-    ),
+    (re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]"), {"cl100k_base": 0.90, "o200k_base": 0.70}),
     # Other alphabets: Greek, Cyrillic, Arabic, Devanagari, Thai …
     (re.compile(r"[\u0250-\u1fff]"), {"cl100k_base": 0.90, "o200k_base": 0.36}),
     # Signs and emoji.

@@ -139,9 +139,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
         best: tuple[float, int] | None = None
         for start in starts:
-            left = (
-                self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
-            )
+            left = self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
             balance = self._balance(self.stays - freed[-1] + freed[start], left)
             if self._timely(balance, waited[-1] - waited[start]):
                 saved = balance.gain * self.expected - balance.loss
@@ -194,10 +192,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         left = left if left >= self.prices.minimum else 0
         loss = _once(self.prices, sent, left) - _once(self.prices, stays, self.held)
         return Balance(
-            loss=loss,
-            gain=self._later(stays) - self._later(sent),
-            freed=stays - sent,
-            rewritten=sent - left,
+            loss=loss, gain=self._later(stays) - self._later(sent), freed=stays - sent, rewritten=sent - left
         )
 
     def _first_change(self, draft: Draft) -> int:
@@ -302,7 +297,5 @@ def account_after(costs: Costs, balance: Balance, before: int) -> Account:
     untrimmed = _once(prices, before, held + before - stays if costs.warm else 0)
     paid = _once(prices, stays, held) + balance.loss
     return Account(
-        turns=account.turns + 1,
-        untrimmed=account.untrimmed + untrimmed,
-        saved=account.saved + untrimmed - paid,
+        turns=account.turns + 1, untrimmed=account.untrimmed + untrimmed, saved=account.saved + untrimmed - paid
     )

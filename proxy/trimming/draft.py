@@ -94,11 +94,7 @@ class Draft(Struct, frozen=True, kw_only=True):
         """How much would be sent."""
         left = [message for message in self.messages if message is not None]
         left += [message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)]
-        return Size(
-            tokens=self.total,
-            messages=len(left),
-            tool_calls=sum(message.is_result for message in left),
-        )
+        return Size(tokens=self.total, messages=len(left), tool_calls=sum(message.is_result for message in left))
 
     @property
     def within_target(self) -> bool:

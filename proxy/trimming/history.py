@@ -107,10 +107,7 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
 
 
 def arrive(
-    entries: Sequence[Entry],
-    policy: Policy,
-    context: PlanningContext,
-    missing: Sequence[tuple[int, Size]] = (),
+    entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]] = ()
 ) -> Arrived:
     """Repeat what is recorded, and decide about what is sent for the first time.
 
@@ -121,9 +118,7 @@ def arrive(
     else:
         decided = tuple([entry.arrival or () for entry in entries])
     messages: list[Message | None] = [entry.message for entry in entries]
-    tokens = [
-        entry.tokens if entry.hidden is None else entry.tokens + entry.hidden.tokens for entry in entries
-    ]
+    tokens = [entry.tokens if entry.hidden is None else entry.tokens + entry.hidden.tokens for entry in entries]
     if any(decided):
         for place, changes in enumerate(decided):
             for change in changes:
@@ -139,9 +134,7 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
         )
     log = arrived.without(cut.gaps)
     places = {entry.position: place for place, entry in enumerate(log.entries)}
-    changes = tuple(
-        [change.at(places[change.position]) for change in cut.changes if change.position in places]
-    )
+    changes = tuple([change.at(places[change.position]) for change in cut.changes if change.position in places])
     messages, tokens = overlay(log.messages, log.tokens, changes)
     summary = cut.summary
     return TrimmedHistory(
@@ -159,11 +152,7 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
 def _unchanged(log: Arrived, changes: Iterable[Change]) -> dict[int, Hidden]:
     """Return by place what is hidden with messages that nothing has changed."""
     changed = {change.position for change in changes}
-    return {
-        place: hidden
-        for place, hidden in log.hidden.items()
-        if place not in changed and not log.decided[place]
-    }
+    return {place: hidden for place, hidden in log.hidden.items() if place not in changed and not log.decided[place]}
 
 
 def _decided(
@@ -234,9 +223,7 @@ def _new(entry: Entry, size: Size, policy: Policy, context: PlanningContext) -> 
 # ----------------------------------------------------------------------------------------------- gaps
 
 
-def outside_gaps(
-    items: Sequence[_Item], gaps: Iterable[Gap], position: Callable[[_Item], int]
-) -> list[_Item]:
+def outside_gaps(items: Sequence[_Item], gaps: Iterable[Gap], position: Callable[[_Item], int]) -> list[_Item]:
     """Return the items, ordered by `position`, that lie in none of the gaps."""
     kept: list[_Item] = []
     at = 0
@@ -263,9 +250,7 @@ def missing_of(entries: Sequence[Entry], gaps: Iterable[Gap], start: int) -> lis
     return found
 
 
-def gaps_of(
-    log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Change]
-) -> tuple[list[Gap], set[int]]:
+def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Change]) -> tuple[list[Gap], set[int]]:
     """Return gaps for the spans that `changes` removed whole, and their places in the log.
 
     The changes speak of places in the log, those of one place in their order; the gaps speak of positions.

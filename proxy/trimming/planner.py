@@ -37,18 +37,7 @@ from proxy.trimming.cost import (
 from proxy.trimming.draft import Draft, clipped
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.history import arrive, joined, missing_of, trimmed_history
-from proxy.trimming.model import (
-    Change,
-    Cut,
-    Entry,
-    Gap,
-    Hidden,
-    Plan,
-    PlanningContext,
-    Size,
-    Summary,
-    SummaryRequest,
-)
+from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
 from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
@@ -172,12 +161,7 @@ def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool
 
 
 def compaction(
-    entries: Sequence[Entry],
-    policy: Policy,
-    context: PlanningContext,
-    current: Cut | None = None,
-    *,
-    start: int = 0,
+    entries: Sequence[Entry], policy: Policy, context: PlanningContext, current: Cut | None = None, *, start: int = 0
 ) -> SummaryRequest | None:
     """Return what a model would sum up if somebody asked for it now; None where it would not be worth it.
 
@@ -232,9 +216,7 @@ class _Planning:
         if overflow is not None:
             self.aim, self.target = round(overflow * context.scale), overflow
         # What is too much must go now: where the log is not whole, what went stays gone under any version.
-        self.same = (
-            cut is None or cut.version == policy.version or (overflow is not None and not self.is_whole)
-        )
+        self.same = cut is None or cut.version == policy.version or (overflow is not None and not self.is_whole)
         """Whether a trim adds to what earlier ones did; else it begins anew."""
         self.base = self.history if self.same else trimmed_history(self.arrived, None)
         """What a trim would begin with."""
@@ -271,11 +253,7 @@ class _Planning:
             draft = made.draft
             changed = len(self.base.log.entries) < self.given or bool(made.made) or self.base.touched
             view = self._view(
-                draft.messages,
-                draft.tokens,
-                made.summary,
-                draft.hidden,
-                changed=changed or bool(draft.hidden),
+                draft.messages, draft.tokens, made.summary, draft.hidden, changed=changed or bool(draft.hidden)
             )
             if costs is not None and overflow is None and costs.prices.source == "assumed":
                 warnings += (UNKNOWN_PRICES,)
@@ -436,11 +414,7 @@ class _Planning:
 
     def _beyond(self, draft: Draft, place: int) -> Size:
         """Return how much of what is sent stands at `place` or beyond."""
-        sent = [
-            (message, draft.tokens[at])
-            for at, message in draft.remaining()
-            if draft.entries[at].position >= place
-        ]
+        sent = [(message, draft.tokens[at]) for at, message in draft.remaining() if draft.entries[at].position >= place]
         calls = sum([message.is_result for message, _ in sent])
         return Size(tokens=sum([tokens for _, tokens in sent]), messages=len(sent), tool_calls=calls)
 
@@ -472,9 +446,7 @@ class _Planning:
         return requested_in_time(draft, edit, added, costs)
 
 
-def requested_in_time(
-    draft: Draft, edit: Summarize, added: int | None, costs: Costs | None
-) -> SummaryRequest | None:
+def requested_in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | None) -> SummaryRequest | None:
     """Return the summary that should be ready at the next trim; None where none would be worth it.
 
     `added` are the tokens that come before the trigger fires; None where that is too far off: then the

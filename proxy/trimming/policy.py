@@ -151,16 +151,12 @@ class Policy(Section, frozen=True):
     def version(self) -> str:
         """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
         content = self.model_dump(mode="json", exclude={"match", "extends"}, exclude_none=True)
-        return blake2b(
-            orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES
-        ).hexdigest()
+        return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property
     def reckons(self) -> bool:
         """Whether anything in it depends on what a trim costs."""
-        return (self.trigger is not None and self.trigger.cost is not None) or any(
-            edit.must_pay for edit in self.edits
-        )
+        return (self.trigger is not None and self.trigger.cost is not None) or any(edit.must_pay for edit in self.edits)
 
     @cached_property
     def relies_on_window(self) -> bool:

@@ -214,20 +214,12 @@ class Trigger(Section, frozen=True):
         tokens, window = round(size.tokens * context.scale), context.context_window
         after = round(current.tokens * context.scale) if current is not None else 0
         if self.tokens is not None:
-            found.append(
-                _Threshold(key="tokens", value=tokens, limit=self.tokens, after=after, target=target)
-            )
+            found.append(_Threshold(key="tokens", value=tokens, limit=self.tokens, after=after, target=target))
         if self.ratio is not None and window is not None:
             limit = self.ratio * window
             found.append(
                 _Threshold(
-                    key="ratio",
-                    value=tokens,
-                    limit=limit,
-                    after=after,
-                    target=target,
-                    share=self.ratio,
-                    window=window,
+                    key="ratio", value=tokens, limit=limit, after=after, target=target, share=self.ratio, window=window
                 )
             )
         if self.messages is not None:
@@ -235,9 +227,7 @@ class Trigger(Section, frozen=True):
             found.append(_Threshold(key="messages", value=size.messages, limit=self.messages, after=after))
         if self.tool_calls is not None:
             after = current.tool_calls if current is not None else 0
-            found.append(
-                _Threshold(key="tool_calls", value=size.tool_calls, limit=self.tool_calls, after=after)
-            )
+            found.append(_Threshold(key="tool_calls", value=size.tool_calls, limit=self.tool_calls, after=after))
         return found
 
 

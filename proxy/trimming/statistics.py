@@ -136,9 +136,7 @@ class Statistics(BaseModel, frozen=True):
         for role, count in other.roles.items():
             roles[role] = roles.get(role, 0) + count
         requests = list(self.requests)
-        requests += [
-            UserRequest(number=self.requested + each.number, text=each.text) for each in other.requests
-        ]
+        requests += [UserRequest(number=self.requested + each.number, text=each.text) for each in other.requests]
         return Statistics(
             rounds=self.rounds + other.rounds,
             roles=roles,
@@ -228,9 +226,7 @@ def _tools_of(uses: Mapping[str, tuple[int, int]]) -> tuple[ToolUse, ...]:
     """Return the tools; of very many those that were called most."""
     most = set(sorted(uses, key=lambda name: -uses[name][0])[:_TOOLS])
     return tuple(
-        ToolUse(name=name, calls=calls, errors=errors)
-        for name, (calls, errors) in uses.items()
-        if name in most
+        ToolUse(name=name, calls=calls, errors=errors) for name, (calls, errors) in uses.items() if name in most
     )
 
 
@@ -287,9 +283,7 @@ def _is_plain(value: str) -> bool:
 
 def _shown(statistics: Statistics, detail: Detail) -> list[UserRequest]:
     """Return the requests that are shown: of many a third from the beginning."""
-    return list(
-        _first_and_newest(statistics.requests, detail.requests // 3, detail.requests - detail.requests // 3)
-    )
+    return list(_first_and_newest(statistics.requests, detail.requests // 3, detail.requests - detail.requests // 3))
 
 
 class _Wording(Struct, frozen=True, kw_only=True):
@@ -345,8 +339,7 @@ _WORDS: Final[Mapping[Language, _Wording]] = {
 def _lines(statistics: Statistics, words: _Wording, detail: Detail) -> list[str]:
     """Return the lines in the language of these words."""
     roles = words.comma.join(
-        words.role.format(role=words.roles.get(role, role), count=count)
-        for role, count in statistics.roles.items()
+        words.role.format(role=words.roles.get(role, role), count=count) for role, count in statistics.roles.items()
     )
     period = words.period.format(statistics.rounds) if statistics.rounds else ""
     lines = [words.messages.format(period, statistics.messages, roles)]

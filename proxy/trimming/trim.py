@@ -21,15 +21,7 @@ from proxy.trimming.edits.drop_oldest import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import TrimmedHistory, gaps_of
-from proxy.trimming.model import (
-    HIDDEN_ROUNDS,
-    Change,
-    Gap,
-    PlanningContext,
-    Size,
-    Summary,
-    SummaryRequest,
-)
+from proxy.trimming.model import HIDDEN_ROUNDS, Change, Gap, PlanningContext, Size, Summary, SummaryRequest
 from proxy.trimming.policy import Keep, Policy
 
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
@@ -108,12 +100,7 @@ _RELEASE: Final = ReleaseHidden()
 
 
 def draft_of(
-    base: TrimmedHistory,
-    policy: Policy,
-    context: PlanningContext,
-    target: int | None,
-    *,
-    exempting: bool = True,
+    base: TrimmedHistory, policy: Policy, context: PlanningContext, target: int | None, *, exempting: bool = True
 ) -> Draft:
     """Return what is left of a log as edits see it; with `exempting`, what was recalled lately stays."""
     entries = base.log.entries
@@ -164,17 +151,13 @@ def protected(
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
 
 
-def recalled_lately(
-    spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]
-) -> frozenset[int]:
+def recalled_lately(spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]) -> frozenset[int]:
     """Return the places of spans that hidden rounds of the newest turns belong to."""
     if not hidden:
         return frozenset()
     oldest = rounds[max(0, len(rounds) - _RECALLED_ROUNDS)].start
     newest = [span for span in spans[max(0, len(spans) - _RECALLED_SPANS) :] if span.start >= oldest]
-    return frozenset(
-        place for span in newest if span.start in hidden for place in range(span.start, span.stop)
-    )
+    return frozenset(place for span in newest if span.start in hidden for place in range(span.start, span.stop))
 
 
 def trim(
@@ -240,9 +223,7 @@ def rescue(
     if gentle.draft.total <= target:
         return gentle, ()
     shorter = [TruncateToolOutput(max_lines=_ANY, max_bytes=max(1, target // part)) for part in _PARTS]
-    least = policy.model_copy(
-        update={"edits": (*edits, *shorter, DropOldest()), "keep": Keep(rounds=0, spans=0)}
-    )
+    least = policy.model_copy(update={"edits": (*edits, *shorter, DropOldest()), "keep": Keep(rounds=0, spans=0)})
     harder = trim(base, least, context, target, costs, exempting=False, strict=True)
     return (harder, (BEYOND_KEEP,)) if harder.draft.total < gentle.draft.total else (gentle, ())
 
@@ -321,9 +302,7 @@ def _pass(
     return draft, made, request
 
 
-def _outcome(
-    edit: BaseEdit, draft: Draft
-) -> tuple[tuple[Change, ...], Summary | None, SummaryRequest | None]:
+def _outcome(edit: BaseEdit, draft: Draft) -> tuple[tuple[Change, ...], Summary | None, SummaryRequest | None]:
     """Return what an edit changes, the summary that it makes, if any, and the one that it would need."""
     outcome = tuple(edit.apply(draft))
     made = next((each for each in outcome if isinstance(each, Summary)), None)

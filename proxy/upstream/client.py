@@ -50,9 +50,7 @@ class Answer:
     The caller closes it; until then it may occupy a connection.
     """
 
-    def __init__(
-        self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError]
-    ) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError]) -> None:
         """Wrap `response`; `error_of` turns errors of aiohttp into ours."""
         self.status = response.status
         self.headers: Headers = list(response.raw_headers)
@@ -149,9 +147,7 @@ class Upstream:
         """Where everything goes that no route takes."""
         self._routes = tuple([(route.models, _destination_of(route)) for route in settings.routes])
         self._session = open_session(
-            connect_timeout=settings.connect_timeout,
-            read_timeout=settings.read_timeout,
-            limit=settings.max_connections,
+            connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout, limit=settings.max_connections
         )
 
     async def aclose(self) -> None:

@@ -222,9 +222,7 @@ def _has_input(transport: asyncio.Transport | None) -> bool:
     return bool(poll.poll(0))
 
 
-async def _send(
-    request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
+async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Send a request, and once more if it may arrive twice and was lost on a reused connection.
 
     Any other lost POST is an error: the server may have read it, and a completion that is asked for twice is

@@ -118,15 +118,9 @@ def test_middle_always_keeps_the_newest_span() -> None:
 def test_the_oracle_keeps_results_that_are_used_again() -> None:
     said = [
         user("look"),
-        *(
-            call("a", arguments='{"at": "here"}'),
-            result("a", "the number is 48151623 and nothing else matters"),
-        ),
+        *(call("a", arguments='{"at": "here"}'), result("a", "the number is 48151623 and nothing else matters")),
         *(call("b", arguments='{"at": "there"}'), result("b", "nothing at all is to be found in this place")),
-        *(
-            call("c", arguments='{"at": "everywhere"}'),
-            result("c", "and nothing in that one, as it seems to be"),
-        ),
+        *(call("c", arguments='{"at": "everywhere"}'), result("c", "and nothing in that one, as it seems to be")),
         call("d", arguments='{"number": "48151623"}'),
         *(result("d", "right"), reply("done")),
     ]
@@ -152,15 +146,7 @@ def test_the_name_of_a_baseline_has_its_number_unless_it_is_the_usual_one() -> N
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "baseline:",
-        "baseline:nine",
-        "baseline:none=3",
-        "baseline:oracle=1",
-        "baseline:last=",
-        "baseline:last=0",
-    ],
+    "name", ["baseline:", "baseline:nine", "baseline:none=3", "baseline:oracle=1", "baseline:last=", "baseline:last=0"]
 )
 def test_an_unknown_baseline_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="baseline:last"):

@@ -37,9 +37,7 @@ SAID: list[dict[str, Any]] = [
 
 
 def run(*names: str, said: list[dict[str, Any]] = SAID, recall: bool = False) -> BacktestResult:
-    test = Backtest(
-        [baseline(name) for name in names], standard_classes(), Letters("estimate"), recall=recall
-    )
+    test = Backtest([baseline(name) for name in names], standard_classes(), Letters("estimate"), recall=recall)
     return test.run([history(said)])
 
 
@@ -89,10 +87,7 @@ def test_masking_by_hand(prices: str, use: Use, millionths: float) -> None:
 
 
 def test_no_trimming_comes_first_and_each_strategy_once() -> None:
-    assert list(run("baseline:mask", "baseline:none", "baseline:mask").about) == [
-        "baseline:none",
-        "baseline:mask",
-    ]
+    assert list(run("baseline:mask", "baseline:none", "baseline:mask").about) == ["baseline:none", "baseline:mask"]
 
 
 def test_sessions_with_equal_names_get_numbers() -> None:
@@ -175,11 +170,7 @@ def test_recall_judges_what_was_sent() -> None:
     outcome = run("baseline:mask", "baseline:last=3", said=said, recall=True)
     found = {line.strategy: line.figures.recall for line in outcome.sessions if line.prices == "read 0.1"}
     shares = {name: (counts.far.recall, counts.tool_only.recall) for name, counts in found.items() if counts}
-    assert shares == {
-        "baseline:none": (1.0, 1.0),
-        "baseline:mask": (0.0, 0.0),
-        "baseline:last=3": (0.0, 0.0),
-    }
+    assert shares == {"baseline:none": (1.0, 1.0), "baseline:mask": (0.0, 0.0), "baseline:last=3": (0.0, 0.0)}
     assert run(said=said).sessions[0].figures.recall is None
 
 
@@ -196,12 +187,8 @@ def test_costs_add_up() -> None:
 
 def test_costs_with_unknown_output_have_no_total() -> None:
     assert Cost(use=NOTHING, input=1.0, output=None).total is None
-    assert (
-        Cost(use=NOTHING, input=1.0, output=None) + Cost(use=NOTHING, input=1.0, output=1.0)
-    ).output is None
-    assert (
-        Cost(use=NOTHING, input=1.0, output=1.0) + Cost(use=NOTHING, input=1.0, output=None)
-    ).total is None
+    assert (Cost(use=NOTHING, input=1.0, output=None) + Cost(use=NOTHING, input=1.0, output=1.0)).output is None
+    assert (Cost(use=NOTHING, input=1.0, output=1.0) + Cost(use=NOTHING, input=1.0, output=None)).total is None
 
 
 def test_figures_add_up_and_keep_the_largest_request() -> None:
@@ -257,7 +244,7 @@ def test_recall_that_was_not_measured_stays_unknown() -> None:
 
 
 def test_a_ratio_compares_input_only() -> None:
-    assert ratio(
-        Cost(use=NOTHING, input=1.0, output=9.0), Cost(use=NOTHING, input=4.0, output=9.0)
-    ) == pytest.approx(0.25)
+    assert ratio(Cost(use=NOTHING, input=1.0, output=9.0), Cost(use=NOTHING, input=4.0, output=9.0)) == pytest.approx(
+        0.25
+    )
     assert ratio(Cost(use=NOTHING, input=1.0), Cost()) is None

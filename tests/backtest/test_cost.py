@@ -35,9 +35,7 @@ TWO = prompt(("system", 1000), ("user", 100), ("reply", 50), ("more", 150))
 
 
 def test_uses_add_up() -> None:
-    assert Use(read=1, written=2, plain=3) + Use(read=10, written=20, plain=30) == Use(
-        read=11, written=22, plain=33
-    )
+    assert Use(read=1, written=2, plain=3) + Use(read=10, written=20, plain=30) == Use(read=11, written=22, plain=33)
     assert Use(read=1, written=2, plain=3).sent == 6
     assert NOTHING.sent == 0
 
@@ -50,9 +48,7 @@ def test_by_blocks_whole_blocks_are_written_and_read() -> None:
     assert cache.read(TWO) == Use(read=1280, written=0, plain=20)
 
 
-@pytest.mark.parametrize(
-    ("shared", "read"), [(1023, 0), (1024, 1024), (1151, 1024), (1152, 1152), (5000, 4992)]
-)
+@pytest.mark.parametrize(("shared", "read"), [(1023, 0), (1024, 1024), (1151, 1024), (1152, 1152), (5000, 4992)])
 def test_by_blocks_a_common_beginning_is_read_in_whole_blocks(shared: int, read: int) -> None:
     cache = PromptCache(CacheRule())
     cache.read(prompt(("a", shared), ("b", 10)))
@@ -128,18 +124,14 @@ def test_by_blocks_forgotten_entries_do_not_hide_others() -> None:
     cache = PromptCache(CacheRule(lifetime=300))
     cache.read([Segment(text=b"a" * 1000, tokens=10_000)], at=0)
     cache.read([Segment(text=b"a" * 300 + b"b" * 700, tokens=10_000)], at=200)
-    assert (
-        cache.read([Segment(text=b"a" * 900 + b"c" * 100, tokens=10_000)], at=400).read == 3000 // 128 * 128
-    )
+    assert cache.read([Segment(text=b"a" * 900 + b"c" * 100, tokens=10_000)], at=400).read == 3000 // 128 * 128
 
 
 def test_at_breakpoints_reading_an_entry_renews_it() -> None:
     cache = PromptCache(CacheRule(matching="breakpoints", lifetime=300))
     cache.read(ONE, at=0)
     cache.read(TWO, at=200)  # reads ONE
-    assert cache.read(prompt(("system", 1000), ("user", 100), ("other", 1)), at=450) == Use(
-        read=1100, written=1
-    )
+    assert cache.read(prompt(("system", 1000), ("user", 100), ("other", 1)), at=450) == Use(read=1100, written=1)
 
 
 texts = st.text("ab", min_size=1, max_size=4).map(str.encode)
@@ -163,9 +155,7 @@ def _shared(one: list[bytes], other: list[bytes]) -> int:
 
 
 @given(st.lists(st.lists(texts, max_size=12), max_size=12))
-def test_by_blocks_the_tree_finds_the_longest_beginning_of_all_earlier_prompts(
-    prompts: list[list[bytes]],
-) -> None:
+def test_by_blocks_the_tree_finds_the_longest_beginning_of_all_earlier_prompts(prompts: list[list[bytes]]) -> None:
     cache = PromptCache(CacheRule())
     for number, parts in enumerate(prompts):
         read = cache.read([Segment(text=text, tokens=_tokens(text)) for text in parts]).read
@@ -177,9 +167,7 @@ def test_by_blocks_the_tree_finds_the_longest_beginning_of_all_earlier_prompts(
     st.sampled_from(["blocks", "breakpoints"]),
     st.lists(st.tuples(st.lists(texts, max_size=12), st.sets(st.integers(0, 12))), max_size=12),
 )
-def test_every_token_comes_from_somewhere(
-    matching: Matching, prompts: list[tuple[list[bytes], set[int]]]
-) -> None:
+def test_every_token_comes_from_somewhere(matching: Matching, prompts: list[tuple[list[bytes], set[int]]]) -> None:
     cache = PromptCache(CacheRule(matching=matching, lifetime=3))
     for at, (parts, marks) in enumerate(prompts):
         segments = [Segment(text=text, tokens=_tokens(text)) for text in parts]
@@ -251,9 +239,7 @@ def test_a_price_step_holds_for_the_whole_request() -> None:
         cached_read=0.1,
         cache_write=1,
         output=4,
-        steps=(
-            DollarStep(above=500_000, dollars=Dollars(input=2, cached_read=0.2, cache_write=2, output=6)),
-        ),
+        steps=(DollarStep(above=500_000, dollars=Dollars(input=2, cached_read=0.2, cache_write=2, output=6)),),
     )
     each = PriceClass(name="m", dollars=dollars, prices=price_class(0.1).prices)
     assert each.input_dollars(Use(plain=500_000)) == pytest.approx(0.5)

@@ -10,14 +10,7 @@ import pytest
 from proxy.backtest.baselines import baseline
 from proxy.backtest.comparison import Backtest
 from proxy.backtest.cost import standard_classes
-from proxy.backtest.histories import (
-    SessionHistory,
-    of_messages,
-    read_file,
-    stored,
-    stripped,
-    synthetic_agents,
-)
+from proxy.backtest.histories import SessionHistory, of_messages, read_file, stored, stripped, synthetic_agents
 from proxy.dialects.chat.protocol import problems
 from proxy.errors import InvalidRequest
 from proxy.pipeline import write_lines
@@ -156,9 +149,7 @@ def test_too_deep_json_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("levels", range(200, 1100, 45))
 def test_json_of_any_depth_is_read_or_refused(tmp_path: Path, levels: int) -> None:
     file = tmp_path / "deep.json"
-    file.write_text(
-        f'[{{"role": "user", "content": {"[" * levels + "]" * levels}}}, {{"role": "assistant"}}]'
-    )
+    file.write_text(f'[{{"role": "user", "content": {"[" * levels + "]" * levels}}}, {{"role": "assistant"}}]')
     try:
         (history,) = read_file(file)
     except InvalidRequest as why:
@@ -259,9 +250,7 @@ def test_sizes_are_as_told(agents: tuple[SessionHistory, SessionHistory]) -> Non
         assert len(history.requests) == 101
 
 
-def test_of_the_noisy_one_s_output_two_fifths_are_noise(
-    agents: tuple[SessionHistory, SessionHistory],
-) -> None:
+def test_of_the_noisy_one_s_output_two_fifths_are_noise(agents: tuple[SessionHistory, SessionHistory]) -> None:
     plain, noisy = agents
     for message in noisy.messages:
         if message.role == "tool":
@@ -271,9 +260,7 @@ def test_of_the_noisy_one_s_output_two_fifths_are_noise(
 
 
 def test_no_text_comes_twice(agents: tuple[SessionHistory, SessionHistory]) -> None:
-    lines = [
-        line for message in agents[0].messages if message.role == "tool" for line in message.text.split("\n")
-    ]
+    lines = [line for message in agents[0].messages if message.role == "tool" for line in message.text.split("\n")]
     assert len(set(lines)) == len(lines)
 
 
@@ -281,20 +268,12 @@ def test_it_is_the_same_every_time(agents: tuple[SessionHistory, SessionHistory]
     assert synthetic_agents(COUNTER) == agents
 
 
-def test_no_trimming_costs_what_can_be_reckoned_by_hand(
-    agents: tuple[SessionHistory, SessionHistory],
-) -> None:
+def test_no_trimming_costs_what_can_be_reckoned_by_hand(agents: tuple[SessionHistory, SessionHistory]) -> None:
     """A prefix of 8,000 tokens, 2,000 more at each of 101 requests, nearly all of it read from the cache."""
-    outcome = Backtest([baseline("baseline:slide")], standard_classes(), COUNTER, recall=False).run(
-        agents[:1]
-    )
+    outcome = Backtest([baseline("baseline:slide")], standard_classes(), COUNTER, recall=False).run(agents[:1])
     sent = sum(8_000 + 2_000 * turn for turn in range(101))
     new = 8_000 + 2_000 * 100
-    for name, read, write in (
-        ("read 0.5", 0.5, 1),
-        ("read 0.1", 0.1, 1),
-        ("read 0.05, write 1.25", 0.05, 1.25),
-    ):
+    for name, read, write in (("read 0.5", 0.5, 1), ("read 0.1", 0.1, 1), ("read 0.05, write 1.25", 0.05, 1.25)):
         figures = figures_of(outcome, "baseline:none", name, "synthetic")
         assert figures.sent == pytest.approx(sent, rel=0.02)
         dollars = (read * (sent - new) + write * new) / 1e6

@@ -148,11 +148,7 @@ def test_a_value_that_nothing_named_cannot_be_bound() -> None:
 
 
 def test_every_call_of_a_message_counts_by_itself() -> None:
-    history = [
-        result("one: A11, two: B22, three: C33"),
-        *filler(6),
-        calling({"x": "A11", "y": "B22"}, {"x": "C33"}),
-    ]
+    history = [result("one: A11, two: B22, three: C33"), *filler(6), calling({"x": "A11", "y": "B22"}, {"x": "C33"})]
 
     found = References([], history).judge(7, masked(history[:7], "one: A11, three: C33"))
 
@@ -181,9 +177,7 @@ def test_free_text_and_calls_of_the_older_form_are_read() -> None:
     older = ChatMessage.of(
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": '{"id": "ORD77"}'}}
     )
-    broken = ChatMessage.of(
-        {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": 3}}
-    )
+    broken = ChatMessage.of({"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": 3}})
 
     assert arguments_of(older) == ('{"id": "ORD77"}',)
     assert arguments_of(broken) == ("3",)
@@ -201,9 +195,7 @@ def test_a_message_that_stands_twice_is_held_at_both_places() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
-def test_of_a_real_session_sent_whole_nothing_is_missing_and_masked_only_what_stood_in_results(
-    path: Path,
-) -> None:
+def test_of_a_real_session_sent_whole_nothing_is_missing_and_masked_only_what_stood_in_results(path: Path) -> None:
     messages = [ChatMessage.of(each) for each in json.loads(path.read_text("utf-8"))["messages"]]
     references = References([], messages)
 

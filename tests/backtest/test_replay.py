@@ -11,14 +11,7 @@ import yaml
 
 from proxy.backtest.cost import NOTHING, CacheRule, Segment
 from proxy.backtest.histories import of_messages
-from proxy.backtest.replay import (
-    Counted,
-    PolicyStrategy,
-    ReplayedRequest,
-    ReplayModel,
-    replayed,
-    sent_messages,
-)
+from proxy.backtest.replay import Counted, PolicyStrategy, ReplayedRequest, ReplayModel, replayed, sent_messages
 from proxy.cli.serving import server_config
 from proxy.config import Settings
 from proxy.demo import DemoOutcome, rehearse
@@ -37,9 +30,7 @@ def policy(**settings: Any) -> PolicyStrategy:
     return PolicyStrategy(name="mine", policy=Policy.model_validate(settings))
 
 
-DROPPING = policy(
-    trigger={"tokens": 3000}, target={"tokens": 1500}, keep={"spans": 1}, edits=[{"type": "drop_oldest"}]
-)
+DROPPING = policy(trigger={"tokens": 3000}, target={"tokens": 1500}, keep={"spans": 1}, edits=[{"type": "drop_oldest"}])
 
 
 def requests(ready: Counted, strategy: PolicyStrategy, *rules: CacheRule) -> list[ReplayedRequest]:
@@ -53,9 +44,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> DemoOutcome:
 
 
 @pytest.mark.parametrize("name", ["default", "off"])
-def test_a_replay_equals_what_the_proxy_sends_and_the_provider_bills(
-    rehearsed: DemoOutcome, name: str
-) -> None:
+def test_a_replay_equals_what_the_proxy_sends_and_the_provider_bills(rehearsed: DemoOutcome, name: str) -> None:
     recording = rehearsed.recording
     history = of_messages("demo", recording.messages, tools=list(recording.tools), model=MODEL)
     written = yaml.safe_load(configuration(Path(), "http://127.0.0.1:9/v1"))
@@ -125,9 +114,7 @@ def test_marks_of_the_proxy_keep_the_unchanged_part_cached() -> None:
     ready = counted(agent(40))
     marked, unmarked = CacheRule(matching="breakpoints"), CacheRule(matching="breakpoints", explicit=False)
     clearing = policy(
-        trigger={"tokens": 6000},
-        keep={"spans": 1},
-        edits=[{"type": "truncate_tool_output", "max_bytes": 200}],
+        trigger={"tokens": 6000}, keep={"spans": 1}, edits=[{"type": "truncate_tool_output", "max_bytes": 200}]
     )
     found = requests(ready, clearing, marked, unmarked)
     assert sum(request.sent.moved for request in found) >= 2
@@ -144,14 +131,8 @@ def test_idle_time_empties_the_cache_and_reaches_the_policy() -> None:
     timed = [{**message, "timestamp": at} for message, at in zip(said, times, strict=True)]
     rule = CacheRule(lifetime=300)
     ready = counted(timed)
-    assert [request.uses[rule].read > 0 for request in requests(ready, policy(), rule)] == [
-        False,
-        True,
-        False,
-    ]
-    waiting = policy(
-        trigger={"idle_seconds": 100}, edits=[{"type": "keep_rounds", "last": 1}], keep={"rounds": 0}
-    )
+    assert [request.uses[rule].read > 0 for request in requests(ready, policy(), rule)] == [False, True, False]
+    waiting = policy(trigger={"idle_seconds": 100}, edits=[{"type": "keep_rounds", "last": 1}], keep={"rounds": 0})
     moved = [request.sent.moved for request in requests(ready, waiting, rule)]
     assert moved == [False, False, True]
     assert not any(request.sent.moved for request in requests(counted(said), waiting, rule))
@@ -164,9 +145,7 @@ def test_each_agent_has_a_cut_of_its_own() -> None:
         said += [{**reply(f"{number} " + "word " * 300), "agent": name}, user(f"and {number}")]
     strategy = policy(trigger={"messages": 8}, keep={"rounds": 1}, edits=[{"type": "keep_rounds", "last": 2}])
     apart = [request.sent.moved for request in requests(counted(said), strategy)]
-    together = [
-        request.sent.moved for request in requests(counted([{**m, "agent": "one"} for m in said]), strategy)
-    ]
+    together = [request.sent.moved for request in requests(counted([{**m, "agent": "one"} for m in said]), strategy)]
     assert sum(apart) > sum(together) >= 1
     assert any(one and other for one, other in pairwise(apart))
 
@@ -182,9 +161,7 @@ def test_by_price_tells_whether_a_policy_depends_on_prices() -> None:
 
 def test_a_policy_warns_of_what_it_cannot_do() -> None:
     unjudged = policy(trigger={"ratio": 0.5}, edits=[{"type": "truncate_tool_output"}])
-    assert all(
-        "context window" in request.sent.warnings[0] for request in requests(counted(agent(2)), unjudged)
-    )
+    assert all("context window" in request.sent.warnings[0] for request in requests(counted(agent(2)), unjudged))
     known = list(replayed(counted(agent(2)), unjudged, [BLOCKS], ReplayModel(context_window=10_000)))
     assert not any(request.sent.warnings for request in known)
 
@@ -238,9 +215,7 @@ def test_instructions_and_tools_are_fixed_tokens() -> None:
 def test_a_prompt_begins_with_the_tools() -> None:
     ready = counted(TOLD, tools=TOOLS)
     prompt = ready.prompt((*ready.instructions, *ready.messages))
-    assert prompt[0] == Segment(
-        text=b'[{"type":"function","function":{"name":"look"}}]', tokens=ready.tools[0].tokens
-    )
+    assert prompt[0] == Segment(text=b'[{"type":"function","function":{"name":"look"}}]', tokens=ready.tools[0].tokens)
     assert [part.text for part in prompt[1:]] == [each.raw for each in (*ready.instructions, *ready.messages)]
     assert sum(part.tokens for part in prompt) == ready.fixed_tokens + sum(e.tokens for e in ready.entries)
 
@@ -260,9 +235,7 @@ def test_refs_are_those_of_the_proxy() -> None:
 
 
 def test_cache_marks_are_found_and_do_not_change_the_segment() -> None:
-    marked = user("go") | {
-        "content": [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]
-    }
+    marked = user("go") | {"content": [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]}
     ready = counted([{"role": "system", "content": "be brief"}, marked, reply("ok")], tools=TOOLS)
     whole = (*ready.instructions, *ready.messages)
     assert ready.marks(whole) == {2}

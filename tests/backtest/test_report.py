@@ -172,13 +172,7 @@ def test_json_has_every_figure_unrounded() -> None:
         assert sources == total["tokens_sent"]
     assert data["recall_means"] == "presence is necessary, not sufficient"
     assert set(data["totals"][0]["recall"]) == {"every", "pinned", "near", "far", "tool_only"}
-    assert set(data["totals"][0]["recall"]["far"]) >= {
-        "grounded",
-        "present",
-        "recall",
-        "bound_recall",
-        "whole_calls",
-    }
+    assert set(data["totals"][0]["recall"]["far"]) >= {"grounded", "present", "recall", "bound_recall", "whole_calls"}
 
 
 def test_json_has_null_for_recall_that_was_not_measured() -> None:

@@ -68,17 +68,10 @@ def test_the_serving_policy_is_compared_with_all_baselines(run: Run, file: Path)
 
 def test_policies_and_baselines_by_name(run: Run, file: Path) -> None:
     named = ["--policy", "mine", "--policy", "built-in", "--policy", "baseline:last=5"]
-    assert names(data(run, "--file", file, *named)) == [
-        "baseline:none",
-        "baseline:last=5",
-        "mine",
-        "built-in",
-    ]
+    assert names(data(run, "--file", file, *named)) == ["baseline:none", "baseline:last=5", "mine", "built-in"]
     alone = data(run, "--file", file, "--policy", "mine", "--no-baselines", "--no-recall")
     assert names(alone) == ["baseline:none", "mine"]
-    mine = next(
-        each for each in alone["totals"] if (each["strategy"], each["prices"]) == ("mine", "read 0.1")
-    )
+    mine = next(each for each in alone["totals"] if (each["strategy"], each["prices"]) == ("mine", "read 0.1"))
     assert mine["moves"] >= 1
     assert mine["tokens_sent"] < mine["tokens_untrimmed"]
     assert mine["largest_request"] <= 3000
@@ -117,12 +110,7 @@ def test_printed_tables(run: Run, file: Path) -> None:
     code, out, _ = run("backtest", "--file", file)
     assert code == 0
     assert out.startswith("1 session")
-    for words in (
-        "What was sent",
-        "Dollars for input",
-        "Presence is necessary, not sufficient",
-        "context window",
-    ):
+    for words in ("What was sent", "Dollars for input", "Presence is necessary, not sufficient", "context window"):
         assert words in out
     assert "Each session" not in out
     assert "Each session at read 0.1" in run("backtest", "--file", file, "--file", file)[1]

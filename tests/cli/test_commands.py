@@ -59,9 +59,7 @@ def test_version() -> None:
     assert (shown.exit_code, shown.output) == (0, f"palimpsest {proxy.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--version"], ["check", "--config", "config.example.yaml"], ["schema"]]
-)
+@pytest.mark.parametrize("arguments", [["--version"], ["check", "--config", "config.example.yaml"], ["schema"]])
 def test_light_commands_do_not_import_the_server(arguments: list[str]) -> None:
     command = [sys.executable, "-c", LOADED, *arguments]
     told = subprocess.check_output(command, cwd=ROOT, text=True)  # noqa: S603 - our own
@@ -165,9 +163,7 @@ def test_check_json_has_the_merged_policies(run: Run, config: Path) -> None:
 
 
 def test_check_warns_of_settings_without_effect_and_succeeds(run: Run, config: Path) -> None:
-    config.write_text(
-        EXTENDED.replace("keep_tool_calls}, {type: drop_oldest", "drop_oldest}, {type: keep_tool_calls")
-    )
+    config.write_text(EXTENDED.replace("keep_tool_calls}, {type: drop_oldest", "drop_oldest}, {type: keep_tool_calls"))
     code, _, errors = run("check")
     assert code == 0
     assert errors.startswith("warning: config.yaml:12: policies.base.edits[0]: drop_oldest goes on")
@@ -238,9 +234,7 @@ def test_an_unknown_revision_is_refused(run: Run, config: Path, command: str) ->
     assert "sessions" in tables(config)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["downgrade"], ["downgrade", "--confg", "x", "base"], ["upgrade", "--nonsense"]]
-)
+@pytest.mark.parametrize("arguments", [["downgrade"], ["downgrade", "--confg", "x", "base"], ["upgrade", "--nonsense"]])
 def test_wrong_usage_of_upgrade_and_downgrade(run: Run, config: Path, arguments: list[str]) -> None:
     code, out, errors = run(*arguments)
     assert (code, out) == (2, "")

@@ -32,11 +32,7 @@ def log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("host", "address"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:8081"),
-        ("localhost", "http://localhost:8081"),
-        ("::1", "http://[::1]:8081"),
-    ],
+    [("127.0.0.1", "http://127.0.0.1:8081"), ("localhost", "http://localhost:8081"), ("::1", "http://[::1]:8081")],
 )
 def test_the_addresses_of_the_banner_can_be_copied(host: str, address: str) -> None:
     settings = Settings(
@@ -130,9 +126,7 @@ def test_two_proxies_cannot_serve_on_one_port(tmp_path: Path, caplog: pytest.Log
         ("store: {url: 'sqlite:///garbage.db'}", 1, "no SQLite database"),
     ],
 )
-def test_a_store_that_cannot_be_used_stops_the_start(
-    run: Run, config: Path, text: str, code: int, said: str
-) -> None:
+def test_a_store_that_cannot_be_used_stops_the_start(run: Run, config: Path, text: str, code: int, said: str) -> None:
     config.with_name("garbage.db").write_bytes(b"garbage" * 200)
     connection = sqlite3.connect(config.with_name("newer.db"))
     with connection:
@@ -171,9 +165,7 @@ def _cannot_start(_sockets: list[socket.socket], _worker: Worker, _serves: Calla
     raise SystemExit(3)
 
 
-def _ends_once(
-    folder: Path, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]
-) -> None:
+def _ends_once(folder: Path, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]) -> None:
     """Serve; the first ends at once, the second notes whom it follows and has the parent told to stop."""
     serves()
     if not worker.ended:
@@ -241,18 +233,13 @@ def test_sighup_is_passed_on_to_the_workers(
     assert signal.getsignal(signal.SIGHUP) is before
 
 
-def test_a_second_signal_kills_the_workers(
-    listening: socket.socket, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_signal_kills_the_workers(listening: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     assert Workers(1, _deaf, (), [listening], 10 * PATIENCE).run(lambda: None)
     assert "did not end in time and was killed" in caplog.text
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(
-    listening: socket.socket,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = SpawnProcess.start
     started: list[SpawnProcess] = []

@@ -105,12 +105,7 @@ def test_a_session_moves_to_another_tenant(run: Run, config: Path) -> None:
     assert (code, out) == (0, "shared (default): 2 messages\n")
     code, out, _ = run("sessions", "delete", "shared", "--tenant", "anne")
     assert (code, "deleted" in out) == (0, True)
-    assert sorted(listed(run)) == [
-        ("anne", "会话/100%"),
-        ("bert", "hers"),
-        ("bert", "shared"),
-        ("default", "shared"),
-    ]
+    assert sorted(listed(run)) == [("anne", "会话/100%"), ("bert", "hers"), ("bert", "shared"), ("default", "shared")]
 
 
 def test_export_writes_the_same_to_standard_output(run: Run, config: Path) -> None:
@@ -136,13 +131,7 @@ def test_a_failed_export_leaves_the_file_alone(run: Run, config: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        (b"", "nothing to import"),
-        (b"{}\n{", "Line 2"),
-        (b"\xff", "Line 1"),
-        (b"[]", "Line 1"),
-        (b"{}", "name"),
-    ],
+    [(b"", "nothing to import"), (b"{}\n{", "Line 2"), (b"\xff", "Line 1"), (b"[]", "Line 1"), (b"{}", "name")],
 )
 def test_import_of_a_file_that_is_no_export(run: Run, config: Path, content: bytes, said: str) -> None:
     file = config.with_name("in.jsonl")
@@ -197,9 +186,7 @@ def test_ids_are_never_cut_and_every_column_is_there(run: Run, config: Path) -> 
     head, *rows = out.splitlines()
     assert (code, len(rows)) == (0, 4)
     assert head.split("  ")[0] == "session"
-    assert all(
-        name in head for name in ("tenant", "messages", "rounds", "tokens", "sent", "saved", "last used")
-    )
+    assert all(name in head for name in ("tenant", "messages", "rounds", "tokens", "sent", "saved", "last used"))
     assert any(row.startswith(f"{long}  a-tenant-with-a-long-name  ") for row in rows)
     assert any(row.startswith("会话/100%  ") for row in rows)
     assert all(re.search(r"\d\d:\d\d:\d\d", row) for row in rows)

@@ -57,24 +57,15 @@ def test_an_empty_file_has_no_settings(empty: bytes) -> None:
     [
         (b"a: 1\nb: 2\na: 3\n", ["f:3: the key 'a' is given twice, first in line 1"]),
         (b"{a: 1, a: 2}", ["f:1: the key 'a' is given twice, first in line 1"]),
-        (
-            b"x:\n  on: 1\n  no: 2\n",
-            ["f:2: YAML reads the key 'on' as a boolean", "f:3: YAML reads the key 'no'"],
-        ),
-        (
-            b"1: a\n1.5: b\n~: c\n",
-            ["f:1: YAML reads the key '1' as a number", "'1.5' as a number", "'~' as nothing"],
-        ),
+        (b"x:\n  on: 1\n  no: 2\n", ["f:2: YAML reads the key 'on' as a boolean", "f:3: YAML reads the key 'no'"]),
+        (b"1: a\n1.5: b\n~: c\n", ["f:1: YAML reads the key '1' as a number", "'1.5' as a number", "'~' as nothing"]),
         (b"2024-01-01: a", ["as a date"]),
         (b"a: 2024-99-99", ["f:1: YAML reads this as a date: put it in quotes"]),
         (b"? [a]\n: 1\n", ["f:1: a key must be text"]),
         (b"a:\n\tb: 1\n", ["f:2: a tab: YAML is indented with spaces only"]),
         (b"a: {b: 1\nc: 2\n", ["f:2: expected ',' or '}'"]),
         (b"a:\n  - b\n c: 1\n", ["f:3: this does not fit the lines before it: check the indentation"]),
-        (
-            b"a: {k: ${X}}",
-            ['f:1: a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes'],
-        ),
+        (b"a: {k: ${X}}", ['f:1: a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes']),
         (b"a: b: c", ["f:1: a colon is not allowed here"]),
         (b"a: *b", ["f:1: *NAME repeats"]),
         (b"a: !b c", ["f:1: !NAME is an unknown tag"]),

@@ -191,13 +191,7 @@ def test_merged_policies_can_be_written_and_read_again() -> None:
 
 
 def test_each_policy_of_a_circle_is_reported() -> None:
-    policies = {
-        "a": {"extends": "b"},
-        "b": {"extends": "c"},
-        "c": {"extends": "b"},
-        "d": {"extends": "d2"},
-        "d2": 7,
-    }
+    policies = {"a": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}, "d": {"extends": "d2"}, "d2": 7}
     assert dict(problems(policies, {})) == {
         "b": "a policy cannot extend itself: b -> c -> b",
         "c": "a policy cannot extend itself: c -> b -> c",

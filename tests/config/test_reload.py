@@ -151,12 +151,9 @@ async def test_an_emptied_file_is_refused(text: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
-    [(None, "the file does not exist any more"), (Path("named.yaml"), "there is no such file")],
+    ("path", "said"), [(None, "the file does not exist any more"), (Path("named.yaml"), "there is no such file")]
 )
-async def test_a_deleted_file_is_refused(
-    path: Path | None, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_deleted_file_is_refused(path: Path | None, said: str, caplog: pytest.LogCaptureFixture) -> None:
     file = config(FIRST, str(path or "config.yaml"))
     process = _Process(ConfigSource(path=path).read())
     file.unlink()
@@ -169,9 +166,7 @@ async def test_a_deleted_file_is_refused(
     assert process.rounds == 2
 
 
-async def test_a_file_that_was_empty_at_the_start_may_not_become_empty_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_file_that_was_empty_at_the_start_may_not_become_empty_again(caplog: pytest.LogCaptureFixture) -> None:
     config("")
     process = _Process(ConfigSource().read())
     config("# nothing\n")
@@ -318,9 +313,7 @@ async def test_sighup_reads_the_configuration_again(
     assert signal.getsignal(signal.SIGHUP) == before
 
 
-def test_sighup_counts_in_the_main_thread_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sighup_counts_in_the_main_thread_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[bool] = []
     for on_terminal in (False, True):
         monkeypatch.setattr(os, "isatty", lambda _, on_terminal=on_terminal: on_terminal)

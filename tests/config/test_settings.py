@@ -30,20 +30,11 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         },
         "store": {"url": "sqlite+aiosqlite:///palimpsest.db", "migrate": True, "on_failure": "reject"},
         "auth": {"mode": "none", "keys": [], "admin_key": None},
-        "sessions": {
-            "headers": ["X-Session-ID"],
-            "body_fields": [],
-            "missing": "infer",
-            "on_disconnect": "cancel",
-        },
+        "sessions": {"headers": ["X-Session-ID"], "body_fields": [], "missing": "infer", "on_disconnect": "cancel"},
         "tokens": {"method": "tiktoken", "calibrate": True},
         "summarizer": {"model": None, "base_url": None, "api_key": None, "timeout": 60, "background": True},
         "finish": {"tools": []},
-        "virtual_tools": {
-            "recall_context": False,
-            "compress_chat_history": False,
-            "only_with_tools": True,
-        },
+        "virtual_tools": {"recall_context": False, "compress_chat_history": False, "only_with_tools": True},
         "cache": {"key": "none", "breakpoints": "auto"},
         "models": [],
         "policies": {},
@@ -165,9 +156,7 @@ def test_loopback_addresses(host: str) -> None:
     assert values.is_loopback(host)
 
 
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "[::]", "10.0.0.1", "example.org", "", "localhost.evil.test"]
-)
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.0.0.1", "example.org", "", "localhost.evil.test"])
 def test_addresses_that_are_not_loopback(host: str) -> None:
     assert not values.is_loopback(host)
 

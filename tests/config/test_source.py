@@ -85,15 +85,11 @@ def test_a_policy_of_the_file_is_extended_by_a_variable(monkeypatch: pytest.Monk
     monkeypatch.setenv("PALIMPSEST_POLICIES__A", '{"extends": "base", "keep": {"spans": 9}}')
     assert (load().policies["a"].keep.rounds, load().policies["a"].keep.spans) == (2, 9)
     monkeypatch.setenv("PALIMPSEST_POLICIES__A__EXTENDS", "bse")
-    with pytest.raises(
-        ConfigurationError, match=r"^PALIMPSEST_POLICIES__A__EXTENDS: policies\.a\.extends: unk"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^PALIMPSEST_POLICIES__A__EXTENDS: policies\.a\.extends: unk"):
         load()
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("config.yaml").write_text(
         "server: {host: localhost, port: 1, max_body_bytes: 7}\nsessions: {headers: [A, B]}\n"
     )
@@ -141,9 +137,7 @@ def test_a_mistake_on_the_command_line_is_named_so() -> None:
 def test_a_mistake_between_file_and_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("config.yaml").write_text("upstream:\n  api_key: hush\n")
     monkeypatch.setenv("PALIMPSEST_AUTH__MODE", "passthrough")
-    with pytest.raises(
-        ConfigurationError, match=r"^config\.yaml:2: upstream\.api_key: auth\.mode 'passthrough'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^config\.yaml:2: upstream\.api_key: auth\.mode 'passthrough'"):
         load()
 
 
@@ -206,11 +200,7 @@ def test_an_empty_variable_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("PALIMPSEST_SERVR__PORT", "1", "unknown section 'servr'; there are: server, "),
         ("PALIMPSEST_SERVR__PORT", "1", "did you mean PALIMPSEST_SERVER__…?"),
-        (
-            "PALIMPSEST_SERVER_PORT",
-            "1",
-            "write two underscores between section and setting: PALIMPSEST_SERVER__PORT",
-        ),
+        ("PALIMPSEST_SERVER_PORT", "1", "write two underscores between section and setting: PALIMPSEST_SERVER__PORT"),
         ("PALIMPSEST_AUTH__KEYS", "[hush", "this is not JSON"),
         ("PALIMPSEST_UPSTREAM", "hush", "this is not JSON"),
     ],
@@ -269,13 +259,10 @@ def test_a_match_after_a_catch_all_is_a_warning() -> None:
 
 @pytest.mark.parametrize("mode", ["none", "passthrough"])
 def test_keys_that_are_not_used_are_a_warning(mode: str) -> None:
-    Path("config.yaml").write_text(
-        f"auth:\n  mode: {mode}\n  admin_key: root\n  keys: [{{key: hush, tenant: a}}]\n"
-    )
+    Path("config.yaml").write_text(f"auth:\n  mode: {mode}\n  admin_key: root\n  keys: [{{key: hush, tenant: a}}]\n")
     (warning,) = ConfigSource().read().warnings
     assert warning == (
-        f"config.yaml:4: auth.keys: auth.mode is '{mode}', so these keys are not used: "
-        "set auth.mode to 'keys'"
+        f"config.yaml:4: auth.keys: auth.mode is '{mode}', so these keys are not used: set auth.mode to 'keys'"
     )
 
 
@@ -401,10 +388,7 @@ def test_the_table_of_secrets_is_complete() -> None:
     found = json_schema()["$defs"]
     with_file = {name for model in found.values() for name in model["properties"] if name.endswith("_file")}
     secrets = {
-        name
-        for model in found.values()
-        for name, field in model["properties"].items()
-        if "password" in repr(field)
+        name for model in found.values() for name, field in model["properties"].items() if "password" in repr(field)
     }
     assert secrets == {name for _, name in SECRETS}
     assert with_file == {f"{name}_file" for name in secrets}

@@ -47,9 +47,7 @@ def test_the_same_message_elsewhere_is_another_node() -> None:
 
 
 @given(texts, texts)
-def test_two_histories_share_the_names_of_their_common_beginning_and_no_others(
-    one: list[str], two: list[str]
-) -> None:
+def test_two_histories_share_the_names_of_their_common_beginning_and_no_others(one: list[str], two: list[str]) -> None:
     shared = 0
     while shared < min(len(one), len(two)) and one[shared] == two[shared]:
         shared += 1
@@ -87,16 +85,12 @@ def test_a_version_of_instructions_is_named_by_their_texts_as_an_array() -> None
 
 
 def _known(message: Message) -> Message:
-    return ChatMessage(
-        message.raw, None, Facts(message.raw, message.role, has_own_fields=False, has_calls=True)
-    )
+    return ChatMessage(message.raw, None, Facts(message.raw, message.role, has_own_fields=False, has_calls=True))
 
 
 @given(texts, texts)
 def test_what_is_remembered_of_a_message_changes_no_name(one: list[str], two: list[str]) -> None:
-    known = {
-        content: _known(message) for content, message in zip("abc", _messages(["a", "b", "c"]), strict=True)
-    }
+    known = {content: _known(message) for content, message in zip("abc", _messages(["a", "b", "c"]), strict=True)}
     for contents in (one, two, one):
         plain, remembered = _messages(contents), [known[content] for content in contents]
         for parent in (ROOT, node_id(ROOT, ASK)):

@@ -26,10 +26,7 @@ def _branch(words: str) -> list[Message]:
     made: list[Message] = []
     for word in words.split():
         if word[0] == "c":
-            calls = [
-                {"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                for one in word[1:]
-            ]
+            calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in word[1:]]
             made.append(ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls}))
         elif word[0] in "rs":
             made.append(ChatMessage.of({"role": "tool", "tool_call_id": word[1:], "content": word[0]}))
@@ -84,9 +81,7 @@ def test_results_follow_their_block_and_the_results_it_has(
         ("u cX u cX", [0], 3),
     ],
 )
-def test_of_calls_with_one_id_an_agents_own_open_one_is_meant(
-    branch: str, own: list[int], block: int
-) -> None:
+def test_of_calls_with_one_id_an_agents_own_open_one_is_meant(branch: str, own: list[int], block: int) -> None:
     place = place_of_results(_branch(branch), _branch("rX"), own)
     assert place is not None
     assert place.block == block

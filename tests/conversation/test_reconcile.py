@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.conversation.ids import ROOT, names_under
-from proxy.conversation.reconcile import (
-    Arrival,
-    Incoming,
-    Kind,
-    Last,
-    Log,
-    Manner,
-    Mode,
-    known_prefix,
-    reconcile,
-)
+from proxy.conversation.reconcile import Arrival, Incoming, Kind, Last, Log, Manner, Mode, known_prefix, reconcile
 
 # Names are short here: "u1" is the node of the first user message, "a1" that of the first reply.
 
@@ -44,20 +34,9 @@ class _Tree:
 
 
 def _log(
-    *nodes: str,
-    head: str = "",
-    arrival: str = "resend",
-    last: Last | None = None,
-    manner: Manner | None = None,
+    *nodes: str, head: str = "", arrival: str = "resend", last: Last | None = None, manner: Manner | None = None
 ) -> Log:
-    return Log(
-        stored=_Tree(nodes),
-        head=head or nodes[-1],
-        depth=len(nodes),
-        arrival=arrival,
-        last=last,
-        manner=manner,
-    )
+    return Log(stored=_Tree(nodes), head=head or nodes[-1], depth=len(nodes), arrival=arrival, last=last, manner=manner)
 
 
 _EMPTY = Log(stored=_Tree(()))
@@ -118,9 +97,7 @@ def test_the_same_append_twice_at_once_has_one_place() -> None:
 def test_a_retry_of_what_failed_goes_to_the_head() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=False)
     log = _log("u1", "a1", "u2", "a2", arrival="append", last=last)
-    assert reconcile(Incoming(names=["x"]), log) == Arrival(
-        kind=Kind.APPEND, base="a2", fresh=0, at_head=True
-    )
+    assert reconcile(Incoming(names=["x"]), log) == Arrival(kind=Kind.APPEND, base="a2", fresh=0, at_head=True)
 
 
 def test_another_text_is_no_retry_even_if_it_is_called_one() -> None:
@@ -181,9 +158,7 @@ def test_the_client_can_say_that_it_appends() -> None:
 
 def test_the_client_can_say_that_it_sends_everything() -> None:
     log = _log("u1", "a1", arrival="first")
-    assert reconcile(Incoming(names=["u1"], mode=Mode.FULL), log) == Arrival(
-        kind=Kind.REWIND, base="u1", fresh=1
-    )
+    assert reconcile(Incoming(names=["u1"], mode=Mode.FULL), log) == Arrival(kind=Kind.REWIND, base="u1", fresh=1)
 
 
 def test_a_request_is_named_by_all_that_it_says() -> None:
@@ -219,9 +194,7 @@ def _window(first: int, *new: bytes, head: int = 8, more: Sequence[bytes] = ()) 
     contents = [*_TEXTS[first:], *new]
     replies = [place for place in range(len(contents)) if (place + first) % 2 == 1]
     texts = [*_TEXTS, *more]
-    log = Log(
-        stored=_Tree(names_under(ROOT, texts), texts), head=_NODES[head - 1], depth=head, arrival="resend"
-    )
+    log = Log(stored=_Tree(names_under(ROOT, texts), texts), head=_NODES[head - 1], depth=head, arrival="resend")
     return reconcile(Incoming(names=names_under(ROOT, contents), contents=contents, replies=replies), log)
 
 
@@ -244,8 +217,7 @@ def test_a_run_without_a_reply_is_no_window() -> None:
     contents = [_TEXTS[6], b"a strange reply", b"new"]
     log = Log(stored=_Tree(_NODES, _TEXTS), head=_NODES[-1], depth=8, arrival="resend")
     assert (
-        reconcile(Incoming(names=names_under(ROOT, contents), contents=contents, replies=[1]), log).kind
-        is Kind.FOREIGN
+        reconcile(Incoming(names=names_under(ROOT, contents), contents=contents, replies=[1]), log).kind is Kind.FOREIGN
     )
 
 
@@ -269,23 +241,12 @@ _TITLE = Manner(instructions="title", tools=None, model="small")
     [
         (_USUAL, Manner(instructions="title", tools=None, model="big")),
         (_USUAL, Manner(instructions="title", tools="t2", model="small")),
-        (
-            Manner(instructions="v1", tools=None, model="big"),
-            Manner(instructions="title", tools=None, model="small"),
-        ),
-        (
-            Manner(instructions=None, tools=None, model="big"),
-            Manner(instructions="title", tools=None, model="small"),
-        ),
-        (
-            Manner(instructions="v1", tools=None, model="big"),
-            Manner(instructions="title", tools="t2", model="big"),
-        ),
+        (Manner(instructions="v1", tools=None, model="big"), Manner(instructions="title", tools=None, model="small")),
+        (Manner(instructions=None, tools=None, model="big"), Manner(instructions="title", tools=None, model="small")),
+        (Manner(instructions="v1", tools=None, model="big"), Manner(instructions="title", tools="t2", model="big")),
     ],
 )
-def test_other_instructions_with_other_tools_or_another_model_ask_beside(
-    usual: Manner, asked: Manner
-) -> None:
+def test_other_instructions_with_other_tools_or_another_model_ask_beside(usual: Manner, asked: Manner) -> None:
     log = _log("u1", "a1", arrival="append", manner=usual)
     assert reconcile(Incoming(names=["x"], manner=asked), log) == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
 
@@ -316,9 +277,7 @@ def test_another_model_alone_is_no_question_beside() -> None:
 @pytest.mark.parametrize("arrival", ["append", "resend"])
 def test_a_question_beside_may_say_what_the_conversation_began_with(arrival: str) -> None:
     log = _log("u1", "a1", arrival=arrival, manner=_USUAL)
-    assert reconcile(Incoming(names=["u1"], manner=_TITLE), log) == Arrival(
-        kind=Kind.SIDE, base=ROOT, fresh=0
-    )
+    assert reconcile(Incoming(names=["u1"], manner=_TITLE), log) == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
 
 
 def test_the_client_can_say_that_it_asks_nothing_beside() -> None:
@@ -335,9 +294,7 @@ def test_who_speaks_for_the_model_asks_nothing_beside() -> None:
 def test_a_question_beside_may_come_while_the_first_one_is_answered() -> None:
     last = Last(digest="u1", kind="first", base=ROOT, complete=False, pending=True, manner=_USUAL)
     log = Log(stored=_Tree(()), last=last)
-    assert reconcile(Incoming(names=["t1"], manner=_TITLE), log) == Arrival(
-        kind=Kind.SIDE, base=ROOT, fresh=0
-    )
+    assert reconcile(Incoming(names=["t1"], manner=_TITLE), log) == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
     assert reconcile(Incoming(names=["x1"], manner=_USUAL), log).kind is Kind.FIRST
     failed = Log(stored=_Tree(()), last=replace(last, pending=False))
     assert reconcile(Incoming(names=["t1"], manner=_TITLE), failed).kind is Kind.FIRST
@@ -346,9 +303,7 @@ def test_a_question_beside_may_come_while_the_first_one_is_answered() -> None:
 def test_nothing_is_beside_a_conversation_whose_manner_is_not_known() -> None:
     log = _log("u1", "a1", arrival="append")
     assert (
-        reconcile(
-            Incoming(names=["x"], manner=Manner(instructions="title", tools=None, model="small")), log
-        ).kind
+        reconcile(Incoming(names=["x"], manner=Manner(instructions="title", tools=None, model="small")), log).kind
         is Kind.APPEND
     )
 
@@ -357,9 +312,7 @@ def test_nothing_is_beside_a_conversation_whose_manner_is_not_known() -> None:
 def test_what_is_known_to_be_stored_is_not_asked_for(head: str, kind: Kind) -> None:
     tree = _Tree(["u1", "a1"])
     log = Log(stored=tree, head=head, depth=2, arrival="resend", prefix=2)
-    assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), log) == Arrival(
-        kind=kind, base="a1", fresh=2
-    )
+    assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), log) == Arrival(kind=kind, base="a1", fresh=2)
     # A session without a head has answered nothing; what it holds is known all the same.
     assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), replace(log, head=ROOT)).fresh == 2
     assert tree.questions == 0

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.conversation.spans import (
-    OpenCalls,
-    Round,
-    open_calls,
-    rounds,
-    span_start,
-    spans,
-)
+from proxy.conversation.spans import OpenCalls, Round, open_calls, rounds, span_start, spans
 from proxy.dialects import Message, Span
 from proxy.dialects.chat.message import ChatMessage
 
@@ -38,40 +31,28 @@ def result(identity: str) -> Message:
         pytest.param([], [], id="nothing"),
         pytest.param([SYSTEM, USER, REPLY], [(0, 1, 0), (1, 2, 1), (2, 3, 1)], id="single messages"),
         pytest.param(
-            [USER, block("a", "b"), result("b"), result("a"), REPLY],
-            [(0, 1, 1), (1, 4, 1), (4, 5, 1)],
-            id="parallel",
+            [USER, block("a", "b"), result("b"), result("a"), REPLY], [(0, 1, 1), (1, 4, 1), (4, 5, 1)], id="parallel"
         ),
-        pytest.param(
-            [block("a"), result("a"), block("a"), result("a")], [(0, 2, 0), (2, 4, 0)], id="an id used again"
-        ),
+        pytest.param([block("a"), result("a"), block("a"), result("a")], [(0, 2, 0), (2, 4, 0)], id="an id used again"),
         pytest.param(
             [block("a"), result("a"), result("x"), USER],
             [(0, 3, 0), (3, 4, 1)],
             id="an orphan right after belongs to it",
         ),
+        pytest.param([result("a"), USER, result("a")], [(0, 1, 0), (1, 2, 1), (2, 3, 1)], id="orphans stand alone"),
         pytest.param(
-            [result("a"), USER, result("a")], [(0, 1, 0), (1, 2, 1), (2, 3, 1)], id="orphans stand alone"
-        ),
-        pytest.param(
-            [block("a"), USER, result("a")],
-            [(0, 1, 0), (1, 2, 1), (2, 3, 1)],
-            id="a late result is no result",
+            [block("a"), USER, result("a")], [(0, 1, 0), (1, 2, 1), (2, 3, 1)], id="a late result is no result"
         ),
         pytest.param([CALLS_FUNCTION, FUNCTION, USER], [(0, 2, 0), (2, 3, 1)], id="older form"),
         pytest.param([CALLS_FUNCTION, result("a")], [(0, 1, 0), (1, 2, 0)], id="older form, newer result"),
         pytest.param([block("a"), FUNCTION], [(0, 1, 0), (1, 2, 0)], id="newer form, older result"),
-        pytest.param(
-            [block("a", function_call={"name": "f"}), FUNCTION, result("a")], [(0, 3, 0)], id="both forms"
-        ),
+        pytest.param([block("a", function_call={"name": "f"}), FUNCTION, result("a")], [(0, 3, 0)], id="both forms"),
         pytest.param([block(), result("a")], [(0, 1, 0), (1, 2, 0)], id="an empty list of calls is no block"),
         pytest.param([USER, USER], [(0, 1, 1), (1, 2, 2)], id="two user messages are two rounds"),
     ],
 )
 def test_spans(messages: list[Message], expected: list[tuple[int, int, int]]) -> None:
-    assert spans(messages) == tuple(
-        Span(start=start, stop=stop, round=number) for start, stop, number in expected
-    )
+    assert spans(messages) == tuple(Span(start=start, stop=stop, round=number) for start, stop, number in expected)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +61,12 @@ def test_spans(messages: list[Message], expected: list[tuple[int, int, int]]) ->
         pytest.param([], [], id="nothing"),
         pytest.param([REPLY, SYSTEM], [(0, 0, 2)], id="nobody asked"),
         pytest.param([USER], [(1, 0, 1)], id="one question"),
-        pytest.param(
-            [SYSTEM, USER, REPLY, USER], [(0, 0, 1), (1, 1, 3), (2, 3, 4)], id="a preamble is round 0"
-        ),
+        pytest.param([SYSTEM, USER, REPLY, USER], [(0, 0, 1), (1, 1, 3), (2, 3, 4)], id="a preamble is round 0"),
         pytest.param([USER, REPLY, USER, USER], [(1, 0, 2), (2, 2, 3), (3, 3, 4)], id="no preamble"),
     ],
 )
 def test_rounds(messages: list[Message], expected: list[tuple[int, int, int]]) -> None:
-    assert rounds(messages) == tuple(
-        Round(number=number, start=start, stop=stop) for number, start, stop in expected
-    )
+    assert rounds(messages) == tuple(Round(number=number, start=start, stop=stop) for number, start, stop in expected)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +77,7 @@ def test_rounds(messages: list[Message], expected: list[tuple[int, int, int]]) -
         pytest.param([USER, block("a", "b")], ("a", "b"), id="no result yet"),
         pytest.param([USER, block("a", "b"), result("b")], ("a",), id="one is missing"),
         pytest.param([USER, block("a", "b"), result("b"), result("a")], None, id="all answered"),
-        pytest.param(
-            [block("a"), result("a"), block("a")], ("a",), id="an earlier result of that id does not count"
-        ),
+        pytest.param([block("a"), result("a"), block("a")], ("a",), id="an earlier result of that id does not count"),
         pytest.param([block("a"), USER], None, id="given up, since somebody spoke"),
         pytest.param([block("a"), result("x")], ("a",), id="an orphan answers nothing"),
         pytest.param([block("a", "a", "")], ("a",), id="each id once, none for calls without"),
@@ -128,9 +103,7 @@ ANY = st.lists(
 
 @settings(deadline=None)
 @given(ANY)
-def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(
-    messages: list[Message],
-) -> None:
+def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(messages: list[Message]) -> None:
     parts, turns = spans(messages), rounds(messages)
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(messages)))
     assert [at for turn in turns for at in range(turn.start, turn.stop)] == list(range(len(messages)))

@@ -48,9 +48,7 @@ SECOND = DemoStep(
 
 def run(*steps: DemoStep, **changes: Any) -> DemoRun:
     """Return a run in which everything holds."""
-    made = DemoRun(
-        session="demo", steps=steps, replies_equal=True, stored_equal=True, bytes_equal=True, extended=True
-    )
+    made = DemoRun(session="demo", steps=steps, replies_equal=True, stored_equal=True, bytes_equal=True, extended=True)
     return replace(made, **changes)
 
 

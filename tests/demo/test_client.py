@@ -11,11 +11,7 @@ from proxy.demo.upstream import events
 from proxy.errors import PalimpsestError
 
 CALLS = [
-    {
-        "id": f"call_{i}",
-        "type": "function",
-        "function": {"name": "look", "arguments": '{"where":"everywhere"}'},
-    }
+    {"id": f"call_{i}", "type": "function", "function": {"name": "look", "arguments": '{"where":"everywhere"}'}}
     for i in range(2)
 ]
 App = Callable[..., Any]

@@ -11,9 +11,7 @@ from tests.demo.measured import FIRST, SECOND, outcome, run
 
 def shown(terminal: bool, width: int = 80) -> str:
     out = io.StringIO()
-    show(
-        outcome(), Console(file=out, force_terminal=terminal, width=width, color_system=None), ["Look there."]
-    )
+    show(outcome(), Console(file=out, force_terminal=terminal, width=width, color_system=None), ["Look there."])
     return out.getvalue()
 
 

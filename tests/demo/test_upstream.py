@@ -32,10 +32,7 @@ def upstream() -> PracticeUpstream:
 
 @pytest.fixture
 def http(upstream: PracticeUpstream) -> Iterator[httpx.Client]:
-    with (
-        serving(plain_config(upstream)) as address,
-        httpx.Client(base_url=address, trust_env=False) as client,
-    ):
+    with serving(plain_config(upstream)) as address, httpx.Client(base_url=address, trust_env=False) as client:
         yield client
 
 
@@ -138,16 +135,7 @@ def test_requests_that_keep_the_rules_are_accepted(messages: list[Any]) -> None:
         (["hi"], "messages[0]", "expected an object"),
         ([], "messages", "empty array"),
     ],
-    ids=[
-        "no result",
-        "one missing",
-        "orphan",
-        "answered twice",
-        "no calls",
-        "role",
-        "no object",
-        "no messages",
-    ],
+    ids=["no result", "one missing", "orphan", "answered twice", "no calls", "role", "no object", "no messages"],
 )
 def test_messages_are_refused(messages: list[Any], param: str, words: str) -> None:
     with pytest.raises(Refused, match=words) as caught:
@@ -174,11 +162,7 @@ def test_requests_are_refused(request_: Any, words: str) -> None:
 
 
 USAGE = {"prompt_tokens": 3}
-CALL = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "look", "arguments": '{"text":"' + "x" * 60 + '"}'},
-}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"text":"' + "x" * 60 + '"}'}}
 
 
 def parsed(stream: list[bytes]) -> list[dict[str, object]]:

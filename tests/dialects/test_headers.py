@@ -49,13 +49,7 @@ def test_names_are_those_of_the_documentation_in_lower_case() -> None:
 
 
 def test_passed_headers_keep_order_repetition_case_and_bytes() -> None:
-    sent = [
-        (b"Accept", b"*/*"),
-        (b"X-Thing", b"\xff 1"),
-        (b"accept", b""),
-        (b"x-thing", b"2"),
-        (b"Cookie", b"a=b"),
-    ]
+    sent = [(b"Accept", b"*/*"), (b"X-Thing", b"\xff 1"), (b"accept", b""), (b"x-thing", b"2"), (b"Cookie", b"a=b")]
 
     assert to_upstream(sent) == sent
     assert to_client(sent) == sent
@@ -90,12 +84,7 @@ def test_headers_of_the_sender_itself_are_not_passed_on() -> None:
 
 
 def test_headers_with_names_similar_to_ours_are_passed_on() -> None:
-    sent = [
-        (b"X-Sessions", b"1"),
-        (b"X-Contextual", b"2"),
-        (b"X-Agent-Names", b"3"),
-        (b"My-X-Session-ID", b"4"),
-    ]
+    sent = [(b"X-Sessions", b"1"), (b"X-Contextual", b"2"), (b"X-Agent-Names", b"3"), (b"My-X-Session-ID", b"4")]
 
     assert to_upstream(sent) == sent
 

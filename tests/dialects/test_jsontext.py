@@ -29,8 +29,7 @@ from proxy.dialects.jsontext import (
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [(b'{"a": [1]}', {"a": [1]}), (b'"\\ud83d"', "\ud83d"), (b'{"p": -Infinity}', {"p": -math.inf})],
+    ("text", "value"), [(b'{"a": [1]}', {"a": [1]}), (b'"\\ud83d"', "\ud83d"), (b'{"p": -Infinity}', {"p": -math.inf})]
 )
 def test_text_that_some_parser_takes_is_read(text: bytes, value: Any) -> None:
     assert read(text) == value
@@ -73,15 +72,8 @@ def test_an_object_and_an_array_are_told_apart(value: Any, object_: bool, array:
     assert is_array(value) is array
 
 
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63)
-    | st.text(st.characters(exclude_categories=["Cs"]))
-)
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text('abé"\\'), inner), max_leaves=20
-)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text('abé"\\'), inner), max_leaves=20)
 
 
 @given(VALUES, st.booleans())

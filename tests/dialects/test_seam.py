@@ -94,9 +94,7 @@ def _arrival(stored: Sequence[Message], sent: Sequence[Message], mode: Mode = Mo
         answers=sent[0].answers is not None,
         manner=None,
     )
-    log = Log(
-        stored=_Nodes(nodes), head=nodes[-1], depth=len(nodes), arrival="resend", last=None, manner=None
-    )
+    log = Log(stored=_Nodes(nodes), head=nodes[-1], depth=len(nodes), arrival="resend", last=None, manner=None)
     return reconcile(incoming, log)
 
 

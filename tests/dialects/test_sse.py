@@ -53,9 +53,7 @@ def cut(data: bytes, places: Iterable[int]) -> Iterator[bytes]:
 @example(b"data: a\r\n\r\n", [10])
 @example(b"\r\n\r\r\n\n\r", [1, 2, 3, 4, 5, 6])
 @settings(deadline=None, max_examples=200)
-def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(
-    data: bytes, places: list[int]
-) -> None:
+def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(data: bytes, places: list[int]) -> None:
     whole = decode([data])
 
     assert decode(cut(data, places)) == whole
@@ -90,9 +88,7 @@ def test_data_reads_back_whatever_ends_the_lines(lines: list[bytes], end: bytes,
     assert decode([text * 2]) == [Event(raw=text, data=data, is_done=data.strip() == b"[DONE]")] * 2
 
 
-@pytest.mark.parametrize(
-    "event", [b"data: a\n\n", b"data: a\r\n\r\n", b"data: a\r\r", b": c\n\n", b"data: a\r\n\n"]
-)
+@pytest.mark.parametrize("event", [b"data: a\n\n", b"data: a\r\n\r\n", b"data: a\r\r", b": c\n\n", b"data: a\r\n\n"])
 def test_an_event_is_complete_with_its_last_byte(event: bytes) -> None:
     decoder = EventDecoder()
 
@@ -165,10 +161,7 @@ def test_fields_are_read_as_the_standard_says(text: bytes, data: bytes | None, n
 
 
 def test_a_byte_order_mark_counts_at_the_start_alone() -> None:
-    assert [event.data for event in decode([b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n"])] == [
-        b"a",
-        None,
-    ]
+    assert [event.data for event in decode([b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n"])] == [b"a", None]
 
 
 def test_a_byte_order_mark_after_events_that_were_read_fast_does_not_count() -> None:
@@ -217,8 +210,6 @@ def test_a_large_event_in_small_pieces_is_looked_at_once() -> None:
     text = b"data: " + b"x" * 10_000_000 + b"\n\n"
 
     # Looking at all of it again for each piece would take minutes here, not a moment.
-    events = [
-        event for start in range(0, len(text), 1000) for event in decoder.feed(text[start : start + 1000])
-    ]
+    events = [event for start in range(0, len(text), 1000) for event in decoder.feed(text[start : start + 1000])]
 
     assert [event.raw for event in events] == [text]

@@ -34,9 +34,7 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def sent_for(
-    proxy: Proxy, upstream: Upstream, session: str, messages: list[Message], **headers: str
-) -> list[Message]:
+def sent_for(proxy: Proxy, upstream: Upstream, session: str, messages: list[Message], **headers: str) -> list[Message]:
     """Return what is sent of these messages."""
     named = {f"x-{name.replace('_', '-')}": value for name, value in headers.items()}
     answer = proxy.chat(session, messages, headers=named)
@@ -69,9 +67,7 @@ def test_in_english_too(proxy: Proxy, upstream: Upstream, session: str) -> None:
     assert sent_for(proxy, upstream, session, [*bob, *ASKED]) == [digest, *bob[1:], *ASKED]
 
 
-def test_what_assistants_said_counts_and_becomes_a_user_message(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_what_assistants_said_counts_and_becomes_a_user_message(proxy: Proxy, upstream: Upstream, session: str) -> None:
     bob = [told("Worker: Bob", "search", role) for role in ("assistant", "user", "assistant", "user")]
     messages = [user("go"), *bob, *NEWEST, *ASKED]
     digest = user("<Worker: Bob> [早期工具调用摘要: search×4, 共 4 次]</Worker: Bob>")
@@ -121,9 +117,7 @@ def test_an_agents_own_broadcasts_are_never_touched(
     assert all(not key.startswith("x-agent") for key in upstream.last.names)
 
 
-def test_a_digest_counts_on_and_has_the_same_bytes_each_time(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_digest_counts_on_and_has_the_same_bytes_each_time(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = list(EIGHT)
     for number in range(6):
         said += [told("Worker: Bob", f"More{number}"), {"role": "assistant", "content": "fine"}]

@@ -67,9 +67,7 @@ def test_what_another_agent_said_while_a_tool_ran_is_seen_with_its_result(
     assert stored == [(each["role"], each["content"]) for each in [*two, _text("done b")]]
 
 
-def test_all_that_three_agents_say_stays_on_the_branch(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_all_that_three_agents_say_stays_on_the_branch(proxy: Proxy, upstream: Upstream, session: str) -> None:
     random = Random(3)  # noqa: S311 - the same turns in every run
     waiting: dict[str, str] = {}
     said: list[str] = []
@@ -93,9 +91,7 @@ def test_all_that_three_agents_say_stays_on_the_branch(
     assert sorted(each["content"] for each in stored if each["content"]) == sorted(said)
     blocks = [place for place, each in enumerate(stored) if each.get("tool_calls")]
     unanswered = [
-        place
-        for place in blocks
-        if stored[place + 1 : place + 2] == [] or stored[place + 1]["role"] != "tool"
+        place for place in blocks if stored[place + 1 : place + 2] == [] or stored[place + 1]["role"] != "tool"
     ]
     assert len(unanswered) == len(waiting)
     for place in blocks:

@@ -42,9 +42,7 @@ def user(text: str) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-def converse(
-    proxy: Proxy, session: str | None, turns: int, *, start: int = 1, **given: Any
-) -> list[JsonObject]:
+def converse(proxy: Proxy, session: str | None, turns: int, *, start: int = 1, **given: Any) -> list[JsonObject]:
     """Resend the whole conversation at each of some turns; return it, the last reply included."""
     messages: list[JsonObject] = []
     for number in range(1, turns + 1):
@@ -99,9 +97,7 @@ def test_a_client_that_drops_its_oldest_messages_goes_on_with_its_branch(proxy: 
     assert len(branches(proxy, session)) == 1
 
 
-def test_what_the_client_left_out_stays_out_of_what_is_sent(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_what_the_client_left_out_stays_out_of_what_is_sent(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = converse(proxy, session, 4)
     window = [*said[-3:], user("more")]
     answer = proxy.chat(session, window)
@@ -126,11 +122,7 @@ def test_a_window_is_trimmed_like_any_other_history(proxy: Proxy, upstream: Upst
 
 def test_a_history_replaced_by_a_summary_is_foreign_and_the_old_one_stays(proxy: Proxy, session: str) -> None:
     said = converse(proxy, session, 3)
-    summary = [
-        user("We spoke of questions 1 to 3."),
-        {"role": "assistant", "content": "I see."},
-        user("go on"),
-    ]
+    summary = [user("We spoke of questions 1 to 3."), {"role": "assistant", "content": "I see."}, user("go on")]
     end = reply(proxy, session, summary)
     assert kinds(proxy, session)[-1] == "foreign"
     assert texts(proxy.messages(session)) == [*texts(summary), end["content"]]
@@ -242,10 +234,7 @@ def test_a_repeated_request_stores_nothing_twice(proxy: Proxy, session: str) -> 
 
 @pytest.mark.parametrize(
     ("first", "again"),
-    [
-        ({"idempotency-key": "k-1"}, {"idempotency-key": "k-1"}),
-        ({}, {"x-stainless-retry-count": "1"}),
-    ],
+    [({"idempotency-key": "k-1"}, {"idempotency-key": "k-1"}), ({}, {"x-stainless-retry-count": "1"})],
 )
 def test_an_append_that_announces_itself_as_a_retry_is_stored_once(
     proxy: Proxy, session: str, first: dict[str, str], again: dict[str, str]
@@ -259,9 +248,7 @@ def test_an_append_that_announces_itself_as_a_retry_is_stored_once(
     assert len(proxy.messages(session)) == 6  # equal text is no sign of a retry
 
 
-def test_a_first_message_that_changes_every_turn_costs_no_copy_of_the_rest(
-    proxy: Proxy, session: str
-) -> None:
+def test_a_first_message_that_changes_every_turn_costs_no_copy_of_the_rest(proxy: Proxy, session: str) -> None:
     said: list[JsonObject] = []
     for number in range(4):
         changing = user(f"It is {number} o'clock.")
@@ -304,9 +291,7 @@ def test_a_title_asked_for_while_the_first_question_is_answered_stands_aside(
     question = [SYSTEM, user("one")]
     body = {"model": "long:3+gate", "messages": question, "tools": TOOLS, "stream": True}
     before = len(upstream.log)
-    with proxy.client.stream(
-        "POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}
-    ) as answer:
+    with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}) as answer:
         until(lambda: len(upstream.log) > before, "the question arrives")
         reply(proxy, session, [TITLE, user("one")])
         upstream.gate.set()

@@ -64,11 +64,7 @@ def test_what_was_stored_is_what_arrived(proxy: Proxy, session: str) -> None:
     post(proxy, ODD % b"", **{"x-session-id": session})
     text = proxy.client.get(f"/sessions/{session}/messages").content
     # Spacing between fields may go, texts and the spelling of numbers and escapes may not.
-    for part in (
-        b"h\\u00e9llo \\ud83d\\ude00 \xf0\x9f\x98\x80 \\/ \\u0000",
-        b"1.50E+2",
-        b'{ \\"x\\" : 1.0 }',
-    ):
+    for part in (b"h\\u00e9llo \\ud83d\\ude00 \xf0\x9f\x98\x80 \\/ \\u0000", b"1.50E+2", b'{ \\"x\\" : 1.0 }'):
         assert part in text
 
 
@@ -83,9 +79,7 @@ def test_usage_can_be_left_alone(serve: Serve, upstream: Upstream, session: str)
     assert "stream_options" not in upstream.last.json
 
 
-def test_headers_arrive_but_for_ours_and_those_of_the_hop(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_headers_arrive_but_for_ours_and_those_of_the_hop(proxy: Proxy, upstream: Upstream, session: str) -> None:
     sent = {
         "X-Session-ID": session,
         "X-Session-Mode": "full",
@@ -145,9 +139,7 @@ def test_fields_of_ours_are_stored_and_not_sent(proxy: Proxy, upstream: Upstream
     assert [row["agent"] for row in meta[:2]] == ["planner", "coder"]
 
 
-def test_the_field_that_names_the_session_is_taken_out(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_the_field_that_names_the_session_is_taken_out(proxy: Proxy, upstream: Upstream, session: str) -> None:
     proxy.chat(None, "a", "lenient", metadata={"session_id": session, "other": 1})
     assert upstream.last.json["metadata"] == {"other": 1}
     proxy.chat(None, "b", "lenient", metadata={"session_id": session})

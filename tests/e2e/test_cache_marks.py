@@ -49,11 +49,7 @@ def turn(number: int) -> list[JsonObject]:
             "content": None,
             "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}],
         },
-        {
-            "role": "tool",
-            "tool_call_id": f"c{number}",
-            "content": f"result {number}: " + "so much of it " * 60,
-        },
+        {"role": "tool", "tool_call_id": f"c{number}", "content": f"result {number}: " + "so much of it " * 60},
     ]
 
 
@@ -82,9 +78,7 @@ def unmarked(message: bytes) -> JsonObject:
     return data
 
 
-def test_a_mark_stands_at_the_end_of_what_will_not_change(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_mark_stands_at_the_end_of_what_will_not_change(proxy: Proxy, upstream: Upstream, session: str) -> None:
     rows = converse(proxy, session, 14)
     moves = [place for place, row in enumerate(rows) if row["cut"] is not None and row["cut"]["moved"]]
     assert len(moves) >= 2
@@ -159,9 +153,7 @@ def test_a_key_is_of_one_session_and_says_nothing(proxy: Proxy, upstream: Upstre
     assert upstream.last.json["prompt_cache_key"] != key
 
 
-def test_tenants_and_installations_have_keys_of_their_own(
-    serve: Serve, upstream: Upstream, session: str
-) -> None:
+def test_tenants_and_installations_have_keys_of_their_own(serve: Serve, upstream: Upstream, session: str) -> None:
     keys = []
     for _ in range(2):
         proxy = serve(models=MODELS, cache={"key": "session"}, auth={"mode": "passthrough"})

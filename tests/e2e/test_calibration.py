@@ -15,11 +15,7 @@ JsonObject = dict[str, Any]
 
 TIMES = 1.3
 MODEL = f"say:ok+times:{TIMES}"
-POLICY = {
-    "trigger": {"tokens": 4_000},
-    "target": {"tokens": 2_000},
-    "edits": [{"type": "drop_oldest"}],
-}
+POLICY = {"trigger": {"tokens": 4_000}, "target": {"tokens": 2_000}, "edits": [{"type": "drop_oldest"}]}
 _NUMBERS = count(1)
 
 

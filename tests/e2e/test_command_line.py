@@ -146,9 +146,7 @@ def test_schema_describes_the_file(run: Any) -> None:
 @pytest.mark.parametrize(
     "command", [["serve", "--host", "0.0.0.0"], ["serve", "--port", "x"], ["nonsense"], ["sessions", "show"]]
 )
-def test_wrong_usage_is_exit_2(
-    run: Any, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
+def test_wrong_usage_is_exit_2(run: Any, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     monkeypatch.chdir(config.parent)
     code, out, errors = run(*command)
     assert (code, out) == (2, "")
@@ -232,10 +230,7 @@ def test_a_pending_exchange_is_interrupted_after_a_kill(config: Path, upstream: 
         thread.join()
     with serving(config) as (_, client):
         assert _statuses(client) == ["complete", "interrupted"]
-        assert [m["content"] for m in client.get("/sessions/s/messages").json()["data"]] == [
-            "first",
-            "echo: first",
-        ]
+        assert [m["content"] for m in client.get("/sessions/s/messages").json()["data"]] == ["first", "echo: first"]
         assert ask(client, "s", "second").status_code == 200
         assert [m["content"] for m in client.get("/sessions/s/messages").json()["data"]][2:] == [
             *("second", "echo: second")

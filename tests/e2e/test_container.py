@@ -153,9 +153,7 @@ def test_the_wheel_contains_every_file_of_the_package(installed: Path) -> None:
     for folder in (ROOT / "proxy", ROOT / "migrations"):
         inside = installed / ("proxy" if folder.name == "proxy" else "proxy/_migrations")
         wanted = {
-            path.relative_to(folder)
-            for path in folder.rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
+            path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
         }
         held = {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()}
         assert wanted <= held, wanted - held
@@ -164,14 +162,7 @@ def test_the_wheel_contains_every_file_of_the_package(installed: Path) -> None:
 
 
 def test_nothing_secret_gets_into_the_build() -> None:
-    for name in (
-        ".env",
-        ".git/config",
-        "config.yaml",
-        "palimpsest.db",
-        "tests/conftest.py",
-        ".venv/pyvenv.cfg",
-    ):
+    for name in (".env", ".git/config", "config.yaml", "palimpsest.db", "tests/conftest.py", ".venv/pyvenv.cfg"):
         assert not is_sent(ROOT / name), name
     assert not is_sent(ROOT / "proxy" / "__pycache__" / "app.pyc")
     for word, rest in BUILD:
@@ -324,11 +315,7 @@ def running(
                 stderr=log,
             )
         it = Running(
-            process=process,
-            url=f"http://127.0.0.1:{port}",
-            environment=given,
-            folder=folder,
-            log=outside / "log",
+            process=process, url=f"http://127.0.0.1:{port}", environment=given, folder=folder, log=outside / "log"
         )
         try:
 

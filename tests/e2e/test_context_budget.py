@@ -62,10 +62,7 @@ def text_of(tokens: int, mark: str = "") -> str:
 def talk(*tokens: int, first: str = "user") -> list[Message]:
     """Return messages of these sizes, user and assistant taking turns; each begins with its own word."""
     start = ROLES.index(first)
-    return [
-        {"role": ROLES[(start + at) % 2], "content": text_of(size, mark_of(at))}
-        for at, size in enumerate(tokens)
-    ]
+    return [{"role": ROLES[(start + at) % 2], "content": text_of(size, mark_of(at))} for at, size in enumerate(tokens)]
 
 
 def mark_of(number: int) -> str:
@@ -128,9 +125,7 @@ def test_of_the_rest_0_65_is_for_recent_messages(proxy: Proxy, upstream: Upstrea
     assert bare(proxy.messages(session)[:-1]) == messages  # all of it stays stored
 
 
-def test_a_chain_goes_whole_and_what_does_not_fit_is_skipped(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_chain_goes_whole_and_what_does_not_fit_is_skipped(proxy: Proxy, upstream: Upstream, session: str) -> None:
     def chain(name: str, tokens: int) -> list[Message]:
         calls = [
             {"id": f"{name}{at}", "type": "function", "function": {"name": "query", "arguments": "{}"}}
@@ -154,17 +149,13 @@ def test_a_chain_goes_whole_and_what_does_not_fit_is_skipped(
     assert not any(message.get("tool_calls") for message in sent)
 
 
-def test_what_has_just_come_goes_whole_however_large_it_is(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_what_has_just_come_goes_whole_however_large_it_is(proxy: Proxy, upstream: Upstream, session: str) -> None:
     receipt = ask(proxy, session, talk(*[1_004] * 10, 80_000))
     assert (receipt["messages_sent"], receipt["edits"]) == (1, ["recent_window"])
     assert receipt["tokens_sent"] == 80_000
 
 
-def test_it_is_within_the_budget_again_after_each_move(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_it_is_within_the_budget_again_after_each_move(proxy: Proxy, upstream: Upstream, session: str) -> None:
     messages = talk(*[1_004] * 81)
     ask(proxy, session, messages)
     before = upstream.last.messages
@@ -215,9 +206,7 @@ def shown(proxy: Proxy, upstream: Upstream, session: str, content: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["items", "results"])
-def test_of_twenty_items_five_entries_are_shown(
-    proxy: Proxy, upstream: Upstream, session: str, name: str
-) -> None:
+def test_of_twenty_items_five_entries_are_shown(proxy: Proxy, upstream: Upstream, session: str, name: str) -> None:
     given = {"success": True, "total": 20, "page": {"count": 20, "next": None}, name: ROWS}
     made = json.loads(shown(proxy, upstream, session, given))
     assert made["success"] is True
@@ -251,9 +240,7 @@ def test_a_failure_stays_a_failure(proxy: Proxy, upstream: Upstream, session: st
     assert {"id": 9, "error": "permission denied"} in made["rows_preview"]
 
 
-def test_output_of_200_tokens_stays_and_of_more_does_not(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_output_of_200_tokens_stays_and_of_more_does_not(proxy: Proxy, upstream: Upstream, session: str) -> None:
     rows = [{"id": "x", "text": "word"} for _ in range(20)]
     for number in range(4, 21):
         text = json.dumps({"rows": rows[:number]})
@@ -332,11 +319,7 @@ def test_a_further_summary_needs_ten_more_messages(proxy: Proxy, upstream: Upstr
     generations: list[int] = []
     receipt = first
     while generations[-1:] != [2]:
-        messages = [
-            *messages,
-            *bare(proxy.messages(session)[-1:]),
-            {"role": "user", "content": text_of(9_000)},
-        ]
+        messages = [*messages, *bare(proxy.messages(session)[-1:]), {"role": "user", "content": text_of(9_000)}]
         receipt = ask(proxy, session, [SYSTEM, *messages], headers=SUMMED)
         generations.append(receipt["summary"]["generation"])
         assert upstream.last.messages[0] == SYSTEM

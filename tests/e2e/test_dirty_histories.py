@@ -42,9 +42,7 @@ def said(text: str = "well") -> Message:
 
 
 def calling(*ids: Any, **fields: Any) -> Message:
-    calls = [
-        {"id": each, "type": "function", "function": {"name": "find", "arguments": "{}"}} for each in ids
-    ]
+    calls = [{"id": each, "type": "function", "function": {"name": "find", "arguments": "{}"}} for each in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls, **fields}
 
 
@@ -109,10 +107,7 @@ ODD: dict[str, list[Message]] = {
     "content that is empty": [{"role": "user", "content": []}, {"role": "user", "content": ""}, user()],
     "parts of any kind": [{"role": "user", "content": [1, None, "x", [], {}, {"type": 5}]}, user()],
     "text that is none": [{"role": "user", "content": [{"type": "text", "text": None}]}, user()],
-    "an image that is a number": [
-        {"role": "user", "content": [{"type": "image_url", "image_url": 5}]},
-        user(),
-    ],
+    "an image that is a number": [{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}, user()],
     "a result that is an object": [user(), calling("a"), result("a", {"rows": [1, 2]}), user()],
     "a result of parts": [user(), calling("a"), result("a", [{"type": "text", "text": "x" * 500}]), user()],
     "a role that is unknown": [{"role": "critic", "content": "hm"}, user()],
@@ -156,11 +151,7 @@ MARK = [
 """Two clean rounds, one with an output so large that every policy of these tests has something to do."""
 
 POLICIES: dict[str, Any] = {
-    "drop": {
-        "trigger": {"tokens": 15_000},
-        "target": {"tokens": 14_000},
-        "edits": [{"type": "drop_oldest"}],
-    },
+    "drop": {"trigger": {"tokens": 15_000}, "target": {"tokens": 14_000}, "edits": [{"type": "drop_oldest"}]},
     "calls": {
         "trigger": {"every_request": True},
         "keep": {"rounds": 0, "spans": 0},
@@ -262,8 +253,7 @@ REPLY: Message = {"role": "assistant", "content": "echo: asked", "refusal": None
 def heard(messages: list[Message]) -> list[Message]:
     """Return what of these is a message of the log: all but the instructions that lead."""
     lead = next(
-        (place for place, each in enumerate(messages) if each["role"] not in {"system", "developer"}),
-        len(messages),
+        (place for place, each in enumerate(messages) if each["role"] not in {"system", "developer"}), len(messages)
     )
     return messages[lead:]
 
@@ -358,9 +348,7 @@ def test_it_can_be_read(proxy: Proxy, taking: Taking, session: str, name: str) -
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", FEWER)
-def test_what_is_trimmed_is_repaired(
-    proxy: Proxy, taking: Taking, session: str, name: str, policy: str
-) -> None:
+def test_what_is_trimmed_is_repaired(proxy: Proxy, taking: Taking, session: str, name: str, policy: str) -> None:
     log = [*MARK, *FEWER[name]]
     spared = policy == "truncate" or (policy == "drop" and FEWER[name][0]["role"] == "user")
     said_so: list[bool] = []
@@ -402,10 +390,7 @@ def test_what_is_put_together_is_repaired(proxy: Proxy, taking: Taking, session:
 
 def repairs(proxy: Proxy, session: str) -> list[bool]:
     """Tell for each receipt whether it says that something was repaired."""
-    return [
-        any(warning.startswith("repaired: ") for warning in row["warnings"])
-        for row in proxy.exchanges(session)
-    ]
+    return [any(warning.startswith("repaired: ") for warning in row["warnings"]) for row in proxy.exchanges(session)]
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -448,9 +433,7 @@ def test_what_is_long(proxy: Proxy, taking: Taking, session: str, name: str) -> 
     ],
 )
 @pytest.mark.parametrize("known", [False, True], ids=["new session", "known session"])
-def test_what_no_message_can_hold(
-    strictly: Proxy, upstream: Upstream, session: str, text: bytes, known: bool
-) -> None:
+def test_what_no_message_can_hold(strictly: Proxy, upstream: Upstream, session: str, text: bytes, known: bool) -> None:
     if known:
         send(strictly, session, [user()])
     before = len(upstream.log)
@@ -546,9 +529,7 @@ def raw(proxy: Proxy, value: bytes) -> bytes:
     ],
 )
 def test_a_session_id_that_is_only_odd(strictly: Proxy, value: str, name: str) -> None:
-    answer = strictly.client.post(
-        "/v1/chat/completions", content=body_of([user()]), headers={"x-session-id": value}
-    )
+    answer = strictly.client.post("/v1/chat/completions", content=body_of([user()]), headers={"x-session-id": value})
     assert answer.status_code == 200, answer.text
     assert strictly.messages(name)[0] == user()
     assert name in [row["id"] for row in strictly.get("/sessions", limit=1000)["data"]]
@@ -556,8 +537,6 @@ def test_a_session_id_that_is_only_odd(strictly: Proxy, value: str, name: str) -
     again = strictly.client.get(f"/sessions/{quote(name, safe='')}")
     assert again.json()["id"] == name
     back = answer.headers["x-session-id"]
-    more = strictly.client.post(
-        "/v1/chat/completions", content=body_of([user("more")]), headers={"x-session-id": back}
-    )
+    more = strictly.client.post("/v1/chat/completions", content=body_of([user("more")]), headers={"x-session-id": back})
     assert more.headers["x-session-id"] == back
     assert len(strictly.messages(name)) == 4

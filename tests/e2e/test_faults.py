@@ -29,9 +29,7 @@ def closed_port() -> Iterator[int]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 @pytest.mark.parametrize("fault", ["429", "500", "html"])
-def test_its_errors_come_untouched(
-    proxy: Proxy, upstream: Upstream, session: str, fault: str, stream: bool
-) -> None:
+def test_its_errors_come_untouched(proxy: Proxy, upstream: Upstream, session: str, fault: str, stream: bool) -> None:
     body = {"model": f"fault:{fault}", "messages": [{"role": "user", "content": "a"}], "stream": stream}
     told = httpx.post(f"{upstream.base_url}/chat/completions", json=body, trust_env=False)
     answer = proxy.client.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
@@ -115,9 +113,7 @@ def test_a_repetition_makes_nothing_twice(proxy: Proxy, session: str, whole: boo
     assert [row["status"] for row in proxy.exchanges(session)] == ["complete", *["failed"] * 4, "complete"]
 
 
-def test_a_retry_after_a_lost_reply_makes_nothing_twice(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_retry_after_a_lost_reply_makes_nothing_twice(proxy: Proxy, upstream: Upstream, session: str) -> None:
     proxy.chat(session, "a")
     for count in ("0", "1"):
         proxy.chat(session, "b", headers={"x-stainless-retry-count": count})

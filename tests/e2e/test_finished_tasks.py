@@ -62,9 +62,7 @@ def test_a_stream_says_the_same(proxy: Proxy, upstream: Upstream, session: str) 
     call = final.choices[0].message.tool_calls
     assert call is not None
     assert call[0].function.name == "finish_task"
-    assert orjson.loads(call[0].function.arguments) == orjson.loads(
-        reply["tool_calls"][0]["function"]["arguments"]
-    )
+    assert orjson.loads(call[0].function.arguments) == orjson.loads(reply["tool_calls"][0]["function"]["arguments"])
     assert len(upstream.log) == 1
 
 
@@ -86,9 +84,7 @@ def test_a_new_question_is_asked(proxy: Proxy, upstream: Upstream, session: str)
     assert len(upstream.log) == 2
 
 
-def test_a_finished_history_from_elsewhere_is_answered_too(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_finished_history_from_elsewhere_is_answered_too(proxy: Proxy, upstream: Upstream, session: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "finish_task", "arguments": "{}"}}
     reply = {"role": "assistant", "content": "All done.", "tool_calls": [call]}
     answer = proxy.chat(session, [ASK, reply])

@@ -50,9 +50,7 @@ def talk(rounds: int) -> list[dict[str, Any]]:
 def test_half_an_emoji(proxy: Proxy, upstream: Upstream, session: str, policy: str, stream: bool) -> None:
     for rounds in (6, 9):  # the second one goes on from what the first one stored
         messages = talk(rounds)
-        answer = proxy.chat(
-            session, messages, "say:fine", stream=stream, headers={"x-context-policy": policy}
-        )
+        answer = proxy.chat(session, messages, "say:fine", stream=stream, headers={"x-context-policy": policy})
         assert answer.status_code == 200, answer.text
         sent = json.dumps(upstream.last.messages)
         if policy == "cleared":

@@ -15,11 +15,7 @@ USERS = ("anne", "bert", "carl")
 TARGETS = {"anne": 120, "bert": 240}
 
 POLICIES: dict[str, Any] = {
-    "anne": {
-        "extends": "limited",
-        "match": {"tenants": ["anne"]},
-        "target": {"tokens": TARGETS["anne"]},
-    },
+    "anne": {"extends": "limited", "match": {"tenants": ["anne"]}, "target": {"tokens": TARGETS["anne"]}},
     "bert": {
         "extends": "limited",
         "match": {"tenants": ["bert"]},

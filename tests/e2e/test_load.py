@@ -145,13 +145,10 @@ async def test_the_same_request_at_two_workers_at_once_stores_nothing_twice(
 
 
 async def test_many_clients_of_few_sessions(crew: Crew, http: aiohttp.ClientSession) -> None:
-    appenders = [
-        Talker(http=http, base=crew.base, session=f"load-{n % 6}", appends=True) for n in range(APPENDERS)
-    ]
+    appenders = [Talker(http=http, base=crew.base, session=f"load-{n % 6}", appends=True) for n in range(APPENDERS)]
     # Most resend into sessions that other resenders use too, some into those of the appenders.
     resenders = [
-        Talker(http=http, base=crew.base, session=f"load-{n % 6 + 4}", appends=False)
-        for n in range(RESENDERS)
+        Talker(http=http, base=crew.base, session=f"load-{n % 6 + 4}", appends=False) for n in range(RESENDERS)
     ]
     left = iter(range(EXCHANGES))
 

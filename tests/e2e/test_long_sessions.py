@@ -40,9 +40,7 @@ def recording() -> Recording:
     said = [message for part in parts for message in _ended(part.messages[part.lead :])]
     system = [message for message in said if message["role"] in {"system", "developer"}]
     return Recording(
-        name="long",
-        messages=[*lead, *(message for message in said if message not in system)],
-        tools=parts[0].tools,
+        name="long", messages=[*lead, *(message for message in said if message not in system)], tools=parts[0].tools
     )
 
 

@@ -220,8 +220,6 @@ def test_a_conversation_longer_than_its_context(serve: Serve, base_url: str, ses
     assert all(row["usage"]["prompt_tokens"] < CONTEXT for row in rows)
     assert any(row["cut"] and row["cut"]["moved"] for row in rows)
     whole = proxy.client.post(
-        "/v1/chat/completions",
-        json=asked("and now?"),
-        headers={"x-session-id": session, "x-context-policy": "off"},
+        "/v1/chat/completions", json=asked("and now?"), headers={"x-session-id": session, "x-context-policy": "off"}
     )
     assert (whole.status_code, whole.json()["error"]["type"]) == (400, "exceed_context_size_error")

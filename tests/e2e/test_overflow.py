@@ -132,10 +132,7 @@ def test_a_history_beyond_the_window_is_answered_at_the_second_try(
 def test_a_stream_is_answered_at_the_second_try(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = history(20_000)
     answer = proxy.chat(session, said, MODEL, stream=True)
-    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (
-        200,
-        "text/event-stream",
-    )
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
     assert answer.content.endswith(b"data: [DONE]\n\n")
     assert RESCUED in answer.headers["x-context-warning"]
     first, second = attempts(upstream)
@@ -148,9 +145,7 @@ def test_a_stream_is_answered_at_the_second_try(proxy: Proxy, upstream: Upstream
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_an_append_is_answered_at_the_second_try(
-    proxy: Proxy, upstream: Upstream, session: str, stream: bool
-) -> None:
+def test_an_append_is_answered_at_the_second_try(proxy: Proxy, upstream: Upstream, session: str, stream: bool) -> None:
     proxy.chat(session, [*history(20_000)[:-1], user("first")])
     upstream.forget()
     answer = proxy.chat(session, "and now?", MODEL, stream=stream, headers={"x-session-mode": "append"})
@@ -201,9 +196,7 @@ def test_room_for_the_reply_is_left(proxy: Proxy, upstream: Upstream, session: s
     assert attempts(upstream)[-1] + 4_000 <= WINDOW
 
 
-def test_a_reply_without_a_limit_to_speak_of_takes_no_room(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_reply_without_a_limit_to_speak_of_takes_no_room(proxy: Proxy, upstream: Upstream, session: str) -> None:
     proxy.chat(session, history(40_000), MODEL)
     proxy.chat(f"{session}-long", history(40_000), MODEL, max_tokens=WINDOW)
     plain, long = attempts(upstream)[1::2]
@@ -250,9 +243,7 @@ def test_the_cut_is_kept_until_the_view_has_grown(
         rows = proxy.exchanges(session)
         assert [row["cut"]["moved"] for row in rows] == [True] + [False] * 6
         assert proxy.messages(session) == [
-            {**m, "refusal": None, "annotations": []}
-            if m.get("content", "") and "echo" in m["content"]
-            else m
+            {**m, "refusal": None, "annotations": []} if m.get("content", "") and "echo" in m["content"] else m
             for m in said[:-1]
         ]
         assert len(upstream.log) == 8
@@ -283,9 +274,7 @@ def test_a_second_refusal_is_the_clients(proxy: Proxy, upstream: Upstream, sessi
     assert upstream.last.json["messages"] == said
 
 
-def test_one_message_that_is_too_long_alone_cannot_be_helped(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_one_message_that_is_too_long_alone_cannot_be_helped(proxy: Proxy, upstream: Upstream, session: str) -> None:
     answer = proxy.chat(session, words(9_000), MODEL)
     assert (answer.status_code, len(upstream.log)) == (400, 1)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -302,9 +291,7 @@ def test_what_keep_names_gives_way_last(proxy: Proxy, upstream: Upstream, sessio
     assert user("question 99") in upstream.last.json["messages"]
 
 
-def test_who_leaves_while_it_is_asked_again_is_settled_once(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_who_leaves_while_it_is_asked_again_is_settled_once(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = history(20_000)
     body = {"model": f"{MODEL}+fault:hang", "messages": said}
     client = httpx.Client(base_url=proxy.url, trust_env=False)
@@ -342,9 +329,7 @@ def test_an_upstream_that_fails_when_it_is_asked_again(
     assert len(proxy.messages(session)) == len(said) + 1
 
 
-def test_a_stream_that_breaks_off_after_the_second_try(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_stream_that_breaks_off_after_the_second_try(proxy: Proxy, upstream: Upstream, session: str) -> None:
     answer = proxy.chat(session, history(20_000), f"{MODEL}+long:20+fault:drop", stream=True)
     assert answer.status_code == 200
     assert b"[DONE]" not in answer.content

@@ -28,9 +28,7 @@ def slow(proxy: Proxy, upstream: Upstream, session: str, text: str) -> Iterator[
     """Ask `text`, whose answer ends only when the block does."""
     body = {"model": "long:3+gate", "messages": [{"role": "user", "content": text}], "stream": True}
     before = len(upstream.log)
-    with proxy.client.stream(
-        "POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}
-    ) as answer:
+    with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}) as answer:
         assert answer.status_code == 200
         until(lambda: len(upstream.log) > before, "the slow request arrives")
         yield
@@ -59,9 +57,7 @@ def test_two_appends_at_once_lose_none(proxy: Proxy, upstream: Upstream, session
 def test_nothing_comes_between_a_call_and_its_result(proxy: Proxy, upstream: Upstream, session: str) -> None:
     ask(proxy, session, "a")
     with slow(proxy, upstream, session, "slow"):
-        call = ask(proxy, session, "look it up", model="tool:find").json()["choices"][0]["message"][
-            "tool_calls"
-        ][0]
+        call = ask(proxy, session, "look it up", model="tool:find").json()["choices"][0]["message"]["tool_calls"][0]
     result = {"role": "tool", "tool_call_id": call["id"], "content": "found"}
     assert proxy.chat(session, [result], "tool:find").status_code == 200
     assert said(proxy, session) == ["a", "look it up", "slow", "found"]
@@ -95,9 +91,7 @@ def test_a_count_that_is_none_announces_nothing(proxy: Proxy, session: str, coun
     assert len(said(proxy, session)) == (1 if count.startswith("9") else 2)
 
 
-def test_results_that_come_one_by_one_stay_with_their_calls(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_results_that_come_one_by_one_stay_with_their_calls(proxy: Proxy, upstream: Upstream, session: str) -> None:
     reply = ask(proxy, session, "both", model="tools:find,look").json()["choices"][0]["message"]
     for call in reply["tool_calls"]:
         result = {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["name"]}
@@ -106,9 +100,7 @@ def test_results_that_come_one_by_one_stay_with_their_calls(
     assert [message["role"] for message in upstream.last.messages[-3:]] == ["assistant", "tool", "tool"]
 
 
-def test_results_that_come_at_once_stay_with_their_calls(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_results_that_come_at_once_stay_with_their_calls(proxy: Proxy, upstream: Upstream, session: str) -> None:
     calls = ask(proxy, session, "both", model="tools:find,look").json()["choices"][0]["message"]["tool_calls"]
     before = len(upstream.log)
     with ThreadPoolExecutor(2) as threads:
@@ -130,9 +122,7 @@ def test_first_messages_at_once_make_one_conversation(proxy: Proxy, upstream: Up
 
 
 @pytest.mark.parametrize("use", ["resend", "first", "append", "retry"])
-def test_the_same_request_twice_has_one_place(
-    proxy: Proxy, upstream: Upstream, session: str, use: str
-) -> None:
+def test_the_same_request_twice_has_one_place(proxy: Proxy, upstream: Upstream, session: str, use: str) -> None:
     new: list[Any] = [{"role": "user", "content": "b"}]
     past: list[Any] = []
     if use != "first":
@@ -178,9 +168,7 @@ def test_the_same_request_twice_at_the_same_moment_has_one_place(
     assert proxy.messages(session)[-2]["content"] == "c"
 
 
-def test_a_resend_while_the_last_reply_is_still_streaming(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_resend_while_the_last_reply_is_still_streaming(proxy: Proxy, upstream: Upstream, session: str) -> None:
     ask(proxy, session, "a")
     past = proxy.messages(session)
     asked: list[Any] = [*past, {"role": "user", "content": "b"}]
@@ -206,21 +194,12 @@ def test_a_resend_while_the_last_reply_is_still_streaming(
         ["a", "echo: a", "b", "word0 word1 word2"],
     ]
     # Whichever the client goes on with, the session does.
-    more = [
-        *asked,
-        *part,
-        {"role": "assistant", "content": "echo: stop, c"},
-        {"role": "user", "content": "d"},
-    ]
+    more = [*asked, *part, {"role": "assistant", "content": "echo: stop, c"}, {"role": "user", "content": "d"}]
     assert proxy.chat(session, more).status_code == 200
-    assert [m["content"] for m in proxy.messages(session)][-4:] == [
-        *("stop, c", "echo: stop, c", "d", "echo: d")
-    ]
+    assert [m["content"] for m in proxy.messages(session)][-4:] == [*("stop, c", "echo: stop, c", "d", "echo: d")]
 
 
-def test_an_append_after_the_client_left_in_the_middle(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_an_append_after_the_client_left_in_the_middle(proxy: Proxy, upstream: Upstream, session: str) -> None:
     ask(proxy, session, "a")
     body = {"model": "long:6+gate", "messages": [{"role": "user", "content": "b"}], "stream": True}
     headers = {"x-session-id": session}

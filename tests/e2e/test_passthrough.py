@@ -23,9 +23,7 @@ def proxy(serve: Serve) -> Proxy:
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"])
 def test_every_method(proxy: Proxy, upstream: Upstream, method: str) -> None:
-    answer = proxy.client.request(
-        method, "/v1/files/f1?a=1&a=2&b=%2F+", headers={"x-session-id": "s", "x-own": "1"}
-    )
+    answer = proxy.client.request(method, "/v1/files/f1?a=1&a=2&b=%2F+", headers={"x-session-id": "s", "x-own": "1"})
     assert answer.status_code == 200
     received = upstream.last
     assert (received.method, received.target, received.query) == (method, "/v1/files/f1", "a=1&a=2&b=%2F+")

@@ -21,8 +21,7 @@ from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
 TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-    for name in ("look", "search")
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "search")
 ]
 OWN = ("recall_context", "compress_chat_history")
 LOG = "\n".join(f"entry {number}: nothing" for number in range(1, 200)) + "\nentry 200: the valve broke"
@@ -60,9 +59,7 @@ def recall(number: int = 0, **arguments: Any) -> dict[str, Any]:
 class Talk:
     """A conversation as a user of the SDK has it: the whole history each time."""
 
-    def __init__(
-        self, url: str, session: str, upstream: Upstream, *, stream: bool, policy: str = "default"
-    ) -> None:
+    def __init__(self, url: str, session: str, upstream: Upstream, *, stream: bool, policy: str = "default") -> None:
         self.upstream = upstream
         self.stream = stream
         self.session = session
@@ -108,10 +105,7 @@ class Talk:
 
     def results(self, message: dict[str, Any], text: str = "fine") -> list[dict[str, Any]]:
         """Return a result for each call of a reply."""
-        return [
-            {"role": "tool", "tool_call_id": made["id"], "content": text}
-            for made in message.get("tool_calls", ())
-        ]
+        return [{"role": "tool", "tool_call_id": made["id"], "content": text} for made in message.get("tool_calls", ())]
 
     def looked(self) -> str:
         """Let the model look at the log; return the ref that stands where most of it was left out."""
@@ -228,9 +222,7 @@ ORDERS: dict[str, Sequence[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("text", [None, "Let me see. "])
 @pytest.mark.parametrize("order", ORDERS)
-def test_calls_in_every_order(
-    talk: Talk, proxy: Proxy, upstream: Upstream, order: str, text: str | None
-) -> None:
+def test_calls_in_every_order(talk: Talk, proxy: Proxy, upstream: Upstream, order: str, text: str | None) -> None:
     calls = list(ORDERS[order])
     theirs = [made for made in calls if made["function"]["name"] not in OWN]
     talk.scripted(reply(text, *calls), *([] if theirs else [reply("Done.")]))
@@ -270,9 +262,7 @@ def test_text_before_between_and_after_is_one_reply(talk: Talk, proxy: Proxy, up
     unseen(talk, proxy)
 
 
-def test_texts_that_would_run_into_each_other_are_kept_apart(
-    talk: Talk, proxy: Proxy, upstream: Upstream
-) -> None:
+def test_texts_that_would_run_into_each_other_are_kept_apart(talk: Talk, proxy: Proxy, upstream: Upstream) -> None:
     talk.scripted(
         reply("Let me look.", recall(1, query="valve")),
         reply(None, recall(2, query="pump")),
@@ -374,9 +364,7 @@ def test_a_turn_that_is_made_anew_is_without_it(talk: Talk, proxy: Proxy, upstre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_byte_of_it_reaches_the_client(
-    proxy: Proxy, upstream: Upstream, session: str, stream: bool
-) -> None:
+def test_no_byte_of_it_reaches_the_client(proxy: Proxy, upstream: Upstream, session: str, stream: bool) -> None:
     upstream.load(session, [reply("One. ", recall(query="valve")), reply("Two.", call("look"), recall(1))])
     answer = proxy.chat(session, "begin", f"script:{session}", tools=TOOLS, stream=stream)
     assert answer.status_code == 200
@@ -426,9 +414,7 @@ def test_a_name_that_is_taken_is_the_clients(proxy: Proxy, upstream: Upstream, s
     ]
 
 
-def test_a_restart_an_export_and_a_fork_keep_what_was_hidden(
-    upstream: Upstream, session: str, tmp_path: Path
-) -> None:
+def test_a_restart_an_export_and_a_fork_keep_what_was_hidden(upstream: Upstream, session: str, tmp_path: Path) -> None:
     settings = settings_for(upstream, tmp_path, SECTIONS)
     with Proxy(settings) as proxy, talking(proxy.url, session, upstream) as talk:
         ref = talk.looked()

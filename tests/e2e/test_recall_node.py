@@ -51,11 +51,7 @@ def node_folder() -> Path:
 
 
 def call(name: str, number: int) -> dict[str, object]:
-    return {
-        "id": f"{name}_{number}",
-        "type": "function",
-        "function": {"name": name, "arguments": '{"query":"valve"}'},
-    }
+    return {"id": f"{name}_{number}", "type": "function", "function": {"name": name, "arguments": '{"query":"valve"}'}}
 
 
 def own(number: int) -> dict[str, object]:
@@ -66,9 +62,7 @@ def look(number: int) -> dict[str, object]:
     return call("look", number)
 
 
-def test_no_call_of_the_proxys_is_seen(
-    node_folder: Path, serve: Serve, upstream: Upstream, session: str
-) -> None:
+def test_no_call_of_the_proxys_is_seen(node_folder: Path, serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve(virtual_tools={"recall_context": True})
     turns = [
         (None, [own(1)]),
@@ -81,10 +75,7 @@ def test_no_call_of_the_proxys_is_seen(
     ]
     upstream.load(
         session,
-        [
-            {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
-            for text, calls in turns
-        ],
+        [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})} for text, calls in turns],
     )
     said = run_script(node_folder, "recall.mjs", SCRIPT, f"{proxy.url}/v1", session)
 

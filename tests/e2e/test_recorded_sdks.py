@@ -118,9 +118,7 @@ def replay(proxy: Proxy, tape: Tape, session: str, recorded: Recorded) -> list[s
     tape.play(recorded.exchanges)
     for exchange in recorded.exchanges:
         ask(proxy, exchange, {"x-session-id": session})
-    assert [request.body for request in tape.received] == [
-        exchange.request for exchange in recorded.exchanges
-    ]
+    assert [request.body for request in tape.received] == [exchange.request for exchange in recorded.exchanges]
     return [receipt["kind"] for receipt in proxy.exchanges(session)]
 
 
@@ -171,9 +169,7 @@ def test_an_sdk_goes_on_at_every_turn(proxy: Proxy, tape: Tape, session: str, na
     check_stored_once(proxy, session, recorded)
 
 
-def test_calls_that_get_other_ids_are_branches_and_nothing_is_lost(
-    proxy: Proxy, tape: Tape, session: str
-) -> None:
+def test_calls_that_get_other_ids_are_branches_and_nothing_is_lost(proxy: Proxy, tape: Tape, session: str) -> None:
     recorded = read(RENAMES)
 
     kinds = replay(proxy, tape, session, recorded)

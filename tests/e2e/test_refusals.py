@@ -22,9 +22,7 @@ def proxy(serve: Serve) -> Proxy:
 
 def refused(proxy: Proxy, session: str, body: bytes, **headers: str) -> tuple[int, str | None]:
     """Send what must be refused; return the status and the parameter that is named."""
-    answer = proxy.client.post(
-        "/v1/chat/completions", content=body, headers={"x-session-id": session} | headers
-    )
+    answer = proxy.client.post("/v1/chat/completions", content=body, headers={"x-session-id": session} | headers)
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
@@ -85,14 +83,10 @@ def test_more_than_is_allowed(proxy: Proxy, upstream: Upstream, session: str) ->
         yield body[:LIMIT]
         yield body[LIMIT:]
 
-    unannounced = proxy.client.post(
-        "/v1/chat/completions", content=pieces(), headers={"x-session-id": session}
-    )
+    unannounced = proxy.client.post("/v1/chat/completions", content=pieces(), headers={"x-session-id": session})
     assert unannounced.status_code == 413
     assert upstream.log == []
-    fits = b'{"model":"echo","messages":[{"role":"user","content":"%s"}]}' % (
-        b"a" * (LIMIT - len(body) + LIMIT)
-    )
+    fits = b'{"model":"echo","messages":[{"role":"user","content":"%s"}]}' % (b"a" * (LIMIT - len(body) + LIMIT))
     assert proxy.client.post("/v1/chat/completions", content=fits).status_code == 200
 
 
@@ -109,9 +103,7 @@ def test_more_than_is_allowed(proxy: Proxy, upstream: Upstream, session: str) ->
         ("content-encoding", "gzip"),
     ],
 )
-def test_a_header_that_cannot_be_meant(
-    proxy: Proxy, upstream: Upstream, session: str, name: str, value: str
-) -> None:
+def test_a_header_that_cannot_be_meant(proxy: Proxy, upstream: Upstream, session: str, name: str, value: str) -> None:
     body = b'{"model":"echo","messages":[{"role":"user","content":"a"}]}'
     status, param = refused(proxy, session, body, **{name: value})
     assert (status, (param or "").lower()) == (400, name)

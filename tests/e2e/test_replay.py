@@ -21,11 +21,7 @@ CUT_SHORT = {"type": "truncate_tool_output", "max_lines": 8, "max_bytes": 300}
 DROP = {"type": "drop_oldest"}
 POLICIES: dict[str, dict[str, Any]] = {
     "keep": {"trigger": {"tool_calls": 6}, "edits": [KEEP]},
-    "truncate": {
-        "trigger": {"messages": 20},
-        "on_arrival": [{**CUT_SHORT, "max_bytes": 600}],
-        "edits": [CUT_SHORT],
-    },
+    "truncate": {"trigger": {"messages": 20}, "on_arrival": [{**CUT_SHORT, "max_bytes": 600}], "edits": [CUT_SHORT]},
     "drop": {"trigger": {"tokens": 1200}, "target": {"tokens": 700}, "edits": [DROP]},
     "all": {
         "trigger": {"tokens": 1500, "tool_calls": 5},
@@ -45,9 +41,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def proxy(serve: Serve) -> Proxy:
-    return serve(
-        policies={name: {**policy, "match": {"models": [f"*+{name}"]}} for name, policy in POLICIES.items()}
-    )
+    return serve(policies={name: {**policy, "match": {"models": [f"*+{name}"]}} for name, policy in POLICIES.items()})
 
 
 WAYS = [

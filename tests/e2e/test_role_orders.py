@@ -58,9 +58,7 @@ def test_sessions_with_summaries_go_through(
     assert said or not refused
 
 
-def test_requests_at_once_go_through_before_anything_is_known(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_requests_at_once_go_through_before_anything_is_known(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     model = "strict:alternate+delay:100+at-once"
 
@@ -72,9 +70,7 @@ def test_requests_at_once_go_through_before_anything_is_known(
     assert [message["role"] for message in upstream.last.messages] == ["user"]
 
 
-def test_both_orders_may_be_asked_for_one_after_the_other(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_both_orders_may_be_asked_for_one_after_the_other(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = [
         {"role": "user", "content": "a"},
         {"role": "system", "content": "between"},
@@ -86,9 +82,7 @@ def test_both_orders_may_be_asked_for_one_after_the_other(
     assert answer.headers["x-context-warning"].count("upstream wants") == 2
 
 
-def test_a_refusal_that_only_sounds_like_it_teaches_nothing(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_a_refusal_that_only_sounds_like_it_teaches_nothing(proxy: Proxy, upstream: Upstream, session: str) -> None:
     """What a client says may be in the words of a refusal: nobody else's requests change by it."""
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     words = "Conversation roles must alternate user/assistant"
@@ -114,9 +108,7 @@ def test_sessions_with_digests_go_through(proxy: Proxy, upstream: Upstream, sess
     assert [message["role"] for message in proxy.messages(session)][:3] == ["user", "user", "assistant"]
 
 
-def test_what_is_not_to_be_trimmed_is_not_put_together_either(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_what_is_not_to_be_trimmed_is_not_put_together_either(proxy: Proxy, upstream: Upstream, session: str) -> None:
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     answer = proxy.chat(session, said, "strict:alternate+off", headers={"x-context-policy": "off"})
     assert answer.status_code == 400

@@ -65,9 +65,7 @@ def bare(messages: list[Message]) -> list[Message]:
     return [{key: value for key, value in message.items() if value} for message in messages]
 
 
-def test_ten_whole_rounds_stay_above_four_fifths_of_the_window(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_ten_whole_rounds_stay_above_four_fifths_of_the_window(proxy: Proxy, upstream: Upstream, session: str) -> None:
     receipt: dict[str, Any] = {"edits": []}
     messages: list[Message] = []
     number = 0
@@ -186,9 +184,7 @@ def test_long_output_is_cut_to_its_beginning_and_can_be_read_whole(
 @pytest.mark.parametrize(
     "text", ["line\n" * 2_000, "x" * 51_199 + "\n", "word " * 10_240], ids=["lines", "bytes", "one line"]
 )
-def test_output_at_the_limits_goes_as_it_is(
-    proxy: Proxy, upstream: Upstream, session: str, text: str
-) -> None:
+def test_output_at_the_limits_goes_as_it_is(proxy: Proxy, upstream: Upstream, session: str, text: str) -> None:
     ask(proxy, session, with_output(text), model="other")
     assert upstream.last.messages[-1]["content"] == text
 
@@ -196,9 +192,7 @@ def test_output_at_the_limits_goes_as_it_is(
 # ------------------------------------------------------------------------------------ counting
 
 
-def test_what_was_counted_can_be_read_and_cleared_and_only_new_messages_are_counted(
-    proxy: Proxy, session: str
-) -> None:
+def test_what_was_counted_can_be_read_and_cleared_and_only_new_messages_are_counted(proxy: Proxy, session: str) -> None:
     cleared = proxy.client.delete("/tokens/cache")
     assert cleared.status_code == 200
     empty = {"cached_messages": 0, "total_cached_tokens": 0}

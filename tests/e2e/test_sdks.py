@@ -15,15 +15,9 @@ from tests.support.upstream import Upstream
 
 WEATHER: ChatCompletionToolParam = {
     "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
-    },
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
 }
-CLOCK: ChatCompletionToolParam = {
-    "type": "function",
-    "function": {"name": "clock", "parameters": {"type": "object"}},
-}
+CLOCK: ChatCompletionToolParam = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +90,7 @@ def test_tools_with_their_results(
     assert [request.refused for request in upstream.log] == [None, None]
 
 
-@pytest.mark.parametrize(
-    "model", ["echo", "tools:weather,clock", "reason+long:9", "long:40+fault:split-utf8"]
-)
+@pytest.mark.parametrize("model", ["echo", "tools:weather,clock", "reason+long:9", "long:40+fault:split-utf8"])
 def test_a_stream_says_what_the_json_says(sdk: OpenAI, proxy: Proxy, session: str, model: str) -> None:
     said = [user("grüß 你好")]
     whole = sdk.chat.completions.create(
@@ -117,11 +109,7 @@ def test_a_stream_says_what_the_json_says(sdk: OpenAI, proxy: Proxy, session: st
     message.pop("reasoning_content", None), told.pop("reasoning_content", None)  # the SDK's stream loses it
     assert message == told
     stored = [
-        {
-            name: value
-            for name, value in proxy.messages(name_of)[-1].items()
-            if value and name != "annotations"
-        }
+        {name: value for name, value in proxy.messages(name_of)[-1].items() if value and name != "annotations"}
         for name_of in (session, f"{session}-json")
     ]
     assert stored[0] == stored[1]
@@ -161,9 +149,7 @@ def test_each_of_several_choices_is_kept(sdk: OpenAI, proxy: Proxy, session: str
     assert ends == set(texts)
 
     # Who goes on with the second choice has chosen another branch.
-    sdk.chat.completions.create(
-        model="echo", messages=[*said, {"role": "assistant", "content": texts[1]}, user("on")]
-    )
+    sdk.chat.completions.create(model="echo", messages=[*said, {"role": "assistant", "content": texts[1]}, user("on")])
     assert proxy.exchanges(session)[-1]["kind"] == "rewind"
     assert [m["content"] for m in proxy.messages(session)] == ["pick", texts[1], "on", "echo: on"]
 
@@ -180,15 +166,9 @@ def test_an_sdk_retries_what_was_refused(sdk: OpenAI, proxy: Proxy, upstream: Up
 def test_an_error_arrives_as_the_sdk_knows_it(sdk: OpenAI) -> None:
     with pytest.raises(APIStatusError) as ours:
         sdk.chat.completions.create(model="echo", messages=[])
-    assert (ours.value.status_code, ours.value.type, ours.value.param) == (
-        400,
-        "invalid_request_error",
-        "messages",
-    )
+    assert (ours.value.status_code, ours.value.type, ours.value.param) == (400, "invalid_request_error", "messages")
     with pytest.raises(APIStatusError) as theirs:
-        sdk.chat.completions.create(
-            model="echo", messages=[{"role": "tool", "tool_call_id": "x", "content": "y"}]
-        )
+        sdk.chat.completions.create(model="echo", messages=[{"role": "tool", "tool_call_id": "x", "content": "y"}])
     assert theirs.value.status_code == 400
     assert theirs.value.request_id == "req_test"
 

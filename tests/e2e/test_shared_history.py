@@ -54,17 +54,10 @@ def test_internal_messages_are_stored_and_a_policy_leaves_them_out(
     say(proxy, session, "titles", asked, **{"x-context-policy": "public"})
     texts = ["planner answers", "seen by all", "planner answers", "a title?"]
     assert [message["content"] for message in upstream.last.messages] == texts
-    assert proxy.messages(session)[0] == {
-        "role": "user",
-        "content": "a note",
-        "is_internal": True,
-        "agent": "x",
-    }
+    assert proxy.messages(session)[0] == {"role": "user", "content": "a note", "is_internal": True, "agent": "x"}
 
 
-def test_new_instructions_take_the_place_of_older_ones(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_new_instructions_take_the_place_of_older_ones(proxy: Proxy, upstream: Upstream, session: str) -> None:
     for version in ("old", "new"):
         system = {"role": "system", "content": f"{version} instructions"}
         say(proxy, session, "planner", system, {"role": "user", "content": "go on"})
@@ -76,18 +69,14 @@ def test_new_instructions_take_the_place_of_older_ones(
 def test_what_is_old_is_compressed_beside_the_requests_for_all_of_them(
     proxy: Proxy, upstream: Upstream, session: str
 ) -> None:
-    talk = [
-        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(23)
-    ]
+    talk = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(23)]
     model = "say:fine+summary:good"  # it writes the summaries of its own conversations
     answer = proxy.chat(session, talk, model, headers={"x-agent-name": "planner"})
     assert 48_000 < int(answer.headers["x-context-tokens-before"]) < 60_000
     assert answer.headers["x-context-edits"] == ""
     until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there", 30)
     more = [*talk, {"role": "assistant", "content": "fine"}]
-    more += [
-        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(7)
-    ]
+    more += [{"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(7)]
     answer = proxy.chat(session, more, model, headers={"x-agent-name": "planner"})
     assert int(answer.headers["x-context-tokens-before"]) > 60_000
     assert int(answer.headers["x-context-tokens-sent"]) <= 30_000
@@ -96,18 +85,14 @@ def test_what_is_old_is_compressed_beside_the_requests_for_all_of_them(
     assert first["role"] == "system"
     assert first["content"].startswith("Archived Session Summary\n")
     asked = {"role": "user", "content": "and now?"}
-    answer = proxy.chat(
-        session, [asked], model, headers={"x-agent-name": "coder", "x-session-mode": "append"}
-    )
+    answer = proxy.chat(session, [asked], model, headers={"x-agent-name": "coder", "x-session-mode": "append"})
     assert int(answer.headers["x-context-tokens-sent"]) <= 60_000
     assert "summarize" in answer.headers["x-context-edits"]  # the other agent's view has a cut of its own
     assert len(proxy.messages(session)) == 34
 
 
 def test_a_summarizer_that_fails_stops_nobody(proxy: Proxy, upstream: Upstream, session: str) -> None:
-    talk = [
-        {"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(31)
-    ]
+    talk = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(31)]
     model = "say:fine+summary:good+sum-fault:500"
     answer = proxy.chat(session, talk, model, headers={"x-agent-name": "planner"})
     assert int(answer.headers["x-context-tokens-sent"]) <= 60_000

@@ -96,9 +96,7 @@ def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path
         def ask(session: str, text: str, **given: Any) -> httpx.Response:
             body = {"model": "echo", "messages": [{"role": "user", "content": text}], **given}
             headers = {"x-session-id": session}
-            return httpx.post(
-                f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
-            )
+            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
 
         assert ask("known", "before").status_code == 200
         command = [sys.executable, "-c", HOLDER, str(file), str(LOCK_SECONDS)]
@@ -248,9 +246,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_a_full_disk_when_a_request_comes(
-    disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool
-) -> None:
+def test_a_full_disk_when_a_request_comes(disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool) -> None:
     with proxy_at(upstream, tmp_path) as proxy:
         proxy.chat("s", "first")
         disk.fill()
@@ -266,9 +262,7 @@ def test_a_full_disk_when_a_request_comes(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_a_full_disk_when_the_reply_comes(
-    disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool
-) -> None:
+def test_a_full_disk_when_the_reply_comes(disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool) -> None:
     with proxy_at(upstream, tmp_path) as proxy:
         proxy.chat("s", "first")
         asked = begun(proxy, upstream, "s", "long:20000+gate", stream)
@@ -292,9 +286,7 @@ def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
         def ask(text: str) -> httpx.Response:
             body = {"model": "say:ok", "messages": [{"role": "user", "content": text}]}
             headers = {"x-session-id": "s"}
-            return httpx.post(
-                f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
-            )
+            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
 
         def said() -> list[Any]:
             rows = httpx.get(f"{url}/sessions/s/messages", trust_env=False).json()["data"]
@@ -337,9 +329,7 @@ def cut_off(url: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-def test_connections_that_are_cut_off(
-    empty_postgres: str, upstream: Upstream, tmp_path: Path, driver: str
-) -> None:
+def test_connections_that_are_cut_off(empty_postgres: str, upstream: Upstream, tmp_path: Path, driver: str) -> None:
     url = empty_postgres.replace("postgresql:", f"postgresql+{driver}:", 1)
     with proxy_at(upstream, tmp_path, store={"url": url}) as proxy:
         assert proxy.chat("s", "first").status_code == 200

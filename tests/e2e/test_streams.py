@@ -22,12 +22,7 @@ WHOLE = [
     "fault:no-done",
     "fault:bad-event",
 ]
-SAYING = [
-    "say:gr\xfc\xdf \u4f60\u597d \U0001f600 a\u2028b",
-    "reason+long:30",
-    "tools:weather,clock",
-    "long:2000",
-]
+SAYING = ["say:gr\xfc\xdf \u4f60\u597d \U0001f600 a\u2028b", "reason+long:30", "tools:weather,clock", "long:2000"]
 TEXT = "gr\xfc\xdf \u4f60"
 
 
@@ -60,9 +55,7 @@ def both(proxy: Proxy, direct: httpx.Client, session: str, model: str, **given: 
     body = {"model": model, "messages": [{"role": "user", "content": TEXT}], "stream": True, **given}
     sent = {"stream_options": {"include_usage": True}} | body
     with direct:
-        return raw(proxy.client, "/v1/chat/completions", session, body), raw(
-            direct, "/chat/completions", "", sent
-        )
+        return raw(proxy.client, "/v1/chat/completions", session, body), raw(direct, "/chat/completions", "", sent)
 
 
 def without_usage(stream: bytes) -> bytes:
@@ -94,17 +87,13 @@ def test_a_whole_stream_passes_byte_for_byte(
 
 
 @pytest.mark.parametrize("fault", WHOLE)
-def test_usage_that_was_asked_for_passes_too(
-    proxy: Proxy, direct: httpx.Client, session: str, fault: str
-) -> None:
+def test_usage_that_was_asked_for_passes_too(proxy: Proxy, direct: httpx.Client, session: str, fault: str) -> None:
     received, sent = both(proxy, direct, session, f"echo+{fault}", stream_options={"include_usage": True})
     assert received == sent
     assert b'"usage":{' in received
 
 
-def test_a_provider_that_knows_no_usage_is_asked_without(
-    serve: Serve, upstream: Upstream, session: str
-) -> None:
+def test_a_provider_that_knows_no_usage_is_asked_without(serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve()
     assert proxy.chat(session, "a", "plain", stream=True).status_code == 200
     assert ["stream_options" in request.json for request in upstream.log] == [True, False]
@@ -169,9 +158,7 @@ def test_a_partial_reply_is_gone_on_from(proxy: Proxy, upstream: Upstream, sessi
     assert [m["content"] for m in proxy.messages(session)] == ["count", part, "go on", "echo: go on"]
 
 
-def test_a_json_answer_to_a_streamed_request_is_relayed(
-    proxy: Proxy, direct: httpx.Client, session: str
-) -> None:
+def test_a_json_answer_to_a_streamed_request_is_relayed(proxy: Proxy, direct: httpx.Client, session: str) -> None:
     answer = proxy.chat(session, "a", "fault:bad-json", stream=True)
     assert (answer.status_code, answer.content) == (200, b'{"id": "chatcmpl-1", "choices": [')
     assert proxy.exchanges(session)[0]["status"] == "failed"
@@ -180,9 +167,7 @@ def test_a_json_answer_to_a_streamed_request_is_relayed(
 
 def test_events_are_relayed_as_they_come(proxy: Proxy, upstream: Upstream, session: str) -> None:
     body = {"model": "long:10+gate", "messages": [{"role": "user", "content": "a"}], "stream": True}
-    with proxy.client.stream(
-        "POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}
-    ) as answer:
+    with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}) as answer:
         seen = b""
         pieces = answer.iter_raw()
         while b"word3" not in seen:  # the provider waits at its gate meanwhile
@@ -201,9 +186,7 @@ def test_the_reply_is_stored_before_its_end_is_seen(proxy: Proxy, session: str) 
     for number in range(20):
         name = f"{session}-{number}"
         body = {"model": "echo", "messages": [{"role": "user", "content": "a"}], "stream": number % 2 == 0}
-        with proxy.client.stream(
-            "POST", "/v1/chat/completions", json=body, headers={"x-session-id": name}
-        ) as answer:
+        with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": name}) as answer:
             seen = b""
             for piece in answer.iter_raw():
                 seen += piece

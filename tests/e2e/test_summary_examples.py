@@ -176,10 +176,7 @@ def test_a_further_summary_needs_half_of_the_standing_ones_tokens(
             }
         ],
     }
-    sections: dict[str, Any] = {
-        "summarizer": {"model": WRITER, "background": False},
-        "policies": {"small": small},
-    }
+    sections: dict[str, Any] = {"summarizer": {"model": WRITER, "background": False}, "policies": {"small": small}}
     with serving("context-budget-by-model", provider, tmp_path, **sections) as proxy:
         messages = talk(*[60] * 29)
         made = last = ask(proxy, "s", messages, policy="small")["summary"]
@@ -208,9 +205,7 @@ def rounds(number: int, size: int = 200) -> list[Message]:
     return said[:-1]
 
 
-def test_above_four_fifths_of_the_window_ten_whole_rounds_stay(
-    smart: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_above_four_fifths_of_the_window_ten_whole_rounds_stay(smart: Proxy, upstream: Upstream, session: str) -> None:
     receipt: dict[str, Any] = {"edits": []}
     number = 8
     while not receipt["edits"]:

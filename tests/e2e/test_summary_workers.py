@@ -12,19 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.parcels import (
-    FULL,
-    REPLY,
-    RULE,
-    SECTIONS,
-    SOFT,
-    ask,
-    asked_for,
-    parcels,
-    sent,
-    stored,
-    tried,
-)
+from tests.support.parcels import FULL, REPLY, RULE, SECTIONS, SOFT, ask, asked_for, parcels, sent, stored, tried
 from tests.support.served import Served, config_file
 from tests.support.server import Proxy, settings_for
 from tests.support.upstream import Upstream
@@ -65,9 +53,7 @@ def test_two_that_want_the_same_one_make_it_once(pair: tuple[Proxy, Proxy], upst
         assert RULE in sent(upstream)[0]["content"]
 
 
-def test_of_one_that_was_killed_another_takes_over(
-    provider: Upstream, upstream: Upstream, tmp_path: Path
-) -> None:
+def test_of_one_that_was_killed_another_takes_over(provider: Upstream, upstream: Upstream, tmp_path: Path) -> None:
     file = tmp_path / "palimpsest.db"
     model = f"say:{REPLY}+summary:good+sum-hold"
     with Served(config_file(tmp_path, provider, f"sqlite:///{file}", **SECTIONS)).wait() as served:

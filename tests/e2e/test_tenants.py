@@ -13,11 +13,7 @@ from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
 ANNE, BERT, ADMIN, SHARED = "anne-key", "bert-key", "admin-key", "provider-key"
-KEYS = [
-    {"key": ANNE, "tenant": "anne"},
-    {"key": "anne-second", "tenant": "anne"},
-    {"key": BERT, "tenant": "bert"},
-]
+KEYS = [{"key": ANNE, "tenant": "anne"}, {"key": "anne-second", "tenant": "anne"}, {"key": BERT, "tenant": "bert"}]
 
 
 @pytest.fixture(scope="module", params=["keys", "passthrough"])
@@ -51,10 +47,7 @@ def test_the_same_name_is_two_sessions(proxy: Proxy, upstream: Upstream, session
     hers, his = ask(proxy, ANNE, session, "anne says"), ask(proxy, BERT, session, "bert says")
     assert [m["content"] for m in upstream.last.messages] == ["bert says"]
     owners = set()
-    for key, mine, other, own, foreign in (
-        (ANNE, "anne", "bert", hers, his),
-        (BERT, "bert", "anne", his, hers),
-    ):
+    for key, mine, other, own, foreign in ((ANNE, "anne", "bert", hers, his), (BERT, "bert", "anne", his, hers)):
         for path in ("", "/messages", "/messages?meta=true", "/context", "/exchanges", "/export"):
             answer = read(proxy, key, f"/sessions/{session}{path}")
             assert answer.status_code == 200
@@ -106,9 +99,7 @@ def test_deleting_and_importing_touch_ones_own(proxy: Proxy, session: str) -> No
     assert read(proxy, ANNE, f"/sessions/{session}-2").status_code == 404
     back = proxy.client.post("/sessions/import", content=exported, headers=bearer(ANNE))
     assert back.status_code == 201
-    assert (
-        read(proxy, ANNE, f"/sessions/{session}/messages").json()["data"][1]["content"] == "echo: anne says"
-    )
+    assert read(proxy, ANNE, f"/sessions/{session}/messages").json()["data"][1]["content"] == "echo: anne says"
 
 
 def test_the_administrator_sees_all(proxy: Proxy, session: str) -> None:
@@ -132,15 +123,10 @@ def test_the_administrator_asks_no_model(proxy: Proxy, upstream: Upstream, sessi
     assert upstream.log == []
 
 
-@pytest.mark.parametrize(
-    "path", ["/sessions", "/sessions/x/messages", "/exchanges/x", "/v1/models", "/v1/files"]
-)
+@pytest.mark.parametrize("path", ["/sessions", "/sessions/x/messages", "/exchanges/x", "/v1/models", "/v1/files"])
 def test_nobody_gets_nothing(proxy: Proxy, upstream: Upstream, path: str) -> None:
     with httpx.Client(base_url=proxy.url, trust_env=False) as nobody:
-        answers = [
-            nobody.get(path),
-            nobody.post("/v1/chat/completions", json={"model": "echo", "messages": []}),
-        ]
+        answers = [nobody.get(path), nobody.post("/v1/chat/completions", json={"model": "echo", "messages": []})]
     for answer in answers:
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -164,17 +150,13 @@ def test_keys_of_ours_never_leave(shared: Proxy, upstream: Upstream, session: st
         assert ANNE.encode() not in request.body
 
 
-def test_without_a_key_of_its_own_the_proxys_keys_still_stay(
-    serve: Serve, upstream: Upstream, session: str
-) -> None:
+def test_without_a_key_of_its_own_the_proxys_keys_still_stay(serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve(auth={"mode": "keys", "keys": KEYS})
     ask(proxy, ANNE, session, "a")
     assert upstream.last.header("authorization") is None
 
 
-def test_a_clients_key_goes_to_the_base_and_to_no_route(
-    serve: Serve, upstream: Upstream, session: str
-) -> None:
+def test_a_clients_key_goes_to_the_base_and_to_no_route(serve: Serve, upstream: Upstream, session: str) -> None:
     base = upstream.base_url
     routes = [
         {"models": ["routed+keyed*"], "base_url": f"{base}/../v1", "api_key": "route-key"},
@@ -197,20 +179,8 @@ def test_keys_of_one_tenant_open_the_same_sessions(shared: Proxy, session: str) 
 
 
 REFUSED = [
-    *(
-        "/v1/files",
-        "/v1/models/../files",
-        "/v1/models/%2e%2e/files",
-        "/v1/models%2F..%2Ffiles",
-        "/v1/./files",
-    ),
-    *(
-        "/v1/models/..%5cfiles",
-        "/v1/%6dodels/..%2ffiles",
-        "/v1/modelsx",
-        "/v1//files",
-        "/v1/chat/completions/x",
-    ),
+    *("/v1/files", "/v1/models/../files", "/v1/models/%2e%2e/files", "/v1/models%2F..%2Ffiles", "/v1/./files"),
+    *("/v1/models/..%5cfiles", "/v1/%6dodels/..%2ffiles", "/v1/modelsx", "/v1//files", "/v1/chat/completions/x"),
     *("/v1/MODELS", "/v1/models/%00", "/v1/responses", "/v1/models/..", "/v1/models/%252e%252e/../files"),
 ]
 
@@ -231,8 +201,7 @@ def test_what_is_listed_is_reached(shared: Proxy, upstream: Upstream, target: st
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", ""],
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", ""]
 )
 @pytest.mark.parametrize("path", ["/sessions", "/healthz", "/v1/models", "/v1/chat/completions"])
 def test_a_foreign_name_is_refused_without_authentication(
@@ -243,9 +212,7 @@ def test_a_foreign_name_is_refused_without_authentication(
     assert upstream.log == []
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]", "[::1]:8080", "localhost:8080"]
-)
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]", "[::1]:8080", "localhost:8080"])
 def test_names_of_this_machine_are_accepted(open_proxy: Proxy, host: str) -> None:
     assert plain_get(open_proxy.port, "/sessions", {"host": host})[0] == 200
 

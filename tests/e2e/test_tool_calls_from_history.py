@@ -134,11 +134,7 @@ NOW = [user("and now?"), call("n1", "n2", "n3", "n4"), *map(result, ("n1", "n2",
     ],
 )
 def test_what_is_left_of_the_history(
-    proxy: Proxy,
-    upstream: Upstream,
-    session: str,
-    history: list[dict[str, Any]],
-    kept: list[dict[str, Any]],
+    proxy: Proxy, upstream: Upstream, session: str, history: list[dict[str, Any]], kept: list[dict[str, Any]]
 ) -> None:
     answer = proxy.chat(session, [*history, *NOW], tools=TOOLS)
     assert answer.status_code == 200, answer.text

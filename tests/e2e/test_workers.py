@@ -53,9 +53,7 @@ def statuses(base: str) -> dict[str, str]:
     return {row["id"]: row["status"] for row in get(base, "/sessions/s/exchanges?limit=1000")}
 
 
-async def test_a_worker_that_dies_is_replaced_and_its_siblings_go_on(
-    config: Path, upstream: Upstream
-) -> None:
+async def test_a_worker_that_dies_is_replaced_and_its_siblings_go_on(config: Path, upstream: Upstream) -> None:
     with Served(config, "--workers", "2").wait() as served:
         ask(served.url, "first")
         by_mark: dict[str, list[aiohttp.ClientResponse]] = defaultdict(list)
@@ -113,9 +111,7 @@ def _whose_broke(by_mark: dict[str, list[aiohttp.ClientResponse]]) -> str:
     found: list[str] = []
 
     def broke() -> bool:
-        found.extend(
-            mark for mark, answers in by_mark.items() if all(answer.content.exception() for answer in answers)
-        )
+        found.extend(mark for mark, answers in by_mark.items() if all(answer.content.exception() for answer in answers))
         return bool(found)
 
     until(broke, "a connection breaks", SECONDS)
@@ -135,9 +131,7 @@ def test_a_parent_that_is_killed_leaves_nobody_behind(on_sqlite: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_port_that_is_taken_stops_the_start_before_the_store_is_touched(
-    on_sqlite: Path, workers: str
-) -> None:
+def test_a_port_that_is_taken_stops_the_start_before_the_store_is_touched(on_sqlite: Path, workers: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

@@ -52,9 +52,7 @@ def test_well_known_models_have_windows_and_prices(model: str, base_url: str | N
 
 def test_a_model_that_caches_by_itself_writes_for_free() -> None:
     facts = catalogue().facts("gpt-4o", OPENAI)
-    assert facts.prices == Prices(
-        read=0.5, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="known"
-    )
+    assert facts.prices == Prices(read=0.5, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="known")
     assert (facts.matching, facts.block, facts.breakpoints) == ("blocks", 128, "none")
 
 
@@ -101,13 +99,7 @@ RULE = {
     "match": ["gpt-4o*", "mine"],
     "context_window": 32_768,
     "prices": {"input": 0.5, "cached_read": 0.05, "cache_write": 0.6, "output": 2},
-    "cache": {
-        "matching": "breakpoints",
-        "minimum": 7,
-        "lifetime": 60,
-        "breakpoints": "anthropic",
-        "key": False,
-    },
+    "cache": {"matching": "breakpoints", "minimum": 7, "lifetime": 60, "breakpoints": "anthropic", "key": False},
 }
 
 
@@ -166,8 +158,7 @@ def test_a_setting_for_the_cache_means_that_there_is_one() -> None:
 
 def test_only_the_first_rule_that_fits_counts() -> None:
     found = catalogue(
-        {"match": ["a*"], "context_window": 1},
-        {"match": ["ab"], "context_window": 2, "prices": {"input": 1}},
+        {"match": ["a*"], "context_window": 1}, {"match": ["ab"], "context_window": 2, "prices": {"input": 1}}
     ).facts("ab", None)
     assert (found.context_window, found.dollars) == (1, None)
 
@@ -175,16 +166,11 @@ def test_only_the_first_rule_that_fits_counts() -> None:
 def test_prices_that_a_rule_leaves_out_equal_the_input_price() -> None:
     facts = catalogue({"match": ["a"], "prices": {"input": 2}}).facts("a", None)
     assert facts.dollars == Dollars(input=2, cached_read=2, cache_write=2, output=None)
-    assert facts.prices == Prices(
-        read=1.0, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="configured"
-    )
+    assert facts.prices == Prices(read=1.0, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="configured")
 
 
 def test_a_rule_may_have_price_steps() -> None:
-    steps = [
-        {"above": 1000, "input": 4},
-        {"above": 2000, "input": 8, "cached_read": 1, "cache_write": 9, "output": 10},
-    ]
+    steps = [{"above": 1000, "input": 4}, {"above": 2000, "input": 8, "cached_read": 1, "cache_write": 9, "output": 10}]
     rule = {"match": ["a"], "prices": {"input": 2, "cached_read": 0.5, "output": 3, "steps": steps}}
     facts = catalogue(rule).facts("a", None)
     assert facts.dollars == Dollars(
@@ -203,9 +189,7 @@ def test_a_rule_may_have_price_steps() -> None:
 def test_a_free_model_has_common_relative_prices() -> None:
     facts = catalogue({"match": ["a"], "prices": {"input": 0, "output": 0}}).facts("a", None)
     assert facts.dollars == Dollars(input=0, cached_read=0, cache_write=0, output=0)
-    assert facts.prices == Prices(
-        read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="assumed"
-    )
+    assert facts.prices == Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024, source="assumed")
 
 
 FALLBACK = {**RULE, "match": ["*"], "fallback": True}
@@ -273,8 +257,7 @@ def test_warming_reads_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["gpt-4o", "gpt-4.1-mini", "gpt-5", "gpt-5.5", "openai/gpt-5.4-nano", "o3", "o4-mini", "ft:gpt-4o:me"],
+    "model", ["gpt-4o", "gpt-4.1-mini", "gpt-5", "gpt-5.5", "openai/gpt-5.4-nano", "o3", "o4-mini", "ft:gpt-4o:me"]
 )
 def test_older_openai_models_cache_blocks(model: str) -> None:
     rules = cache_rules(model, "https://api.openai.com/v1")
@@ -284,20 +267,9 @@ def test_older_openai_models_cache_blocks(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        "gpt-5.6",
-        "gpt-5.6-sol",
-        "openai/gpt-5.10",
-        "gpt-6",
-        "GPT-6.1-terra",
-        "global.openai.gpt-7",
-        "gpt-10-x",
-    ],
+    "model", ["gpt-5.6", "gpt-5.6-sol", "openai/gpt-5.10", "gpt-6", "GPT-6.1-terra", "global.openai.gpt-7", "gpt-10-x"]
 )
-@pytest.mark.parametrize(
-    "base_url", [None, HERE, "https://api.openai.com/v1", "https://openrouter.ai/api/v1"]
-)
+@pytest.mark.parametrize("base_url", [None, HERE, "https://api.openai.com/v1", "https://openrouter.ai/api/v1"])
 def test_openai_models_from_5_6_on_cache_at_breakpoints(model: str, base_url: str | None) -> None:
     rules = cache_rules(model, base_url)
     assert rules is not None
@@ -316,12 +288,7 @@ def test_names_that_look_like_later_models_cache_blocks(model: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "api.githubcopilot.com",
-        "bedrock-runtime.eu-west-1.amazonaws.com",
-        "me.openai.azure.com",
-        "me.azure-api.net",
-    ],
+    ["api.githubcopilot.com", "bedrock-runtime.eu-west-1.amazonaws.com", "me.openai.azure.com", "me.azure-api.net"],
 )
 def test_no_marks_are_sent_to_hosts_that_do_not_document_them(host: str) -> None:
     rules = cache_rules("gpt-5.6-sol", f"https://{host}/v1")

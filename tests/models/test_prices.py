@@ -106,15 +106,11 @@ def test_at_a_known_address_only_that_providers_prices_count() -> None:
 
 @small
 def test_a_reseller_has_the_prices_of_the_maker() -> None:
-    assert found("big-2", "https://shop.example/v1").dollars == Dollars(
-        input=3, cached_read=3, cache_write=3, output=6
-    )
+    assert found("big-2", "https://shop.example/v1").dollars == Dollars(input=3, cached_read=3, cache_write=3, output=6)
 
 
 @small
-@pytest.mark.parametrize(
-    "name", ["big-1", "BIG-1", "big-1-20260101", "maker/big-1", "gateway/maker/big-1", "x/big-1"]
-)
+@pytest.mark.parametrize("name", ["big-1", "BIG-1", "big-1-20260101", "maker/big-1", "gateway/maker/big-1", "x/big-1"])
 @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:4000/v1"])
 def test_at_an_unknown_address_the_maker_is_found_by_the_name(name: str, base_url: str | None) -> None:
     assert found(name, base_url) == Published(
@@ -138,12 +134,8 @@ def test_a_step_has_all_prices_that_hold_above_it() -> None:
             cache_write=1.25,
             output=5.0,
             steps=(
-                DollarStep(
-                    above=1000, dollars=Dollars(input=2.0, cached_read=0.2, cache_write=2.0, output=7.0)
-                ),
-                DollarStep(
-                    above=9000, dollars=Dollars(input=4.0, cached_read=0.2, cache_write=4.0, output=7.0)
-                ),
+                DollarStep(above=1000, dollars=Dollars(input=2.0, cached_read=0.2, cache_write=2.0, output=7.0)),
+                DollarStep(above=9000, dollars=Dollars(input=4.0, cached_read=0.2, cache_write=4.0, output=7.0)),
             ),
         ),
         caches=True,
@@ -278,11 +270,7 @@ def test_a_step_holds_for_the_whole_request(tokens: int, price: float, output: f
 
 
 def test_reasoning_is_part_of_the_output_unless_the_sum_says_otherwise() -> None:
-    usage = {
-        "prompt_tokens": 100,
-        "completion_tokens": 50,
-        "completion_tokens_details": {"reasoning_tokens": 40},
-    }
+    usage = {"prompt_tokens": 100, "completion_tokens": 50, "completion_tokens_details": {"reasoning_tokens": 40}}
     assert in_millionths({**usage, "total_tokens": 150}) == 100 * 2 + 50 * 10
     assert in_millionths({**usage, "total_tokens": 190}) == 100 * 2 + 90 * 10
     assert in_millionths(usage) == 100 * 2 + 50 * 10

@@ -21,10 +21,7 @@ HI = {"role": "user", "content": "hi"}
 
 
 def context_of(
-    sent: dict[str, str] | None = None,
-    *messages: dict[str, Any],
-    extra: dict[str, Any] | None = None,
-    **how: Any,
+    sent: dict[str, str] | None = None, *messages: dict[str, Any], extra: dict[str, Any] | None = None, **how: Any
 ) -> RequestContext:
     """Read the context of a request with these headers and messages; `how` are settings of sessions."""
     body = orjson.dumps({"model": "m", "messages": messages or (HI,), **(extra or {})})
@@ -82,9 +79,7 @@ def test_an_unknown_mode_is_refused() -> None:
         ({"role": "user", "content": "a", "agent": 7}, None),
     ],
 )
-def test_without_a_header_the_newest_message_names_the_agent(
-    message: dict[str, Any], agent: str | None
-) -> None:
+def test_without_a_header_the_newest_message_names_the_agent(message: dict[str, Any], agent: str | None) -> None:
     said = ({"role": "user", "content": "b", "agent": "earlier"}, message)
     assert context_of({}, *said).agent == agent
     assert context_of({"x-agent-name": "boss"}, *said).agent == "boss"

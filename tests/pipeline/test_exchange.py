@@ -94,9 +94,7 @@ async def test_another_refusal_is_told_as_it_is(house: House, provider: Provider
     assert b"nonsense" in client.got
 
 
-async def test_a_refusal_that_breaks_keeps_no_connection(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refusal_that_breaks_keeps_no_connection(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(_: Answer) -> bytes:
         raise UpstreamError("It broke.")
 
@@ -261,8 +259,7 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
             asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": content}]})
             client = Heard()
             await house.chat.answer(
-                Call(tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked),
-                client,
+                Call(tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked), client
             )
             assert client.status == 200
         assert threads[0] == threading.current_thread().name
@@ -283,9 +280,7 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
         (b"text/html", True, False),
     ],
 )
-def test_a_stream_is_known_by_its_type_or_by_what_was_asked(
-    kind: bytes | None, asked: bool, stream: bool
-) -> None:
+def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: bytes | None, asked: bool, stream: bool) -> None:
     answer: Any = SimpleNamespace(status=200, header=lambda _: kind)
     assert _is_stream(answer, asked=asked) is stream
     answer.status = 204

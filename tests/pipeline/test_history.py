@@ -96,19 +96,11 @@ async def test_what_a_cut_dropped_is_loaded_only_with_the_whole_history(talk: Ta
     first = await talk.say("one", "1")
     asked = body("user", "two")
     gap = Gap(start=0, stop=2, edit="drop_oldest", reason="old", tokens=10, tool_calls=0)
-    made = Cut(
-        position=3, policy="lean", version="v1", changes=(), tokens=9, messages=1, tool_calls=0, gaps=(gap,)
-    )
+    made = Cut(position=3, policy="lean", version="v1", changes=(), tokens=9, messages=1, tool_calls=0, gaps=(gap,))
     exchange = await talk.begin(asked)
-    await talk.settle(
-        exchange, asked, replies=(body("assistant", "2"),), cut=made, kept=Kept(nodes=(), messages=(0,))
-    )
+    await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=made, kept=Kept(nodes=(), messages=(0,)))
     history = await load(talk, user("three"), context=CONTEXT)
-    assert [(entry.position, entry.message.text) for entry in history.entries] == [
-        (2, "two"),
-        (3, "2"),
-        (4, "three"),
-    ]
+    assert [(entry.position, entry.message.text) for entry in history.entries] == [(2, "two"), (3, "2"), (4, "three")]
     assert history.standing is not None
     assert history.standing.cut == made
     whole = await load(talk, user("three"), whole=True, context=CONTEXT)

@@ -25,18 +25,7 @@ from proxy.pipeline.rounds import MOST_ASKS, TOO_LONG
 from proxy.store import Status
 from tests.support.answers import overflow_body
 from tests.support.replies import DONE, USAGE, body_of, events_of, message_of
-from tests.support.virtual import (
-    OWN,
-    USER,
-    Answer,
-    World,
-    bodies,
-    by_sdk,
-    chunks_of,
-    streams,
-    times,
-    until_true,
-)
+from tests.support.virtual import OWN, USER, Answer, World, bodies, by_sdk, chunks_of, streams, times, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -184,9 +173,7 @@ async def test_what_calls_nothing_of_ours_comes_as_it_was_sent(line: str, crlf: 
     assert whole.got == body
 
 
-PART = st.sampled_from(
-    ["A. ", "B.", ">recall_context {}", ">compress_chat_history {}", ">weather {}", ">recall {}"]
-)
+PART = st.sampled_from(["A. ", "B.", ">recall_context {}", ">compress_chat_history {}", ">weather {}", ">recall {}"])
 LINE = st.lists(PART, min_size=1, max_size=5)
 
 
@@ -201,11 +188,7 @@ def test_any_reply_in_any_pieces(lines: list[list[str]], order: str, names: str,
     rounds, text, calls = list[str](), "", list[str]()
     for number, parts in enumerate(lines):
         called = [part for part in parts if part.startswith(">")]
-        if (
-            number == MOST_ASKS
-            and called
-            and not any(part in {">weather {}", ">recall {}"} for part in called)
-        ):
+        if number == MOST_ASKS and called and not any(part in {">weather {}", ">recall {}"} for part in called):
             parts = ["End."]  # noqa: PLW2901 - the limit has tests of its own
             called = []
         line = " | ".join(part.format(f"c{place}") for place, part in enumerate(parts))
@@ -324,10 +307,7 @@ async def test_an_earlier_answer_gives_way_where_the_last_was_not_to_blame() -> 
     first, second, last = streams([">recall_context a", ">recall_context b", "So."])
     world = World(first, second, _too_long(), last)
     await world.run()
-    assert [message["content"] for message in world.asked[-1] if message["role"] == "tool"] == [
-        "found for a",
-        TOO_LONG,
-    ]
+    assert [message["content"] for message in world.asked[-1] if message["role"] == "tool"] == ["found for a", TOO_LONG]
 
     world = World(streams([">recall_context a"])[0], _too_long(), _too_long())
     await world.run()
@@ -392,11 +372,7 @@ async def test_contents_in_parts_are_put_together_as_parts() -> None:
     part = {"type": "text", "text": "Blue."}
     parts = orjson.dumps([part])
     for first, last, together in (
-        (
-            body_of("A. | >recall_context a"),
-            body_of("?").replace(b'"?"', parts),
-            [{**part, "text": "A."}, part],
-        ),
+        (body_of("A. | >recall_context a"), body_of("?").replace(b'"?"', parts), [{**part, "text": "A."}, part]),
         (
             body_of("? | >recall_context a").replace(b'"?"', parts),
             body_of("B."),

@@ -29,9 +29,7 @@ pytestmark = pytest.mark.anyio
         (Answer(b"{", status=500, fault=UpstreamUnreachable("it broke")), "it broke"),
     ],
 )
-async def test_a_failure_in_a_stream_that_began_is_its_last_event(
-    answer: Answer | PalimpsestError, said: str
-) -> None:
+async def test_a_failure_in_a_stream_that_began_is_its_last_event(answer: Answer | PalimpsestError, said: str) -> None:
     world = World(*streams(["Let me look. | >recall_context a"]), answer)
     answered = await world.run()
 
@@ -57,9 +55,7 @@ async def test_a_later_round_that_breaks_keeps_what_was_said(rounds: list[str]) 
         ("\n\n".join(filter(None, rounds)), True)
     ]
     view = world.next_view()
-    assert "".join(said.get("content") or "" for said in view if said["role"] == "assistant") == "".join(
-        rounds
-    )
+    assert "".join(said.get("content") or "" for said in view if said["role"] == "assistant") == "".join(rounds)
     assert len(view) == (4 if rounds[1] else 2)
 
 
@@ -244,10 +240,7 @@ async def test_a_client_that_leaves_during_a_mixed_block_has_its_own_calls() -> 
     assert (answered.status, answered.error) == (Status.COMPLETE, None)
     assert answered.hidden is not None
     assert (len(answered.hidden.before), answered.hidden.after) == (2, ())
-    assert [call["id"] for message in world.next_view() for call in message.get("tool_calls", ())] == [
-        "a",
-        "c",
-    ]
+    assert [call["id"] for message in world.next_view() for call in message.get("tool_calls", ())] == ["a", "c"]
 
 
 async def test_an_answer_that_is_left_is_closed() -> None:

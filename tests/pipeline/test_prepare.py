@@ -114,9 +114,7 @@ async def test_tool_calls_in_the_history_without_tools_in_the_request_are_warned
     assert "x-context-warning" not in (await house.ask(messages=said, tools=tools)).headers
 
 
-async def test_branches_of_a_long_history_share_the_trim_of_the_first(
-    house: House, provider: Provider
-) -> None:
+async def test_branches_of_a_long_history_share_the_trim_of_the_first(house: House, provider: Provider) -> None:
     lean = {"trigger": {"tokens": 2_000}, "target": {"tokens": 1_000}, "edits": [{"type": "drop_oldest"}]}
     house.chat.policies.current = {"lean": Policy.model_validate(lean)}
     rows = []
@@ -142,10 +140,7 @@ async def test_branches_of_a_long_history_share_the_trim_of_the_first(
 KNOWN = PlanningContext(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
 ENTRIES = tuple(
     Entry(
-        message=message("user" if at % 2 == 0 else "assistant", f"text {at}"),
-        tokens=10,
-        ref=f"ref_{at}",
-        position=at,
+        message=message("user" if at % 2 == 0 else "assistant", f"text {at}"), tokens=10, ref=f"ref_{at}", position=at
     )
     for at in range(5)
 )
@@ -161,12 +156,7 @@ HISTORY = History(
     size=9,
 )
 POLICY = Policy.model_validate(
-    {
-        "trigger": {"tokens": 40},
-        "target": {"tokens": 40},
-        "keep": {"rounds": 1},
-        "edits": [{"type": "drop_oldest"}],
-    }
+    {"trigger": {"tokens": 40}, "target": {"tokens": 40}, "keep": {"rounds": 1}, "edits": [{"type": "drop_oldest"}]}
 )
 
 
@@ -181,9 +171,7 @@ async def test_without_a_policy_everything_is_sent() -> None:
     assert (made.policy, made.tokens_sent, len(made.view)) == ("off", 55, 5)
 
 
-async def test_a_plan_that_sends_nothing_still_tells_what_would_be_sent(
-    provider: Provider, tmp_path: Path
-) -> None:
+async def test_a_plan_that_sends_nothing_still_tells_what_would_be_sent(provider: Provider, tmp_path: Path) -> None:
     async with opened(provider, tmp_path, finish={"tools": ["finish_task"]}) as house:
         preparer = Preparer(house.settings, house.services, "0123abcd")
         prepared = await preparer.prepare(call(messages=[ASK, DONE, RESULT]))
@@ -206,9 +194,7 @@ TOOLS = ("finish_task", "ask_user")
 
 
 def entries_of(*messages: dict[str, Any]) -> list[Entry]:
-    return [
-        Entry(message=ChatMessage.of(m), tokens=1, ref=f"ref_{i}", position=i) for i, m in enumerate(messages)
-    ]
+    return [Entry(message=ChatMessage.of(m), tokens=1, ref=f"ref_{i}", position=i) for i, m in enumerate(messages)]
 
 
 @pytest.mark.parametrize(
@@ -225,9 +211,7 @@ def entries_of(*messages: dict[str, Any]) -> list[Entry]:
         ([], None),
     ],
 )
-def test_a_history_that_ends_with_a_finishing_call_is_finished(
-    messages: list[Any], found: int | None
-) -> None:
+def test_a_history_that_ends_with_a_finishing_call_is_finished(messages: list[Any], found: int | None) -> None:
     entries = entries_of(*messages)
     reply = finishing_reply(entries, TOOLS)
     assert reply == (None if found is None else entries[found])
@@ -242,15 +226,7 @@ def test_without_finishing_tools_nothing_is_finished() -> None:
 PLACE = Place(tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
 LONG_TEXT = "x" * 200_000
 PLAIN = Plan(
-    policy="p",
-    version="v",
-    cut=None,
-    moved=False,
-    fired="",
-    arrivals=(),
-    tokens_before=0,
-    tokens_sent=0,
-    view=(),
+    policy="p", version="v", cut=None, moved=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
 )
 
 
@@ -258,9 +234,7 @@ def going_on(kind: Kind, text: str = LONG_TEXT, *, fresh: int = 1) -> History:
     """Return a request with two stored messages, which goes on from the second one."""
     said: list[Message] = [message("user", text), message("assistant", "a")]
     said += [message("user", f"new {number}") for number in range(fresh)]
-    entries = tuple(
-        Entry(message=each, tokens=1, ref="ref_", position=place) for place, each in enumerate(said)
-    )
+    entries = tuple(Entry(message=each, tokens=1, ref="ref_", position=place) for place, each in enumerate(said))
     bodies = tuple(Body(message=each, tokens=1) for each in said[2:])
     return History(
         id="s",

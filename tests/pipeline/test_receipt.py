@@ -28,14 +28,7 @@ STUB = ChatMessage(b'{"role":"tool","tool_call_id":"c","content":"short"}')
 
 
 NODES = ["n0", "n1", "n2", "n3"]
-GAP = Gap(
-    start=0,
-    stop=1,
-    edit="keep_tool_calls",
-    reason="not among the newest 3 tool calls",
-    tokens=9,
-    tool_calls=1,
-)
+GAP = Gap(start=0, stop=1, edit="keep_tool_calls", reason="not among the newest 3 tool calls", tokens=9, tool_calls=1)
 
 
 FOUND = StandingCut(
@@ -45,12 +38,7 @@ FOUND = StandingCut(
         version="v1",
         changes=(
             Change(
-                position=2,
-                edit="truncate_tool_output",
-                reason="long",
-                message=STUB,
-                tokens_before=90,
-                tokens_after=10,
+                position=2, edit="truncate_tool_output", reason="long", message=STUB, tokens_before=90, tokens_after=10
             ),
         ),
         tokens=50,
@@ -69,23 +57,13 @@ def node_at(position: int) -> str | None:
 
 def _drop(position: int, tokens: int = 10, reason: str = "old") -> Change:
     return Change(
-        position=position,
-        edit="drop_oldest",
-        reason=reason,
-        message=None,
-        tokens_before=tokens,
-        tokens_after=0,
+        position=position, edit="drop_oldest", reason=reason, message=None, tokens_before=tokens, tokens_after=0
     )
 
 
 def _shorten(position: int) -> Change:
     return Change(
-        position=position,
-        edit="truncate_tool_output",
-        reason="long",
-        message=STUB,
-        tokens_before=90,
-        tokens_after=9,
+        position=position, edit="truncate_tool_output", reason="long", message=STUB, tokens_before=90, tokens_after=9
     )
 
 
@@ -121,20 +99,13 @@ def report(plan: Plan, instructions: int = 1, *, session: str | None = "s", **co
     """Return the report of a plan; `context` are fields of the planning context."""
     warnings = context.pop("warnings", ())
     planning = PlanningContext(count=lambda _: 10, **context)
-    return report_of(
-        plan, planning, session=session, exchange="e1", instructions=instructions, warnings=warnings
-    )
+    return report_of(plan, planning, session=session, exchange="e1", instructions=instructions, warnings=warnings)
 
 
 def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
     changes = (_drop(0), _drop(1, 20), _drop(3), _drop(4, reason="too much"), _shorten(5), _shorten(6))
     runs = runs_of(changes)
-    assert [(run["start"], run["before"]) for run in runs] == [
-        (0, [10, 20]),
-        (3, [10]),
-        (4, [10]),
-        (5, [90, 90]),
-    ]
+    assert [(run["start"], run["before"]) for run in runs] == [(0, [10, 20]), (3, [10]), (4, [10]), (5, [90, 90])]
     assert expanded(runs, node_at) == plan_lines(changes, node_at)
 
 
@@ -170,13 +141,8 @@ def test_a_later_receipt_tells_the_cut_and_its_own_changes() -> None:
 
 def test_a_trim_tells_what_earlier_trims_did_to_what_it_drops() -> None:
     receipt = receipt_of(report(_plan()), FOUND)
-    told = [
-        (run["edit"], run["action"], run["start"], run["before"], run["after"]) for run in receipt["plan"]
-    ]
-    assert told == [
-        ("truncate_tool_output", "replace", 2, [90], [10]),
-        ("drop_oldest", "drop", 2, [10, 20], [0, 0]),
-    ]
+    told = [(run["edit"], run["action"], run["start"], run["before"], run["after"]) for run in receipt["plan"]]
+    assert told == [("truncate_tool_output", "replace", 2, [90], [10]), ("drop_oldest", "drop", 2, [10, 20], [0, 0])]
 
 
 def test_a_trim_of_another_policy_version_tells_nothing_of_earlier_trims() -> None:
@@ -225,13 +191,7 @@ def test_tokens_are_told_as_upstream_counts_them() -> None:
 
 def test_a_merged_summary_without_instructions_counts_as_one_more_message() -> None:
     summary = Summary(
-        text="So far.",
-        role="merge",
-        until=4,
-        tokens=12,
-        kind="statistics",
-        covered_messages=4,
-        covered_tokens=130,
+        text="So far.", role="merge", until=4, tokens=12, kind="statistics", covered_messages=4, covered_tokens=130
     )
     plan = replace(_plan(), summary=summary)
     assert [report(plan, lead).messages_sent for lead in (0, 1)] == [2, 2]
@@ -249,8 +209,7 @@ def test_each_gap_of_a_receipt_is_one_line() -> None:
     told = gaps_told(GAPS)
     lines = gap_lines(told, node_at, lambda _start, _stop: 0)
     (first,) = plan_lines(
-        [Change(position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0)],
-        node_at,
+        [Change(position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0)], node_at
     )
     (second,) = plan_lines([_drop(2, 30)], node_at)
     assert lines == [first | {"stop": 1, "messages": 1}, second | {"stop": 4, "messages": 2}]
@@ -267,9 +226,7 @@ def test_the_tokens_of_a_gap_are_counted_where_the_receipt_has_none() -> None:
 def test_gaps_are_shown_message_by_message() -> None:
     assert gap_messages(GAPS, node_at, [9, 8, 10, 20]) == plan_lines(
         [
-            Change(
-                position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0
-            ),
+            Change(position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0),
             _drop(2),
             _drop(3, 20),
         ],
@@ -297,13 +254,9 @@ def test_a_stateless_request_has_no_session_header() -> None:
 
 def test_a_report_tells_what_is_known_of_an_exchange() -> None:
     messages = (message("user", "a"), message("assistant", "b"), message("user", "c"))
-    entries = [
-        Entry(message=each, tokens=10, ref=f"ref_{at}", position=at) for at, each in enumerate(messages)
-    ]
+    entries = [Entry(message=each, tokens=10, ref=f"ref_{at}", position=at) for at, each in enumerate(messages)]
     known = PlanningContext(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
-    told = report_of(
-        bypass(entries, known), known, session="s", exchange="e", instructions=1, warnings=("told",)
-    )
+    told = report_of(bypass(entries, known), known, session="s", exchange="e", instructions=1, warnings=("told",))
     assert (told.session, told.exchange, told.window) == ("s", "e", 1_000)
     assert (told.messages_before, told.messages_sent) == (4, 4)
     assert (told.tokens_before, told.tokens_sent, told.instructions_tokens) == (70, 70, 10)

@@ -222,10 +222,7 @@ def test_a_client_that_leaves_keeps_what_had_come() -> None:
     relay = StreamRelay(answer, _Client(), hides_usage=False)
     assert relay.answered(left=True).status is Status.CANCELLED
     relay._read(relay._events.feed(HELLO))
-    assert (relay.answered(left=True).status, relay.answered(left=True).error) == (
-        Status.PARTIAL,
-        "the client left",
-    )
+    assert (relay.answered(left=True).status, relay.answered(left=True).error) == (Status.PARTIAL, "the client left")
     relay._read(relay._events.feed(STOP))
     assert relay.answered(left=True).status is Status.COMPLETE
 

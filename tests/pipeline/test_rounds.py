@@ -73,11 +73,7 @@ async def test_each_round_is_a_reply_with_its_results() -> None:
         message_of("So. | >recall_context a | >recall_context b"),
         message_of(">recall_context a"),
     )
-    assert [*results, last] == [
-        _result("a", "found for a"),
-        _result("b", "found for b"),
-        _result("a", "found for a"),
-    ]
+    assert [*results, last] == [_result("a", "found for a"), _result("b", "found for b"), _result("a", "found for a")]
     assert len(rounds) == 2
     assert [(done.tool, done.round, done.chars, done.error) for done in rounds.answered] == [
         ("recall_context", number, 11, None) for number in (1, 1, 2)
@@ -108,9 +104,7 @@ async def test_the_newest_results_give_way_first_and_then_those_before() -> None
 
     assert await rounds.ask() is None
     assert answer.closed
-    assert [message.data["content"] for message in rounds.messages if message.role == "tool"] == [
-        TOO_LONG
-    ] * 2
+    assert [message.data["content"] for message in rounds.messages if message.role == "tool"] == [TOO_LONG] * 2
     assert [done.error for done in rounds.answered] == [TOO_LONG] * 2
 
 

@@ -53,9 +53,7 @@ async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
 WINDOW = "echo+ctx:4000"
 
 
-async def test_a_request_that_is_too_long_is_trimmed_and_sent_once_more(
-    house: House, provider: Provider
-) -> None:
+async def test_a_request_that_is_too_long_is_trimmed_and_sent_once_more(house: House, provider: Provider) -> None:
     client = await house.ask(WINDOW, messages=LONG)
     assert (client.status, len(provider.log)) == (200, 2)
     row = await house.last()
@@ -152,9 +150,7 @@ async def test_a_request_that_cannot_get_shorter_is_not_sent_again(house: House,
     assert RESCUED not in (await house.last()).receipt["warnings"]
 
 
-async def test_a_second_plan_is_made_where_the_first_is_too_long_by_its_bytes(
-    house: House, provider: Provider
-) -> None:
+async def test_a_second_plan_is_made_where_the_first_is_too_long_by_its_bytes(house: House, provider: Provider) -> None:
     """Much of what is left here is not text: it counts for more with upstream than the counter thinks."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     short: list[dict[str, Any]] = []
@@ -180,9 +176,7 @@ async def times_asked(house: House, provider: Provider, model: str, said: list[d
     return len(provider.log)
 
 
-async def test_the_order_that_a_model_insists_on_is_remembered_and_added_up(
-    house: House, provider: Provider
-) -> None:
+async def test_the_order_that_a_model_insists_on_is_remembered_and_added_up(house: House, provider: Provider) -> None:
     model = "strict:one-system,alternate"
     assert await times_asked(house, provider, model, LATE) == 2
     assert await times_asked(house, provider, model, LATE) == 1
@@ -192,9 +186,7 @@ async def test_the_order_that_a_model_insists_on_is_remembered_and_added_up(
     assert await times_asked(house, provider, f"{model}+another", TURNS) == 2
 
 
-async def test_orders_are_remembered_of_the_models_that_were_used_last(
-    house: House, provider: Provider
-) -> None:
+async def test_orders_are_remembered_of_the_models_that_were_used_last(house: House, provider: Provider) -> None:
     house.chat._sender._orders = LRUCache(2)
     models = {name: f"strict:alternate+{name}" for name in "xyz"}
     for name in "xyxz":
@@ -214,9 +206,7 @@ MARK = {"mode": "explicit"}
 
 def request_of(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
     # Spaces that nobody else would write: whether they are there tells whose bytes these are.
-    return parse_chat_request(
-        orjson.dumps({"model": "m", "messages": messages, **fields}, option=orjson.OPT_INDENT_2)
-    )
+    return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}, option=orjson.OPT_INDENT_2))
 
 
 def history_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[Message] = ()) -> History:
@@ -239,14 +229,7 @@ def history_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[
 
 def plan_of(history: History, view: Sequence[Message] | None = None, **more: Any) -> Plan:
     shown = tuple(entry.message for entry in history.entries) if view is None else tuple(view)
-    fixed: dict[str, Any] = {
-        "policy": "p",
-        "version": "v",
-        "cut": None,
-        "moved": False,
-        "fired": "",
-        "arrivals": (),
-    }
+    fixed: dict[str, Any] = {"policy": "p", "version": "v", "cut": None, "moved": False, "fired": "", "arrivals": ()}
     return Plan(**fixed, tokens_before=9, tokens_sent=9, view=shown, **more)
 
 
@@ -327,21 +310,13 @@ def test_an_append_with_nothing_stored_is_sent_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lead", "told"),
-    [([SYSTEM], "Be brief.\n\nSo far."), ([], "So far.")],
-    ids=["instructed", "without instructions"],
+    ("lead", "told"), [([SYSTEM], "Be brief.\n\nSo far."), ([], "So far.")], ids=["instructed", "without instructions"]
 )
 def test_a_merged_summary_ends_the_instructions(lead: list[dict[str, Any]], told: str) -> None:
     request = request_of(*lead, ASKED, SAID, MORE)
     history = history_of(request)
     summary = Summary(
-        text="So far.",
-        role="merge",
-        until=2,
-        tokens=4,
-        kind="statistics",
-        covered_messages=2,
-        covered_tokens=10,
+        text="So far.", role="merge", until=2, tokens=4, kind="statistics", covered_messages=2, covered_tokens=10
     )
     body = body_of(request, history, plan_of(history, request.messages[2:], summary=summary))
     assert messages_of(body) == [{"role": "system", "content": told}, MORE]
@@ -351,13 +326,7 @@ def test_a_summary_in_a_message_of_its_own_is_part_of_the_view() -> None:
     request = request_of(SYSTEM, ASKED, SAID, MORE)
     history = history_of(request)
     summary = Summary(
-        text="So far.",
-        role="system",
-        until=2,
-        tokens=4,
-        kind="statistics",
-        covered_messages=2,
-        covered_tokens=10,
+        text="So far.", role="system", until=2, tokens=4, kind="statistics", covered_messages=2, covered_tokens=10
     )
     view = [summary.message(CHAT), request.messages[2]]
     body = body_of(request, history, plan_of(history, view, summary=summary))
@@ -365,9 +334,7 @@ def test_a_summary_in_a_message_of_its_own_is_part_of_the_view() -> None:
 
 
 def marks(body: bytes) -> list[int]:
-    return [
-        place for place, message in enumerate(messages_of(body)) if b"breakpoint" in orjson.dumps(message)
-    ]
+    return [place for place, message in enumerate(messages_of(body)) if b"breakpoint" in orjson.dumps(message)]
 
 
 def test_cache_marks_stand_where_settled_parts_end() -> None:
@@ -375,9 +342,7 @@ def test_cache_marks_stand_where_settled_parts_end() -> None:
     history = history_of(request)
     body = body_of(request, history, plan_of(history, settled=(1, 3)), breakpoints="openai")
     assert marks(body) == [1, 3]
-    assert messages_of(body)[1]["content"] == [
-        {"type": "text", "text": "one", "prompt_cache_breakpoint": MARK}
-    ]
+    assert messages_of(body)[1]["content"] == [{"type": "text", "text": "one", "prompt_cache_breakpoint": MARK}]
     assert [message.raw in body for message in request.messages[3:]] == [True, True]
 
 
@@ -385,13 +350,7 @@ def test_cache_marks_count_merged_instructions() -> None:
     request = request_of(ASKED, SAID, MORE)
     history = history_of(request)
     summary = Summary(
-        text="So far.",
-        role="merge",
-        until=2,
-        tokens=4,
-        kind="statistics",
-        covered_messages=2,
-        covered_tokens=10,
+        text="So far.", role="merge", until=2, tokens=4, kind="statistics", covered_messages=2, covered_tokens=10
     )
     plan = plan_of(history, request.messages[2:], summary=summary, settled=(1,))
     assert marks(body_of(request, history, plan, breakpoints="openai")) == [1]
@@ -429,9 +388,7 @@ def test_otherwise_there_is_no_cache_mark(how: dict[str, Any], settled: tuple[in
     ids=lambda said: next(iter(said)),
 )
 def test_a_client_that_sets_cache_marks_is_left_alone(said: dict[str, Any]) -> None:
-    request = parse_chat_request(
-        orjson.dumps({"model": "m", "messages": [SYSTEM, ASKED, SAID, MORE], **said})
-    )
+    request = parse_chat_request(orjson.dumps({"model": "m", "messages": [SYSTEM, ASKED, SAID, MORE], **said}))
     history = history_of(request)
     assert body_of(request, history, plan_of(history, settled=(1,)), breakpoints="openai") is request.raw
 
@@ -441,9 +398,7 @@ def test_a_cache_key_is_sent_where_the_client_sends_none() -> None:
     for fields, key in (({}, ours), ({"prompt_cache_key": "mine"}, "mine")):
         request = request_of(ASKED, **fields)
         history = history_of(request)
-        body = body_of(
-            request, history, plan_of(history), settings={"cache": {"key": "session"}}, takes_key=True
-        )
+        body = body_of(request, history, plan_of(history), settings={"cache": {"key": "session"}}, takes_key=True)
         assert orjson.loads(body)["prompt_cache_key"] == key
 
 

@@ -17,15 +17,7 @@ from msgspec.structs import replace
 from proxy.config import Policies, Settings
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.models import Catalogue
-from proxy.pipeline import (
-    AppServices,
-    Background,
-    HistoryLoader,
-    Knowledge,
-    compact,
-    preview,
-    session_view,
-)
+from proxy.pipeline import AppServices, Background, HistoryLoader, Knowledge, compact, preview, session_view
 from proxy.pipeline.background import OFF_LOOP_BYTES
 from proxy.pipeline.session_view import SessionView
 from proxy.recall import Recall
@@ -131,9 +123,7 @@ async def test_large_tools_are_counted_in_a_thread(talk: Talk, monkeypatch: pyte
 
     monkeypatch.setattr(TokenCounter, "json", counting)
     for words in (5, OFF_LOOP_BYTES // 5):
-        tools = orjson.dumps(
-            [{"type": "function", "function": {"name": "f", "description": "word " * words}}]
-        )
+        tools = orjson.dumps([{"type": "function", "function": {"name": "f", "description": "word " * words}}])
         asked = body("user", f"{words} words")
         exchange = await talk.begin(asked, tools=tools)
         await talk.settle(exchange, asked, replies=(body("assistant", "d"),))
@@ -199,9 +189,7 @@ async def test_every_message_that_is_not_sent_is_explained(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("policy", ["", "none", "OFF"])
-async def test_an_unknown_policy_is_refused_as_the_parameter_with_the_known_ones(
-    talk: Talk, policy: str
-) -> None:
+async def test_an_unknown_policy_is_refused_as_the_parameter_with_the_known_ones(talk: Talk, policy: str) -> None:
     await talk.say("a", "b")
     with pytest.raises(InvalidRequest, match="mini, bert, tiny, rest") as refused:
         await shown(talk, policy)
@@ -298,9 +286,7 @@ async def compacted(house: House, *, rounds: int, patience: float = 30) -> Summa
     return await compact(row, now, now.policy, Caller(tenant="t"), house.services, patience=patience)
 
 
-async def test_a_summary_on_demand_covers_all_that_may_be_summed_up(
-    provider: Provider, tmp_path: Path
-) -> None:
+async def test_a_summary_on_demand_covers_all_that_may_be_summed_up(provider: Provider, tmp_path: Path) -> None:
     async with opened(provider, tmp_path, summarizer={"model": "summary:good"}) as house:
         row = await compacted(house, rounds=4)
         assert row is not None
@@ -314,18 +300,14 @@ async def test_there_may_be_nothing_to_sum_up(provider: Provider, tmp_path: Path
 
 
 @pytest.mark.parametrize("model", ["summary:empty", "fault:500"])
-async def test_a_summary_that_fails_is_an_error_with_its_reason(
-    provider: Provider, tmp_path: Path, model: str
-) -> None:
+async def test_a_summary_that_fails_is_an_error_with_its_reason(provider: Provider, tmp_path: Path, model: str) -> None:
     async with opened(provider, tmp_path, summarizer={"model": model}) as house:
         with pytest.raises(UpstreamError, match="No summary was made") as failure:
             await compacted(house, rounds=4)
         assert failure.value.code == "summary_failed"
 
 
-async def test_a_summary_is_waited_for_no_longer_than_the_patience(
-    provider: Provider, tmp_path: Path
-) -> None:
+async def test_a_summary_is_waited_for_no_longer_than_the_patience(provider: Provider, tmp_path: Path) -> None:
     async with opened(provider, tmp_path, summarizer={"model": "fault:hang", "timeout": 1}) as house:
         with pytest.raises(UpstreamError, match="still being made"):
             await compacted(house, rounds=4, patience=0.01)

@@ -28,9 +28,7 @@ from tests.support.talk import Talk, message
 pytestmark = pytest.mark.anyio
 
 COUNTER = TokenCounter("estimate")
-CONTEXT = RequestContext(
-    tenant="t", policy_name="lean", policy=Policy(), session="s", idempotency="k", agent="boss"
-)
+CONTEXT = RequestContext(tenant="t", policy_name="lean", policy=Policy(), session="s", idempotency="k", agent="boss")
 SYSTEM = {"role": "system", "content": "S"}
 SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
 
@@ -59,9 +57,7 @@ def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepar
         destination=DESTINATION,
         facts=FACTS,
         instructions_tokens=sum(COUNTER.messages(history.instructions, "m")),
-        report=report_of(
-            made, PLANNING, session="s", exchange="exc_1", instructions=len(history.instructions)
-        ),
+        report=report_of(made, PLANNING, session="s", exchange="exc_1", instructions=len(history.instructions)),
         own_tools=(),
         tools=request.tools,
         finishing=None,
@@ -121,10 +117,7 @@ async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> Non
     assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
     assert told.messages == opening_of(exchange.prepared, 7).messages
     assert len(told.arrivals) == len(told.messages)
-    assert [(reply.body.message.text, reply.partial) for reply in told.replies] == [
-        ("one", False),
-        ("tw", True),
-    ]
+    assert [(reply.body.message.text, reply.partial) for reply in told.replies] == [("one", False), ("tw", True)]
     assert all(reply.body.tokens > 0 for reply in told.replies)
     expected = {
         "usage": usage,
@@ -140,9 +133,7 @@ async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> Non
 
 async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:
     exchange = await first(talk, request_of(SAID))
-    told = settlement_of(
-        exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER
-    )
+    told = settlement_of(exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER)
     assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
 
 
@@ -159,11 +150,7 @@ async def test_arrival_changes_are_stored_of_new_messages_only(talk: Talk) -> No
     exchange = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
     told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
     assert [body.message.role for body in told.messages] == ["user", "assistant", "tool"]
-    assert [[change.edit for change in changes] for changes in told.arrivals] == [
-        [],
-        [],
-        ["truncate_tool_output"],
-    ]
+    assert [[change.edit for change in changes] for changes in told.arrivals] == [[], [], ["truncate_tool_output"]]
     assert told.arrivals[2][0].position == 4
 
 

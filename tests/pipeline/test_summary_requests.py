@@ -64,9 +64,7 @@ DESTINATION: Any = None  # nothing is sent
 
 def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 0) -> Prepared:
     """Return a request that brings the whole history, of which `stored` messages are stored."""
-    entries = tuple(
-        Entry(message=each, tokens=1, ref=f"ref_{at}", position=at) for at, each in enumerate(LOG)
-    )
+    entries = tuple(Entry(message=each, tokens=1, ref=f"ref_{at}", position=at) for at, each in enumerate(LOG))
     history = History(
         id="s",
         arrival=Arrival(kind=kind, base=NODES[stored - 1] if stored else ROOT, fresh=stored),
@@ -147,20 +145,12 @@ def test_a_summary_that_a_trim_lacks_is_warned_of_with_its_reason() -> None:
         messages=1,
         tool_calls=0,
         summary=Summary(
-            text="So far.",
-            role="merge",
-            until=2,
-            tokens=7,
-            kind="model",
-            covered_messages=2,
-            covered_tokens=90,
+            text="So far.", role="merge", until=2, tokens=7, kind="model", covered_messages=2, covered_tokens=90
         ),
     )
     assert "no newer summary is ready" in missing_summary(WANTED, ROW, used)[0]
     assert "is ready and was not used" in missing_summary(WANTED, ROW)[0]
-    assert missing_summary(WANTED, ROW, reason="it is being left alone") == (
-        "no summary: it is being left alone",
-    )
+    assert missing_summary(WANTED, ROW, reason="it is being left alone") == ("no summary: it is being left alone",)
     refused = replace(ROW, status=SummaryStatus.REFUSED, reason="it is empty")
     assert missing_summary(WANTED, refused) == ("no summary: it is empty",)
     assert missing_summary(WANTED, None, hindered="left alone") == ("no summary: left alone",)
@@ -170,9 +160,7 @@ def test_a_summary_that_a_trim_lacks_is_warned_of_with_its_reason() -> None:
 def test_a_ready_summary_is_unused_where_it_covers_more_than_the_cut_uses() -> None:
     cut = Cut(position=4, policy="p", version="v", changes=(), tokens=9, messages=1, tool_calls=0)
     assert unused(ROW, None) == unused(ROW, cut) == ROW
-    used = Summary(
-        text="", role="merge", until=2, tokens=7, kind="model", covered_messages=2, covered_tokens=90
-    )
+    used = Summary(text="", role="merge", until=2, tokens=7, kind="model", covered_messages=2, covered_tokens=90)
     assert unused(ROW, replace(cut, summary=used)) is None
     assert unused(replace(ROW, status=SummaryStatus.FAILED), None) is unused(None, None) is None
 

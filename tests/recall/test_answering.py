@@ -111,9 +111,7 @@ async def test_a_ref_gives_the_original(store: Store, branch: RecallBranch) -> N
     assert await ask(store, branch, ref=ref(FIRST[2]), lines="2000") == await ask(
         store, branch, ref=body_of(ChatMessage.of(FIRST[2])), lines="2000-3000"
     )
-    assert "\n2000: entry 2000: the valve broke\n" in await ask(
-        store, branch, ref=ref(FIRST[2]), grep="broke$"
-    )
+    assert "\n2000: entry 2000: the valve broke\n" in await ask(store, branch, ref=ref(FIRST[2]), grep="broke$")
     assert "Planner" in await ask(store, branch, ref=ref(FIRST[0]))
     assert ASK.text in await ask(store, branch, ref=ref(ASK))  # it may not be stored yet
 
@@ -121,10 +119,7 @@ async def test_a_ref_gives_the_original(store: Store, branch: RecallBranch) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            {"ref": "ref_ffffffffffffffff"},
-            "There is nothing under ref_ffffffffffffffff in this conversation.",
-        ),
+        ({"ref": "ref_ffffffffffffffff"}, "There is nothing under ref_ffffffffffffffff in this conversation."),
         ({"ref": "the log"}, "'the log' is no ref"),
         ({"ref": "x" * 5_000}, "x' is no ref"),
         ({"ref": "ref_ffffffffffffffff", "lines": "b-a"}, "lines is 'b-a'."),
@@ -221,12 +216,8 @@ async def test_calls_are_answered_by_their_names(store: Store, branch: RecallBra
 
 
 async def test_a_mistake_of_ours_is_said_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    tools = OwnTools(
-        (RECALL,), Recall(_Failing(ZeroDivisionError())), RecallBranch(key=KEY, tip="n", depth=1)
-    )
-    assert (
-        await tools.answer(Call(id="1", name=RECALL, arguments='{"ref": "ref_ffffffffffffffff"}')) == FAILED
-    )
+    tools = OwnTools((RECALL,), Recall(_Failing(ZeroDivisionError())), RecallBranch(key=KEY, tip="n", depth=1))
+    assert await tools.answer(Call(id="1", name=RECALL, arguments='{"ref": "ref_ffffffffffffffff"}')) == FAILED
     assert "a call of recall_context failed" in caplog.text
 
 

@@ -45,8 +45,7 @@ def test_a_ref_is_the_beginning_of_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "ref",
-    ["", "ref_", "ref_123", "REF_" + "0" * 16, "ref_" + "g" * 16, "0" * 41, f"ref={'0' * 16}", "..", "%00"],
+    "ref", ["", "ref_", "ref_123", "REF_" + "0" * 16, "ref_" + "g" * 16, "0" * 41, f"ref={'0' * 16}", "..", "%00"]
 )
 def test_what_is_no_ref(ref: str) -> None:
     assert name_in(ref) is None
@@ -174,10 +173,7 @@ def test_lines_are_found() -> None:
 
 def test_of_a_long_line_what_is_around_is_shown() -> None:
     pages = Pages(f"needle\n{LONG_LINE}")
-    assert list(pages.found(pattern_of("needle"), ALL)) == [
-        (1, "needle"),
-        (4, f"…{'x' * 150}needle{'y' * 10}"),
-    ]
+    assert list(pages.found(pattern_of("needle"), ALL)) == [(1, "needle"), (4, f"…{'x' * 150}needle{'y' * 10}")]
     assert list(pages.found(pattern_of("needle"), slice(1, 3))) == []
     assert len(list(pages.found(pattern_of("needle"), slice(3, 4)))) == 1
     assert len(list(pages.found(pattern_of("x"), ALL))) == 3  # of one line only the first ones
@@ -215,10 +211,7 @@ PNG = "data:image/png;base64," + "A" * 40
         ),
         ({"role": "assistant", "content": None, "refusal": "I cannot."}, "I cannot."),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "No."),
-        (
-            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-            "[call of f: {}]",
-        ),
+        ({"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}, "[call of f: {}]"),
         ({"role": "user", "content": None}, ""),
         ({"role": "user"}, ""),
     ],
@@ -266,11 +259,7 @@ def test_what_is_no_text_is_named(parts: list[Any], text: str) -> None:
     ("message", "tool", "words"),
     [
         ({"role": "user", "content": "a"}, "", "what the user said"),
-        (
-            {"role": "assistant", "content": "a", "agent": "Planner\n"},
-            "",
-            "what the assistant said (agent Planner)",
-        ),
+        ({"role": "assistant", "content": "a", "agent": "Planner\n"}, "", "what the assistant said (agent Planner)"),
         ({"role": "tool", "content": "a"}, "", "the result of a tool"),
         ({"role": "tool", "content": "a"}, "read", "the result of the tool read"),
         ({"role": "tool", "content": "a", "name": "list"}, "", "the result of the tool list"),
@@ -329,9 +318,7 @@ def test_what_was_asked_for_is_whole_where_it_fits() -> None:
     text = "\n".join("x" * 90 for _ in range(1_000))
     assert "more line" not in original(REF, result(text), slice(10, 200), None)
     told = original(REF, result(text), slice(36, 900), None)
-    assert (
-        f'[601 more lines. For the next ones, call recall_context with ref {REF} and lines "300-900"' in told
-    )
+    assert f'[601 more lines. For the next ones, call recall_context with ref {REF} and lines "300-900"' in told
 
 
 def test_an_image_is_named() -> None:
@@ -409,8 +396,4 @@ def test_a_call_is_looked_for_near_its_result() -> None:
 
 
 def test_things_are_counted() -> None:
-    assert (counted(1, "line"), counted(2, "match", "es"), counted(0, "line")) == (
-        "1 line",
-        "2 matches",
-        "0 lines",
-    )
+    assert (counted(1, "line"), counted(2, "match", "es"), counted(0, "line")) == ("1 line", "2 matches", "0 lines")

@@ -58,18 +58,9 @@ def test_the_definitions_cost_little_and_say_how_a_parameter_is_not_given() -> N
     ("arguments", "asked"),
     [
         ('{"ref": " ref_1 "}', Asked(ref="ref_1", query="", lines="", grep="")),
-        (
-            '{"query": "a b", "ref": "", "lines": "", "grep": ""}',
-            Asked(ref="", query="a b", lines="", grep=""),
-        ),
-        (
-            '{"query": "a", "ref": null, "lines": null, "grep": null}',
-            Asked(ref="", query="a", lines="", grep=""),
-        ),
-        (
-            '{"ref": "r", "lines": "10 - 20", "grep": " x "}',
-            Asked(ref="r", query="", lines="10-20", grep=" x "),
-        ),
+        ('{"query": "a b", "ref": "", "lines": "", "grep": ""}', Asked(ref="", query="a b", lines="", grep="")),
+        ('{"query": "a", "ref": null, "lines": null, "grep": null}', Asked(ref="", query="a", lines="", grep="")),
+        ('{"ref": "r", "lines": "10 - 20", "grep": " x "}', Asked(ref="r", query="", lines="10-20", grep=" x ")),
         ('{"ref": "r", "lines": "7"}', Asked(ref="r", query="", lines="7-7", grep="")),
         ('{"ref": "r", "lines": 7}', Asked(ref="r", query="", lines="7-7", grep="")),
         ('{"ref": "r", "lines": [3, 9]}', Asked(ref="r", query="", lines="3-9", grep="")),

@@ -46,12 +46,7 @@ TOOLS: list[Callable[..., Any]] = [weather, convert, book, note, clock]
 _STRING = {"type": "string"}
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "weather": {"city": _STRING, "days": {"type": "integer"}},
-    "convert": {
-        "amount": {"type": "number"},
-        "source": _STRING,
-        "target": _STRING,
-        "reference": {"type": "integer"},
-    },
+    "convert": {"amount": {"type": "number"}, "source": _STRING, "target": _STRING, "reference": {"type": "integer"}},
     "book": {
         "route": {"type": "array", "items": _STRING},
         "traveller": {"type": "object"},
@@ -133,14 +128,7 @@ TURNS: list[tuple[str, list[Reply]]] = [
     (
         "Book Bern – Wien for Zoë.",
         [
-            _calls(
-                (
-                    "call_7",
-                    "book",
-                    _BOOKING,
-                ),
-                reasoning_content="She wants a booking. I have all that I need.",
-            ),
+            _calls(("call_7", "book", _BOOKING), reasoning_content="She wants a booking. I have all that I need."),
             _says("Booked.", reasoning_content="It worked."),
         ],
     ),
@@ -151,11 +139,7 @@ TURNS: list[tuple[str, list[Reply]]] = [
             _calls(("call_9a", "note", '{"text":"train: Bern → Wien\\n\\ttabs & <tags>"}')),
             _calls(("call_9b", "weather", '{"city":"Wien","days":2}'), content="Noted."),
             _calls(
-                (
-                    "call_9c",
-                    "convert",
-                    '{"amount":99.90,"source":"CHF","target":"EUR","reference":9223372036854775809}',
-                )
+                ("call_9c", "convert", '{"amount":99.90,"source":"CHF","target":"EUR","reference":9223372036854775809}')
             ),
             _says("All done: noted, sunny, 199.80."),
         ],
@@ -164,21 +148,12 @@ TURNS: list[tuple[str, list[Reply]]] = [
     ("Continue.", [_says("What is next?")]),
     (
         "Two notes, please: a and b.",
-        [
-            _calls(
-                ("call_12a", "note", '{"text":"a"}'),
-                ("call_12b", "note", '{"text":"b"}'),
-            ),
-            _says("Both noted."),
-        ],
+        [_calls(("call_12a", "note", '{"text":"a"}'), ("call_12b", "note", '{"text":"b"}')), _says("Both noted.")],
     ),
     ("你好,明天呢?", [_says("明天也是晴天。")]),
     (
         "The time again, twice.",
-        [
-            _calls(("call_14a", "clock", "{}"), ("call_14b", "clock", "{ }")),
-            _says("Noon, and noon."),
-        ],
+        [_calls(("call_14a", "clock", "{}"), ("call_14b", "clock", "{ }")), _says("Noon, and noon.")],
     ),
     ("A long answer?", [_says(" ".join(f"Step {number}." for number in range(1, 41)))]),
     ("  Leading spaces, and a trailing line\n", [_says("Seen.")]),

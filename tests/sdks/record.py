@@ -60,10 +60,7 @@ class Sdk:
 
 SDKS = (
     Sdk(
-        name="openai",
-        script="talk_openai.py",
-        packages=("openai==3.54.0",),
-        modes=("json", "dump", "parse", "stream"),
+        name="openai", script="talk_openai.py", packages=("openai==3.54.0",), modes=("json", "dump", "parse", "stream")
     ),
     Sdk(name="node", script="talk_node.mjs", packages=("openai@6.49.0",)),
     Sdk(
@@ -88,11 +85,7 @@ SDKS = (
         script="talk_llama_index.py",
         packages=("llama-index-llms-openai==0.8.3", "llama-index-core==0.14.25", "openai==2.54.0"),
     ),
-    Sdk(
-        name="litellm",
-        script="talk_litellm.py",
-        packages=("litellm==1.106.2", "mcp==2.3.0", "openai==2.54.0"),
-    ),
+    Sdk(name="litellm", script="talk_litellm.py", packages=("litellm==1.106.2", "mcp==2.3.0", "openai==2.54.0")),
 )
 
 
@@ -175,11 +168,7 @@ def _reason(message: dict[str, Any]) -> str:
 
 def _kept(request: Received) -> list[tuple[str, str]]:
     """Return the headers that say something of the SDK."""
-    return [
-        (name, value)
-        for name, value in request.headers
-        if name in KEPT_HEADERS or name.startswith(KEPT_PREFIXES)
-    ]
+    return [(name, value) for name, value in request.headers if name in KEPT_HEADERS or name.startswith(KEPT_PREFIXES)]
 
 
 def main() -> None:

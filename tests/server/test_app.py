@@ -38,16 +38,11 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize(
-    "path", ["/nothing", "/sessions/", "/sessions/s/", "/docs", "/chat/completions", "//"]
-)
+@pytest.mark.parametrize("path", ["/nothing", "/sessions/", "/sessions/s/", "/docs", "/chat/completions", "//"])
 def test_a_path_that_is_none(proxy: Proxy, path: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port)
     with closing(connection):
-        for host, status, code in (
-            ("localhost", 404, b"unknown_url"),
-            ("evil.example", 403, b"host_not_allowed"),
-        ):
+        for host, status, code in (("localhost", 404, b"unknown_url"), ("evil.example", 403, b"host_not_allowed")):
             connection.request("GET", path, headers={"host": host})
             answer = connection.getresponse()
             assert code in answer.read()
@@ -68,11 +63,7 @@ def test_a_host_that_is_none(serve: Serve, host: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [
-        ("POST", "/sessions", "GET"),
-        ("PATCH", "/sessions/s/messages", "GET"),
-        ("HEAD", "/healthz", "GET"),
-    ],
+    [("POST", "/sessions", "GET"), ("PATCH", "/sessions/s/messages", "GET"), ("HEAD", "/healthz", "GET")],
 )
 def test_a_method_that_is_none(proxy: Proxy, method: str, path: str, allowed: str) -> None:
     answer = proxy.client.request(method, path)
@@ -162,10 +153,7 @@ async def test_it_opens_nothing_before_it_starts_and_closes_all(tmp_path: Path) 
     begin, end = {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
     for _ in range(2):
         sent = await _called(app, {"type": "lifespan", "state": {}}, begin, end)
-        assert [message["type"] for message in sent] == [
-            "lifespan.startup.complete",
-            "lifespan.shutdown.complete",
-        ]
+        assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert not file.with_name("s.db-wal").exists()
 
 
@@ -177,18 +165,12 @@ async def test_it_does_not_start_on_tables_of_another_version(tmp_path: Path) ->
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     for migrate in (True, False):
-        changed = settings.model_copy(
-            update={"store": settings.store.model_copy(update={"migrate": migrate})}
-        )
+        changed = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": migrate})})
         with pytest.raises(StoreUnavailable, match="9999"):
-            await _called(
-                Application(changed), {"type": "lifespan", "state": {}}, {"type": "lifespan.startup"}
-            )
+            await _called(Application(changed), {"type": "lifespan", "state": {}}, {"type": "lifespan.startup"})
 
 
-async def test_what_was_under_way_is_marked_at_the_start(
-    serve: Serve, upstream: Upstream, session: str
-) -> None:
+async def test_what_was_under_way_is_marked_at_the_start(serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve()
     proxy.chat(session, "a")
     file = proxy.settings.store.url.removeprefix("sqlite:///")

@@ -47,10 +47,7 @@ class _Server:
 
 
 async def test_a_body_comes_in_pieces() -> None:
-    assert (
-        await _Server(_piece(b"ab", more=True), _piece(b"", more=True), _piece(b"c")).connect().body(3)
-        == b"abc"
-    )
+    assert await _Server(_piece(b"ab", more=True), _piece(b"", more=True), _piece(b"c")).connect().body(3) == b"abc"
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
@@ -218,10 +215,7 @@ class _Chat:
 
 
 async def _served(
-    chat: _Chat,
-    *received: dict[str, Any],
-    headers: tuple[tuple[bytes, bytes], ...] = (LOCAL,),
-    **sections: Any,
+    chat: _Chat, *received: dict[str, Any], headers: tuple[tuple[bytes, bytes], ...] = (LOCAL,), **sections: Any
 ) -> tuple[int | None, bytes]:
     """Serve one request; return the status (None: nothing was said) and the body."""
     settings = Settings(**sections)

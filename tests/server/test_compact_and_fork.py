@@ -21,15 +21,11 @@ def proxy(serve: Serve) -> Proxy:
     return serve(summarizer={"model": "summary:good"}, policies={"all": {}})
 
 
-def talk(
-    proxy: Proxy, session: str, rounds: int = 4, headers: dict[str, str] | None = None
-) -> list[dict[str, Any]]:
+def talk(proxy: Proxy, session: str, rounds: int = 4, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Have a conversation by resending it; return it as it stands."""
     said: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
     for number in range(rounds):
-        said.append(
-            {"role": "user", "content": f"Question {number} about parcel P-10{number}. " + "well " * 60}
-        )
+        said.append({"role": "user", "content": f"Question {number} about parcel P-10{number}. " + "well " * 60})
         answer = proxy.chat(session, said, f"say:Answer {number}. " + "so " * 60, headers=headers or {})
         assert answer.status_code == 200, answer.text
         said.append(answer.json()["choices"][0]["message"])
@@ -91,9 +87,7 @@ def test_one_that_was_made_beside_the_requests_is_used_at_once_when_asked_for(
     assert proxy.exchanges(session)[-1]["cut"]["fired"].startswith("a summary was asked for")
 
 
-def test_where_there_is_nothing_to_sum_up_that_is_the_answer(
-    proxy: Proxy, upstream: Upstream, session: str
-) -> None:
+def test_where_there_is_nothing_to_sum_up_that_is_the_answer(proxy: Proxy, upstream: Upstream, session: str) -> None:
     talk(proxy, session, rounds=1)
     answer = post(proxy, f"/sessions/{session}/compact")
     assert (answer.status_code, answer.json()["summary"]) == (200, None)
@@ -179,9 +173,7 @@ def test_people_are_shown_clean_text_and_pages_of_it(proxy: Proxy, session: str)
     path = f"/sessions/{session}/messages"
     shown = [(line["sender"], line["text"]) for line in proxy.get(path, channel="display")["data"]]
     assert shown == [("Scout", "[调用工具 grep]"), ("user", "what did it find?"), ("boss", "nothing")]
-    assert [message["content"] for message in proxy.get(path)["data"]][:3] == [
-        message["content"] for message in said
-    ]
+    assert [message["content"] for message in proxy.get(path)["data"]][:3] == [message["content"] for message in said]
     first = proxy.get(path, limit=3, meta=True)
     assert (len(first["data"]), first["next"]) == (3, first["data"][2]["node"])
     rest = proxy.get(path, limit=3, after=first["next"])

@@ -266,10 +266,7 @@ TOLD: dict[str, dict[str, Any]] = {
             },
         ],
     },
-    "point back": {
-        "target": {"tokens": 900},
-        "edits": [{"type": "deduplicate_results"}, {"type": "drop_oldest"}],
-    },
+    "point back": {"target": {"tokens": 900}, "edits": [{"type": "deduplicate_results"}, {"type": "drop_oldest"}]},
 }
 
 
@@ -306,8 +303,6 @@ def test_the_lines_of_a_receipt_add_up_whatever_was_done_before(
         if row["cut"] is not None and row["cut"]["moved"]:
             moves += 1
             dropped = {line["position"] for line in row["plan"] if line["action"] == "drop"}
-            overtaken += any(
-                line["position"] in dropped for line in row["plan"] if line["action"] == "replace"
-            )
+            overtaken += any(line["position"] in dropped for line in row["plan"] if line["action"] == "replace")
     assert moves > 1
     assert overtaken or told == "point back"

@@ -53,11 +53,7 @@ def test_what_upstreams_count_is_shown_by_model_and_outlives_the_counts() -> Non
     counter.clear()
     services = cast("Services", SimpleNamespace(counter=counter, settings=Settings()))
     answer = asyncio.run(show_cache(services, Caller(tenant="anyone")))
-    assert orjson.loads(answer.body) == {
-        "cached_messages": 0,
-        "total_cached_tokens": 0,
-        "calibration": {"qwen": 1.23},
-    }
+    assert orjson.loads(answer.body) == {"cached_messages": 0, "total_cached_tokens": 0, "calibration": {"qwen": 1.23}}
 
 
 def test_a_tenant_may_look_but_not_clear_what_all_share(serve: Serve) -> None:

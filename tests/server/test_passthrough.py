@@ -90,7 +90,4 @@ def test_nobody_is_let_in_by_another_path(serve: Serve) -> None:
     proxy: Proxy = serve(auth={"mode": "keys", "keys": [{"key": "k", "tenant": "t"}], "admin_key": "root"})
     for key, status in (("wrong", 401), ("root", 403)):
         answer = proxy.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
-        assert (answer.status_code, set(answer.json()["error"])) == (
-            status,
-            {"message", "type", "param", "code"},
-        )
+        assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})

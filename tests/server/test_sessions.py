@@ -339,9 +339,7 @@ def test_the_administrator_says_whose_an_import_becomes(keys: Proxy, session: st
     exported = keys.client.get(f"/sessions/{session}/export", headers=ADMIN).content
     made = keys.client.post("/sessions/import?tenant=bert", content=exported, headers=ADMIN)
     assert (made.status_code, made.json()["tenant"]) == (201, "bert")
-    answer = keys.client.post(
-        "/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer ka"}
-    )
+    answer = keys.client.post("/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer ka"})
     refused(answer, 403, None)
     refused(keys.client.post("/sessions/import", content=exported, headers=ADMIN), 400, "tenant")
     refused(keys.client.post("/sessions/import?tenant=%00", content=exported, headers=ADMIN), 400, "tenant")
@@ -376,14 +374,7 @@ def test_the_summaries_of_a_session_are_told(serve: Serve, upstream: Upstream, s
     newest = told[0]
     assert upstream.last.json["messages"][0] == {"role": "system", "content": newest["summary"]}
     for one, receipt in zip(told, reversed(made), strict=True):
-        shared = {
-            "kind",
-            "summarized_until",
-            "summary_tokens",
-            "message_count",
-            "original_tokens",
-            "generation",
-        }
+        shared = {"kind", "summarized_until", "summary_tokens", "message_count", "original_tokens", "generation"}
         assert {name: one[name] for name in shared} == {name: receipt[name] for name in shared}
         assert one["compression_rate"] == round(one["summary_tokens"] / one["original_tokens"], 3)
         assert one["model"] is None
@@ -407,11 +398,7 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
         ({"role": "user", "content": "<智能体：侦察员>\n找到了</智能体：侦察员>\n"}, "侦察员", "找到了"),
         ({"role": "user", "content": "<Agent: Scout> a</b>"}, "Scout", "a</b>"),
         ({"role": "user", "content": "<div> what is this?"}, "user", "<div> what is this?"),
-        (
-            {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url"}]},
-            "user",
-            "see",
-        ),
+        ({"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url"}]}, "user", "see"),
         ({"role": "assistant", "content": "I look.", "tool_calls": CALLS}, "writer", "I look."),
     ],
 )

@@ -41,41 +41,17 @@ async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
         asked,
         replies=(body("assistant", "1"),),
         cut=Cut(
-            position=1,
-            policy="default",
-            version="v1",
-            changes=(),
-            tokens=9,
-            messages=1,
-            tool_calls=0,
-            gaps=(gap,),
+            position=1, policy="default", version="v1", changes=(), tokens=9, messages=1, tool_calls=0, gaps=(gap,)
         ),
         kept=Kept(nodes=(), messages=()),
     )
-    failed = await talk.begin(
-        body("user", "never answered"), forms=((made.head, message("assistant", "one")),)
-    )
+    failed = await talk.begin(body("user", "never answered"), forms=((made.head, message("assistant", "one")),))
     await talk.settle(failed, status=Status.FAILED)
     records = await exported(store, talk.key)
     kinds = [record["record"] for record in records]
-    assert kinds == [
-        "session",
-        "exchange",
-        "exchange",
-        "cut",
-        "form",
-        "instructions",
-        "node",
-        "node",
-        *["body"] * 5,
-    ]
+    assert kinds == ["session", "exchange", "exchange", "cut", "form", "instructions", "node", "node", *["body"] * 5]
     first = records[0]
-    assert (first["format"], first["tenant"], first["id"], first["head"]) == (
-        1,
-        "tenant",
-        "session",
-        made.head,
-    )
+    assert (first["format"], first["tenant"], first["id"], first["head"]) == (1, "tenant", "session", made.head)
     assert "session" not in first
     texts = {
         orjson.dumps(record["data"]) if "data" in record else record["text"].encode()
@@ -147,10 +123,7 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     records = await told(store)
     lines = [json.loads(json.dumps(record)) for record in records]  # by any JSON library
     made = await store.load("to", "copy", lines)
-    old, new = (
-        Talk(store=store, tenant="from", session="story"),
-        Talk(store=store, tenant="to", session="copy"),
-    )
+    old, new = (Talk(store=store, tenant="from", session="story"), Talk(store=store, tenant="to", session="copy"))
     before = await store.session("from", "story")
     assert before is not None
     assert made == await store.session("to", "copy")
@@ -159,20 +132,10 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     leaves = {branch.head for branch in await store.branches(old.key)}
     assert {branch.head for branch in await store.branches(new.key)} == leaves
     for leaf in leaves:
-        for theirs, ours in zip(
-            await store.path(old.key, leaf), await store.path(new.key, leaf), strict=True
-        ):
+        for theirs, ours in zip(await store.path(old.key, leaf), await store.path(new.key, leaf), strict=True):
             assert ours.message == theirs.message
-            assert (ours.tokens, ours.tokens_total, ours.round) == (
-                theirs.tokens,
-                theirs.tokens_total,
-                theirs.round,
-            )
-            assert (ours.source, ours.agent, ours.created_at) == (
-                theirs.source,
-                theirs.agent,
-                theirs.created_at,
-            )
+            assert (ours.tokens, ours.tokens_total, ours.round) == (theirs.tokens, theirs.tokens_total, theirs.round)
+            assert (ours.source, ours.agent, ours.created_at) == (theirs.source, theirs.agent, theirs.created_at)
             assert (ours.exchange, ours.policy, ours.arrival) == (None, theirs.policy, theirs.arrival)
     assert await store.instructions(new.key) == await store.instructions(old.key)
     first, reply = (await store.path(new.key, made.head))[:2]
@@ -189,22 +152,18 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     )
     assert (reply.policy, reply.arrival) == (None, None)
     names = [row.node for row in await store.path(new.key, made.head)]
-    assert await store.cut(new.key, names, "default", "writer") == StandingCut(
-        cut=CUT, node=first.node, kept=None
-    )
+    assert await store.cut(new.key, names, "default", "writer") == StandingCut(cut=CUT, node=first.node, kept=None)
     later = await store.cut(old.key, names, "default", None)
     assert await store.cut(new.key, names, "default", None) == later
     assert later == StandingCut(cut=LATER, node=names[2], kept=(names[1], names[2]))
     assert await store.exchanges(new.key, limit=9) == ([], None)
     assert (made.hidden, made.summaries, made.cost, made.calls) == (1, 2, None, ("finish",))
     rows = await store.summary_rows(old.key)
-    assert await store.summary_rows(new.key) == [
-        replace(row, usage=None, cost=None, exchange=None) for row in rows
-    ]
+    assert await store.summary_rows(new.key) == [replace(row, usage=None, cost=None, exchange=None) for row in rows]
     (hidden,) = [record async for record in store.export(new.key) if record["record"] == "hidden"]
-    assert [
-        hidden | {"exchange": record["exchange"]} for record in records if record["record"] == "hidden"
-    ] == [record for record in records if record["record"] == "hidden"]
+    assert [hidden | {"exchange": record["exchange"]} for record in records if record["record"] == "hidden"] == [
+        record for record in records if record["record"] == "hidden"
+    ]
     await new.say("three", "3")  # and it goes on
     assert await new.texts((await store.find("copy"))[0].head) == [
         *("one \x00", "1", "zwei", "2", "drei", "3"),
@@ -225,15 +184,8 @@ async def test_a_session_that_is_there_is_not_loaded_over(store: Store) -> None:
     with pytest.raises(Conflict, match="'story'"):
         await store.load("from", "story", records)
     assert await store.session("from", "story") == before
-    results = await asyncio.gather(
-        *(store.load("to", "copy", records) for _ in range(4)), return_exceptions=True
-    )
-    assert sorted(type(result).__name__ for result in results) == [
-        "Conflict",
-        "Conflict",
-        "Conflict",
-        "SessionRow",
-    ]
+    results = await asyncio.gather(*(store.load("to", "copy", records) for _ in range(4)), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["Conflict", "Conflict", "Conflict", "SessionRow"]
 
 
 async def test_an_empty_session_is_a_session(store: Store) -> None:
@@ -253,9 +205,9 @@ async def test_messages_from_elsewhere_are_imported(store: Store) -> None:
     for record in records:
         record.pop("source", None)
     made = await store.load("to", "copy", records)
-    assert {
-        row.source for row in await store.path(Talk(store=store, tenant="to", session="copy").key, made.head)
-    } == {Source.IMPORT}
+    assert {row.source for row in await store.path(Talk(store=store, tenant="to", session="copy").key, made.head)} == {
+        Source.IMPORT
+    }
 
 
 @pytest.fixture(scope="module")
@@ -401,9 +353,7 @@ def _nodes_at(records: list[JsonObject], depth: int) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("records", "says"), [([], "hold 0"), ([1], "Line 1"), ([{"record": "node"}], "Line 1")]
-)
+@pytest.mark.parametrize(("records", "says"), [([], "hold 0"), ([1], "Line 1"), ([{"record": "node"}], "Line 1")])
 def test_what_is_no_export_is_refused(records: list[Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         read_records(records)

@@ -50,11 +50,7 @@ async def test_a_request_is_stored_before_it_is_answered(store: Store) -> None:
     assert await store.tools(talk.key, row.tools) == b'[ {"type":"function"} ]'
     version = await store.instructions(talk.key, row.instructions)
     assert version is not None
-    assert (version.messages, version.tokens, version.created_at) == (
-        (message("system", "be brief"),),
-        3,
-        1_234,
-    )
+    assert (version.messages, version.tokens, version.created_at) == ((message("system", "be brief"),), 3, 1_234)
 
 
 async def test_a_session_whose_first_request_is_open_is_there_and_holds_nothing(store: Store) -> None:
@@ -95,18 +91,14 @@ async def test_a_session_changes_when_an_exchange_ends_and_never_back(store: Sto
         assert (row.created_at, row.updated_at) == (5_000, 7_000)
 
 
-async def test_another_form_of_a_stored_message_is_kept_with_the_exchange_that_brought_it(
-    store: Store,
-) -> None:
+async def test_another_form_of_a_stored_message_is_kept_with_the_exchange_that_brought_it(store: Store) -> None:
     talk = Talk(store=store)
     settled = await talk.say("hello", "hi")
     form = message("assistant", "hi", name="other")
     await talk.begin(body("user", "more"), forms=((settled.head, form),))
     await talk.begin(body("user", "still more"), forms=((settled.head, form),))
     forms = [record async for record in store.export(talk.key) if record["record"] == "form"]
-    assert forms == [
-        {"record": "form", "node": settled.head, "body": body_id(form.raw), "exchange": talk.exchanges[1]}
-    ]
+    assert forms == [{"record": "form", "node": settled.head, "body": body_id(form.raw), "exchange": talk.exchanges[1]}]
     assert await store.body(talk.key, body_id(form.raw)) == (body_id(form.raw), form)
 
 
@@ -154,10 +146,7 @@ async def test_exchanges_are_listed_page_by_page_newest_first(store: Store) -> N
 async def test_what_a_process_left_pending_is_interrupted_and_the_rest_is_not(store: Store) -> None:
     talk = Talk(store=store)
     await talk.say("one", "1")
-    left = [
-        await talk.begin(body("user", "two")),
-        await Talk(store=store, tenant="other").begin(body("user", "two")),
-    ]
+    left = [await talk.begin(body("user", "two")), await Talk(store=store, tenant="other").begin(body("user", "two"))]
     assert await store.interrupt_pending(5_000) == 2
     assert await store.interrupt_pending(6_000) == 0
     for exchange in left:
@@ -203,12 +192,7 @@ async def test_session_and_exchange_are_read_as_they_are_now(store: Store) -> No
     assert session is not None
     assert session.head == settled.head
     assert state is not None
-    assert (state.status, state.model, state.digest, state.created_at) == (
-        Status.PENDING.value,
-        "gpt-x",
-        "said",
-        1_234,
-    )
+    assert (state.status, state.model, state.digest, state.created_at) == (Status.PENDING.value, "gpt-x", "said", 1_234)
     assert (state.nodes, state.replies, state.instructions, state.tools) == ("[]", "[]", None, None)
     assert under is None
 
@@ -217,9 +201,7 @@ async def test_what_is_not_there_is_none(store: Store) -> None:
     talk = Talk(store=store)
     assert await found(talk, "exc_none") == SettleSnapshot(session=None, state=None)
     await talk.say("one", "1")
-    assert await found(talk, "exc_none") == SettleSnapshot(
-        session=await store.session("tenant", "session"), state=None
-    )
+    assert await found(talk, "exc_none") == SettleSnapshot(session=await store.session("tenant", "session"), state=None)
 
 
 async def test_where_the_base_stands_is_told_if_the_first_message_is_new_there(store: Store) -> None:

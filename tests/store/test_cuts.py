@@ -16,15 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
-    return Cut(
-        position=position,
-        policy=policy,
-        version=version,
-        changes=changes,
-        tokens=50,
-        messages=3,
-        tool_calls=1,
-    )
+    return Cut(position=position, policy=policy, version=version, changes=changes, tokens=50, messages=3, tool_calls=1)
 
 
 async def newest(talk: Talk, head: str, policy: str = "default", agent: str | None = None) -> Cut | None:
@@ -90,9 +82,7 @@ async def test_a_cut_that_nobody_said_what_it_kept_of_says_so(store: Store) -> N
     talk = Talk(store=store)
     head = await say(talk, "one", cut(1))
     path = [row.node for row in await store.path(talk.key, head)]
-    assert await store.cut(talk.key, path, "default", None) == StandingCut(
-        cut=cut(1), node=path[0], kept=None
-    )
+    assert await store.cut(talk.key, path, "default", None) == StandingCut(cut=cut(1), node=path[0], kept=None)
 
 
 async def test_a_cut_once_made_stays(store: Store) -> None:
@@ -105,9 +95,7 @@ async def test_a_cut_once_made_stays(store: Store) -> None:
         tokens_before=9,
         tokens_after=1,
     )
-    gone = Change(
-        position=1, edit="drop_oldest", reason="older", message=None, tokens_before=4, tokens_after=0
-    )
+    gone = Change(position=1, edit="drop_oldest", reason="older", message=None, tokens_before=4, tokens_after=0)
     made = cut(2, stub, gone)
     await say(talk, "one", made, base="", at_head=False)
     head = await say(talk, "one", cut(2, version="v2"), base="", at_head=False)
@@ -213,9 +201,7 @@ def test_a_cut_that_changes_again_and_again_leaves_others_where_they_are() -> No
 
 def test_what_its_items_take_counts_beside_the_text() -> None:
     dropped = [
-        Change(
-            position=number, edit="drop_oldest", reason="old", message=None, tokens_before=9, tokens_after=0
-        )
+        Change(position=number, edit="drop_oldest", reason="old", message=None, tokens_before=9, tokens_after=0)
         for number in range(1000)
     ]
     gaps = [

@@ -116,9 +116,7 @@ async def test_a_write_is_done_though_its_caller_is_cancelled(database: Database
     await again.close()
 
 
-async def test_closing_finishes_what_was_asked_for_and_refuses_the_rest(
-    database: Database, store_url: str
-) -> None:
+async def test_closing_finishes_what_was_asked_for_and_refuses_the_rest(database: Database, store_url: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         writes = [tasks.create_task(database.write(partial(put, name=str(number)))) for number in range(20)]
         await asyncio.sleep(0)  # let each ask
@@ -208,9 +206,7 @@ async def test_what_is_true_or_false_stays_so(database: Database) -> None:
     }
     own = set(NODES.c.keys()) - row.keys() - {"partial"}
     rows = [
-        row
-        | {"node": name, "partial": name == "b"}
-        | {column: None for column in own if NODES.c[column].nullable}
+        row | {"node": name, "partial": name == "b"} | {column: None for column in own if NODES.c[column].nullable}
         for name in ("a", "b")
     ]
     both = select(NODES.c.node, NODES.c.partial).order_by(NODES.c.node)
@@ -220,11 +216,7 @@ async def test_what_is_true_or_false_stays_so(database: Database) -> None:
         torn = connection.execute(both.where(NODES.c.partial == true())).scalars()
         return [*(row.partial for row in connection.execute(both)), *torn]
 
-    assert [(type(flag), flag) for flag in await database.write(flags)] == [
-        (bool, False),
-        (bool, True),
-        (str, "b"),
-    ]
+    assert [(type(flag), flag) for flag in await database.write(flags)] == [(bool, False), (bool, True), (str, "b")]
 
 
 async def test_one_update_sets_what_each_call_names(database: Database) -> None:
@@ -234,9 +226,7 @@ async def test_one_update_sets_what_each_call_names(database: Database) -> None:
         put_connection(connection, "a", "b")
         connection.execute(change, {"the_name": "a", "value": "new"})
         connection.execute(change, {"value": "renamed", "name": "c", "the_name": "b"})
-        return [
-            f"{row.name}: {row.value}" for row in connection.execute(select(SECRETS).order_by(SECRETS.c.name))
-        ]
+        return [f"{row.name}: {row.value}" for row in connection.execute(select(SECRETS).order_by(SECRETS.c.name))]
 
     assert await database.write(work) == ["a: new", "c: renamed"]
 
@@ -270,9 +260,7 @@ async def test_a_value_that_is_missing_is_no_failure_of_the_database(database: D
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite", "sqlite+pysqlite"])
 def test_any_sqlite_driver_names_the_same_file(driver: str) -> None:
     assert address_of(f"{driver}:///palimpsest.db") == SqliteFile(path=Path("palimpsest.db"))
-    assert address_of(f"{driver}:////var/lib/palimpsest.db") == SqliteFile(
-        path=Path("/var/lib/palimpsest.db")
-    )
+    assert address_of(f"{driver}:////var/lib/palimpsest.db") == SqliteFile(path=Path("/var/lib/palimpsest.db"))
 
 
 @pytest.mark.parametrize(
@@ -365,9 +353,7 @@ def test_what_is_not_supported_is_refused_by_both_without_showing_the_password(u
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql+psycopg_async"])
-def test_a_driver_that_is_not_installed_is_named_with_its_extra(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_is_not_installed_is_named_with_its_extra(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'palimpsest\[psycopg\]'"):
         address_of(f"{scheme}://host/db")
@@ -423,9 +409,7 @@ def test_a_database_that_cannot_be_used_is_told_with_what_to_do(error: Exception
         PoolTimeout("QueuePool limit for 10.0.0.7"),
     ],
 )
-def test_what_the_driver_said_is_for_the_log_alone(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_driver_said_is_for_the_log_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     failure = unavailable(error)
     assert failure is not None
     assert not re.search(r"10\.0\.0\.7|/srv|5432|secret", failure.message)

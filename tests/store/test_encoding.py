@@ -32,8 +32,7 @@ changed = st.builds(
     tokens_after=counts,
 )
 gaps = st.lists(
-    st.builds(Gap, start=counts, stop=counts, edit=words, reason=words, tokens=counts, tool_calls=counts),
-    max_size=5,
+    st.builds(Gap, start=counts, stop=counts, edit=words, reason=words, tokens=counts, tool_calls=counts), max_size=5
 )
 kept = st.none() | st.lists(words, max_size=5).map(tuple)
 states = st.dictionaries(words, counts | words | st.lists(words, max_size=2), max_size=3)
@@ -50,16 +49,12 @@ summaries = st.none() | st.builds(
     generation=counts,
     state=states,
 )
-accounts = st.none() | st.builds(
-    Account, turns=counts, untrimmed=st.floats(0, 1e9), saved=st.floats(-1e9, 1e9)
-)
+accounts = st.none() | st.builds(Account, turns=counts, untrimmed=st.floats(0, 1e9), saved=st.floats(-1e9, 1e9))
 
 
 @given(st.lists(dropped | changed))
 def test_changes_come_back_exactly_by_position(changes: list[Change]) -> None:
-    in_order = tuple(
-        sorted(changes, key=lambda change: change.position)
-    )  # stable: each position keeps its order
+    in_order = tuple(sorted(changes, key=lambda change: change.position))  # stable: each position keeps its order
     assert decode_changes(encode_changes(changes)) == in_order
 
 
@@ -106,9 +101,7 @@ def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
 
 def test_what_else_is_no_text_is_refused() -> None:
     with pytest.raises(UnicodeEncodeError):
-        encode_cut(
-            (), [Gap(start=0, stop=1, edit="drop_oldest", reason="\ud83d", tokens=1, tool_calls=0)], None
-        )
+        encode_cut((), [Gap(start=0, stop=1, edit="drop_oldest", reason="\ud83d", tokens=1, tool_calls=0)], None)
 
 
 def test_a_cut_over_a_hundred_thousand_messages_takes_next_to_no_room() -> None:
@@ -164,8 +157,7 @@ def test_nothing_is_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"why":1}', '{"other":[]}', '{"drop":[[0,0,[[1,[5]]]]]}', '{"put":[[1,0,0,5,5,null]]}'],
+    "text", ["", "[]", '{"why":1}', '{"other":[]}', '{"drop":[[0,0,[[1,[5]]]]]}', '{"put":[[1,0,0,5,5,null]]}']
 )
 def test_what_is_no_such_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -95,9 +95,7 @@ async def test_a_fork_has_the_history_and_stands_at_its_end(store: Store) -> Non
     assert (made.hidden, made.summaries, made.calls) == (2, 2, ("finish",))
     assert made.created_at == made.updated_at > before.updated_at
     assert await row_of(talk) == before
-    for theirs, ours in zip(
-        await store.path(talk.key, nodes[-1]), await store.path(new.key, nodes[-1]), strict=True
-    ):
+    for theirs, ours in zip(await store.path(talk.key, nodes[-1]), await store.path(new.key, nodes[-1]), strict=True):
         assert (ours.node, ours.message, ours.tokens, ours.tokens_total, ours.arrival, ours.policy) == (
             theirs.node,
             theirs.message,
@@ -110,9 +108,7 @@ async def test_a_fork_has_the_history_and_stands_at_its_end(store: Store) -> Non
     assert await store.instructions(new.key) == await store.instructions(talk.key)
     assert made.tools is not None
     assert await store.tools(new.key, made.tools) == b'[{"x":1}]'
-    assert await store.cut(new.key, nodes, "default", None) == await store.cut(
-        talk.key, nodes, "default", None
-    )
+    assert await store.cut(new.key, nodes, "default", None) == await store.cut(talk.key, nodes, "default", None)
     assert await store.exchanges(new.key, limit=9) == ([], None)
     old = [{**each, "exchange": None} for each in await records(store, talk.key, "hidden")]
     assert await records(store, new.key, "hidden") == old
@@ -266,9 +262,7 @@ class Meddled:
             await self._action()
         return await self._database.write(unit, durable=durable, again=again)
 
-    def start(
-        self, unit: Unit[Result], *, durable: bool = True, again: bool = True
-    ) -> asyncio.Future[Result]:
+    def start(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> asyncio.Future[Result]:
         return self._database.start(unit, durable=durable, again=again)
 
     async def close(self) -> None:
@@ -308,18 +302,14 @@ async def test_a_fork_that_is_deleted_meanwhile_stays_away(store: Store) -> None
 async def test_what_was_said_in_a_fork_meanwhile_is_not_lost(store: Store) -> None:
     talk, nodes = await told(store)
     new = Talk(store=store, tenant="team", session="fork")
-    made = await fork_session(
-        Meddled(store, 2, lambda: new.say("early", "e")), "team", talk.key, nodes[-1], "fork"
-    )
+    made = await fork_session(Meddled(store, 2, lambda: new.say("early", "e")), "team", talk.key, nodes[-1], "fork")
     assert made.head == nodes[-1]
     early, *_ = [each.head for each in await store.branches(new.key) if each.head != nodes[-1]]
     assert await new.texts(early) == ["early", "e"]
 
 
 @pytest.mark.usefixtures("small_portions")
-async def test_one_whose_caller_is_cancelled_is_made_before_the_store_is_closed(
-    store: Store, store_url: str
-) -> None:
+async def test_one_whose_caller_is_cancelled_is_made_before_the_store_is_closed(store: Store, store_url: str) -> None:
     talk, nodes = await told(store)
     other = await Store.open(store_url, migrate=False)
     forking = asyncio.get_running_loop().create_task(other.fork("team", talk.key, nodes[-1], "fork"))

@@ -21,16 +21,7 @@ from proxy.store.records import Body, HistoryQuery, HistorySnapshot, Kept, Mark,
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, say, settle, summary
-from tests.support.recalling import (
-    ask,
-    calling,
-    cut_with,
-    incoming,
-    long_talk,
-    result_of,
-    said_with_calls,
-    texts,
-)
+from tests.support.recalling import ask, calling, cut_with, incoming, long_talk, result_of, said_with_calls, texts
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -38,8 +29,7 @@ pytestmark = pytest.mark.anyio
 
 def marks(*names: str) -> tuple[Mark, ...]:
     return tuple(
-        Mark(node=name, depth=depth, body="body", tokens=3, arrival=None)
-        for depth, name in enumerate(names, 1)
+        Mark(node=name, depth=depth, body="body", tokens=3, arrival=None) for depth, name in enumerate(names, 1)
     )
 
 
@@ -115,9 +105,7 @@ async def test_a_window_is_found_by_what_its_first_message_says(store: Store) ->
     talk = Talk(store=store)
     for number in range(5):
         await talk.say(f"q{number}", f"a{number}", kind="resend")
-    seen = [
-        message(role, f"{role[0].replace('u', 'q')}{n}") for n in (3, 4) for role in ("user", "assistant")
-    ]
+    seen = [message(role, f"{role[0].replace('u', 'q')}{n}") for n in (3, 4) for role in ("user", "assistant")]
     found = await ask(talk, *seen, message("user", "q5"))
     assert found.arrival.kind is Kind.WINDOWED
     assert [mark.depth for mark in found.marks] == [7, 8, 9, 10]
@@ -213,9 +201,7 @@ async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_re
     exchange = await _asked(talk, "two", created_at=2_000)
     # Both at once have one place.
     assert not (await ask(talk, message("user", "two"))).arrival.at_head
-    await talk.settle(
-        exchange, body("user", "two"), replies=(body("assistant", "ha"),), status=Status.PARTIAL
-    )
+    await talk.settle(exchange, body("user", "two"), replies=(body("assistant", "ha"),), status=Status.PARTIAL)
     assert texts(await ask(talk, message("user", "two"))) == ["one", "1"]
 
 
@@ -225,12 +211,7 @@ async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_re
 async def test_a_resend_finds_the_cut_of_its_branch(store: Store) -> None:
     talk = Talk(store=store)
     nodes = await long_talk(talk, 3)
-    said = [
-        message("user", "q0"),
-        message("assistant", "a0"),
-        message("user", "q1"),
-        message("assistant", "a1"),
-    ]
+    said = [message("user", "q0"), message("assistant", "a0"), message("user", "q1"), message("assistant", "a1")]
     end = [message("user", "last"), message("assistant", "end"), message("user", "new")]
     found = await ask(talk, *said, *end, policy="lean")
     assert found.arrival.kind is Kind.RESEND
@@ -274,8 +255,7 @@ async def test_a_reply_behind_one_that_the_client_brought_leads_nowhere(store: S
 
 async def test_of_conversations_that_begin_alike_two_are_told(store: Store) -> None:
     heads = [
-        await _say(Talk(store=store, session=name), body("user", "hi"), answer="Hello!")
-        for name in ("a", "b", "c")
+        await _say(Talk(store=store, session=name), body("user", "hi"), answer="Hello!") for name in ("a", "b", "c")
     ]
     assert len(set(heads)) == 1
     assert len(await store.recorded("tenant", heads[0])) == 2
@@ -316,12 +296,7 @@ async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
     await talk.say("one", "1")
     more = message("user", "more")
     question = HistoryQuery(
-        tenant="tenant",
-        session="session",
-        incoming=incoming([more]),
-        messages=[more],
-        policy=None,
-        agent=None,
+        tenant="tenant", session="session", incoming=incoming([more]), messages=[more], policy=None, agent=None
     )
     with pytest.raises(TooLong):
         await store._database.read(lambda connection: recall(connection, question, Branches(), most=1))
@@ -340,12 +315,7 @@ async def test_a_resend_reads_what_is_new_since_the_last_one(store: Store) -> No
     def asked(most: int, *more: Message) -> Any:
         messages = [*said, *more]
         question = HistoryQuery(
-            tenant="tenant",
-            session="session",
-            incoming=incoming(messages),
-            messages=messages,
-            policy=None,
-            agent=None,
+            tenant="tenant", session="session", incoming=incoming(messages), messages=messages, policy=None, agent=None
         )
         return store._database.read(lambda connection: recall(connection, question, branches, most=most))
 
@@ -457,11 +427,7 @@ async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(st
     asked = body("user", "two")
     cut = cut_with(3, Gap(start=0, stop=3, edit="drop_oldest", reason="old", tokens=15, tool_calls=0))
     last = await talk.settle(
-        await talk.begin(asked),
-        asked,
-        replies=(body("assistant", "2"),),
-        cut=cut,
-        kept=Kept(nodes=(), messages=()),
+        await talk.begin(asked), asked, replies=(body("assistant", "2"),), cut=cut, kept=Kept(nodes=(), messages=())
     )
     for name, node, until, tip in (
         ("by its end", first.nodes[0], 1, last.head),
@@ -515,9 +481,7 @@ async def test_many_hidden_rounds_are_read_elsewhere(store: Store) -> None:
     talk = Talk(store=store)
     for number in range(3):
         await say(talk, f"q{number}", reply(f"a{number}", HIDDEN))
-    said = [
-        message(role, f"{sign}{n}") for n in range(3) for role, sign in (("user", "q"), ("assistant", "a"))
-    ]
+    said = [message(role, f"{sign}{n}") for n in range(3) for role, sign in (("user", "q"), ("assistant", "a"))]
     question = HistoryQuery(
         tenant="tenant", session="session", incoming=incoming(said), messages=said, policy=None, agent=None
     )
@@ -574,9 +538,7 @@ async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None
 
     async def read() -> HistorySnapshot:
         asked.clear()
-        return await store._database.read(
-            lambda connection: recall(_Counting(connection), question, branches)
-        )
+        return await store._database.read(lambda connection: recall(_Counting(connection), question, branches))
 
     first = await read()
     assert len(asked) > 1
@@ -601,9 +563,7 @@ async def test_a_cut_that_came_after_the_last_look_is_seen(store: Store) -> None
     assert (await ask(talk, *said, policy="default")).cut is None
     mine = Cut(position=2, policy="default", version="v1", changes=(), tokens=1, messages=1, tool_calls=0)
     exchange = await talk.begin(beside := body("user", "beside"), base=settled.head)
-    await talk.settle(
-        exchange, beside, replies=(body("assistant", "b"),), cut=mine, base=settled.head, at_head=False
-    )
+    await talk.settle(exchange, beside, replies=(body("assistant", "b"),), cut=mine, base=settled.head, at_head=False)
     found = await ask(talk, *said, policy="default")
     assert found.cut is not None
     assert (found.cut.cut, found.cut.node) == (mine, settled.head)  # kept for all that go on from there
@@ -760,9 +720,7 @@ async def test_a_cut_of_another_branch_is_passed_over(store: Store) -> None:
     nodes = await long_talk(talk, 4)
     asked = body("user", "edited")
     exchange = await talk.begin(asked)
-    await talk.settle(
-        exchange, asked, replies=(body("assistant", "b"),), base=nodes[3], at_head=False, kind="first"
-    )
+    await talk.settle(exchange, asked, replies=(body("assistant", "b"),), base=nodes[3], at_head=False, kind="first")
     found = await ask(talk, message("user", "new"), policy="lean")
     assert texts(found) == ["q0", "a0", "q1", "a1", "edited", "b"]
     assert found.cut is None

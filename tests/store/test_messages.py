@@ -59,9 +59,7 @@ async def test_a_branch_of_thousands_of_messages_is_read_and_known(store: Store)
     assert [row.depth for row in rows] == list(range(1, 2_001))
     assert [row.tokens_total for row in rows] == list(range(1, 2_001))
     names = [row.node for row in rows]
-    assert names == names_under(
-        ROOT, map(content_hash, [*(one.message for one in asked), message("assistant", "end")])
-    )
+    assert names == names_under(ROOT, map(content_hash, [*(one.message for one in asked), message("assistant", "end")]))
 
 
 async def test_a_text_that_stands_in_many_places_is_stored_once(store: Store) -> None:
@@ -100,9 +98,7 @@ async def test_what_is_stored_keeps_the_count_it_was_stored_with(store: Store) -
 
 requests = st.lists(
     # Which of the nodes so far it goes under, what it asks, what is answered.
-    st.tuples(
-        st.integers(0, 99), st.sampled_from("xy"), st.lists(st.sampled_from("abc"), min_size=1, max_size=3)
-    ),
+    st.tuples(st.integers(0, 99), st.sampled_from("xy"), st.lists(st.sampled_from("abc"), min_size=1, max_size=3)),
     min_size=1,
     max_size=6,
 )
@@ -121,11 +117,7 @@ async def test_whatever_is_branched_each_leaf_is_a_branch_and_each_path_its_mess
         asked = body("user", question)
         exchange = await talk.begin(asked)
         settled = await talk.settle(
-            exchange,
-            asked,
-            replies=tuple(body("assistant", one) for one in answers),
-            base=base,
-            at_head=False,
+            exchange, asked, replies=tuple(body("assistant", one) for one in answers), base=base, at_head=False
         )
         known[settled.nodes[0]] = [*known[base], question]
         for node, answer in zip(settled.replies, answers, strict=True):
@@ -149,9 +141,7 @@ async def test_a_text_is_found_by_the_beginning_of_its_name(store: Store) -> Non
     assert await store.body("other", name) is None
 
 
-async def test_a_beginning_that_two_names_share_names_neither(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_beginning_that_two_names_share_names_neither(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = "abcdefabcdef"
     names = {b'{"a":1}': shared + "0" * 28, b'{"b":1}': shared + "f" * 28}
     for module in ("tree", "exchanges"):
@@ -181,9 +171,7 @@ async def test_equal_instructions_are_one_version_and_keep_their_bytes(store: St
     )
     versions = set()
     for at in (1_000, 2_000):
-        row = await store.exchange(
-            await talk.begin(instructions=leading, instructions_tokens=8, created_at=at)
-        )
+        row = await store.exchange(await talk.begin(instructions=leading, instructions_tokens=8, created_at=at))
         assert row is not None
         versions.add(row.instructions)
     (version,) = versions
@@ -308,10 +296,7 @@ async def test_each_reply_has_its_own(store: Store) -> None:
     talk = Talk(store=store)
     other = Hidden(before=(), reply=None, after=HIDDEN.after, tokens=4)
     settled = await say(talk, "one", *replies(HIDDEN, None, other))
-    assert await kept(talk, *settled.replies, total=2) == {
-        settled.replies[0]: HIDDEN,
-        settled.replies[2]: other,
-    }
+    assert await kept(talk, *settled.replies, total=2) == {settled.replies[0]: HIDDEN, settled.replies[2]: other}
     assert await count(talk) == 2
 
 
@@ -323,9 +308,7 @@ async def test_a_reply_that_is_there_already_stays_what_it_was(store: Store) -> 
         made = await say(talk, text, *replies(first))
         asked = body("user", text)
         again = await talk.begin(asked, base=talk.bases[talk.exchanges[-1]], kind="rewind")
-        repeated = await settle(
-            talk, again, asked, replies=tuple(replies(second)), at_head=False, kind="rewind"
-        )
+        repeated = await settle(talk, again, asked, replies=tuple(replies(second)), at_head=False, kind="rewind")
         assert repeated.replies == made.replies
         assert (await kept(talk, *made.replies)).get(made.head) == first
     assert await count(talk) == 2
@@ -373,18 +356,16 @@ def test_a_record_with_what_is_no_message_is_refused(text: str) -> None:
     ):
         with pytest.raises(ValueError, match=r"no message|JSON|data|empty"):
             wrong.read()
-    assert HiddenRecord(
-        node="node", before=(), reply=None, after=(), tokens=3, created_at=0
-    ).read() == Hidden(before=(), reply=None, after=(), tokens=3)
+    assert HiddenRecord(node="node", before=(), reply=None, after=(), tokens=3, created_at=0).read() == Hidden(
+        before=(), reply=None, after=(), tokens=3
+    )
 
 
 async def grown(talk: Talk, base: str, name: str, *tokens: int) -> Settled:
     """Put messages with so many tokens under `base`, and a reply of five."""
     asked = [body("user", f"{name}{number}", count) for number, count in enumerate(tokens)]
     exchange = await talk.begin(*asked, base=base)
-    return await talk.settle(
-        exchange, *asked, base=base, at_head=False, replies=(body("assistant", f"{name} ok"),)
-    )
+    return await talk.settle(exchange, *asked, base=base, at_head=False, replies=(body("assistant", f"{name} ok"),))
 
 
 async def names(store: Store, talk: Talk, end: str) -> list[str]:

@@ -135,9 +135,7 @@ async def test_conversations_of_the_first_tables_are_found_as_new_ones_are(url: 
 
     def fill(connection: Connection) -> None:
         connection.execute(
-            text(
-                "INSERT INTO sessions VALUES ('s', 'team', 'i', 1, 1, :head, NULL, 'first', 3, 1, 9, 1, 9, 0)"
-            ),
+            text("INSERT INTO sessions VALUES ('s', 'team', 'i', 1, 1, :head, NULL, 'first', 3, 1, 9, 1, 9, 0)"),
             {"head": names[-1]},
         )
         for depth, (name, message, (_, _, source)) in enumerate(zip(names, messages, said, strict=True), 1):
@@ -194,9 +192,7 @@ async def test_sessions_of_the_third_tables_have_nothing_beside_their_messages(u
     ask(url, make("meanwhile"))
     rows = ask(
         url,
-        lambda c: c.execute(
-            text("SELECT scale, hidden, summaries, cost, calls FROM sessions ORDER BY session")
-        ).all(),
+        lambda c: c.execute(text("SELECT scale, hidden, summaries, cost, calls FROM sessions ORDER BY session")).all(),
     )
     assert [tuple(row) for row in rows] == [(1.5, 0, 0, None, None)] * 2
     await downgrade(url, "0003")

@@ -20,15 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
-    return Cut(
-        position=position,
-        policy=policy,
-        version=version,
-        changes=changes,
-        tokens=50,
-        messages=3,
-        tool_calls=1,
-    )
+    return Cut(position=position, policy=policy, version=version, changes=changes, tokens=50, messages=3, tool_calls=1)
 
 
 def calling(*ids: str) -> Body:
@@ -86,9 +78,7 @@ async def test_a_late_result_goes_to_its_calls_and_not_to_the_head(store: Store,
         last = await talk.say(f"q{number}", "a", base=last.head)
     results = (body("tool", "1", tool_call_id="c2"), body("tool", "2", tool_call_id="c1"))
     exchange = await talk.begin(*results, base=last.head)
-    settled = await talk.settle(
-        exchange, *results, replies=(body("assistant", "3"),), base=last.head, cut=cut(4)
-    )
+    settled = await talk.settle(exchange, *results, replies=(body("assistant", "3"),), base=last.head, cut=cut(4))
     said = [text for number in range(between) for text in (f"q{number}", "a")]
     assert await talk.texts(settled.head) == ["tool", *said, "", "1", "2", "3"]
     row = await store.exchange(exchange)
@@ -145,11 +135,7 @@ async def test_calls_that_broke_off_are_not_waited_for(store: Store) -> None:
     tool = await talk.begin(asked, base=start.head)
     broken = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a'}}
     plain = settlement(
-        tool,
-        asked,
-        replies=(body("assistant", "", tool_calls=[broken]),),
-        base=start.head,
-        status=Status.PARTIAL,
+        tool, asked, replies=(body("assistant", "", tool_calls=[broken]),), base=start.head, status=Status.PARTIAL
     )
     await store.settle(replace(plain, replies=(replace(plain.replies[0], partial=True),)))
     settled = await talk.settle(slow, late, replies=(body("assistant", "at last"),), base=start.head)
@@ -171,9 +157,7 @@ async def test_the_exchange_says_where_its_messages_went(store: Store) -> None:
 async def _between(talk: Talk, *calls: str) -> tuple[str, Settled, Settled]:
     """Have A call tools, and B speak after that; return the node before the calls and what both made."""
     asked, other = body("user", "tool"), body("user", "b", agent="B")
-    called = await talk.settle(
-        await talk.begin(asked, agent="A"), asked, replies=(calling(*calls),), agent="A"
-    )
+    called = await talk.settle(await talk.begin(asked, agent="A"), asked, replies=(calling(*calls),), agent="A")
     change = Change(
         position=2,
         edit="truncate_tool_output",
@@ -184,20 +168,12 @@ async def _between(talk: Talk, *calls: str) -> tuple[str, Settled, Settled]:
     )
     exchange = await talk.begin(other, agent="B")
     spoke = await settle_asides(
-        talk,
-        exchange,
-        other,
-        replies=(reply("rb", HIDDEN),),
-        agent="B",
-        arrivals=((change,),),
-        settled_at=5_000,
+        talk, exchange, other, replies=(reply("rb", HIDDEN),), agent="B", arrivals=((change,),), settled_at=5_000
     )
     return called.nodes[0], called, spoke
 
 
-async def _answer(
-    talk: Talk, called: Settled, text: str, answer: str, call_id: str = "c1", **changes: Any
-) -> Settled:
+async def _answer(talk: Talk, called: Settled, text: str, answer: str, call_id: str = "c1", **changes: Any) -> Settled:
     """Have A send a result for which it was planned where its calls stand, though others spoke since."""
     asked = body("tool", text, tool_call_id=call_id)
     exchange = await append(talk, asked, base=called.head, agent="A")
@@ -231,10 +207,7 @@ async def test_what_is_carried_along_says_what_it_said_and_the_old_nodes_stay(st
     session = await now(store)
     assert (session.head, session.messages, session.rounds, session.tokens) == (settled.head, 6, 2, 30)
     assert session.hidden == 2
-    assert await store.hidden(session, [old[3].node, rows[2].node]) == {
-        old[3].node: HIDDEN,
-        rows[2].node: HIDDEN,
-    }
+    assert await store.hidden(session, [old[3].node, rows[2].node]) == {old[3].node: HIDDEN, rows[2].node: HIDDEN}
     assert await store.path(talk.key, spoke.head) == old
     assert {branch.head for branch in await store.branches(talk.key)} == {spoke.head, settled.head}
     assert settled.nodes == (rows[4].node,)
@@ -247,11 +220,7 @@ async def test_what_is_carried_along_twice_is_there_once(store: Store) -> None:
     first = await _answer(talk, called, "42", "ra")
     exchange = await talk.begin(base=called.head)  # somebody goes back to where B had just spoken
     again = await talk.settle(
-        exchange,
-        body("user", "b", agent="B"),
-        replies=(body("assistant", "rb"),),
-        base=called.head,
-        at_head=False,
+        exchange, body("user", "b", agent="B"), replies=(body("assistant", "rb"),), base=called.head, at_head=False
     )
     assert again.head == spoke.head
     other = await _answer(talk, called, "43", "sa")
@@ -285,9 +254,7 @@ async def test_of_calls_with_one_id_an_agents_own_are_answered(store: Store) -> 
 
 
 @pytest.mark.parametrize("planned", [True, False])
-async def test_a_cut_is_kept_where_what_is_carried_along_is_what_was_planned(
-    store: Store, planned: bool
-) -> None:
+async def test_a_cut_is_kept_where_what_is_carried_along_is_what_was_planned(store: Store, planned: bool) -> None:
     talk = Talk(store=store)
     before, called, spoke = await _between(talk, "c1")
     carried = (*spoke.nodes, *spoke.replies, called.head)
@@ -388,9 +355,7 @@ async def base_of(store: Store, exchange: str) -> str:
 
 @pytest.mark.parametrize("answered_first", ["one", "other"])
 @pytest.mark.parametrize("knows", [False, True])
-async def test_the_same_append_twice_at_once_has_one_place(
-    store: Store, answered_first: str, knows: bool
-) -> None:
+async def test_the_same_append_twice_at_once_has_one_place(store: Store, answered_first: str, knows: bool) -> None:
     talk = Talk(store=store)
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
@@ -427,9 +392,7 @@ async def test_first_messages_sent_twice_at_once_have_one_place(store: Store) ->
     talk = Talk(store=store)
     asked, answer = body("user", "b"), (body("assistant", "1"),)
     twins = [await append(talk, asked, kind="first") for _ in range(10)]
-    settled = await asyncio.gather(
-        *(talk.settle(one, asked, replies=answer, kind="first") for one in twins[::-1])
-    )
+    settled = await asyncio.gather(*(talk.settle(one, asked, replies=answer, kind="first") for one in twins[::-1]))
     assert len(set(settled)) == 1
     assert await talk.texts(settled[0].head) == ["b", "1"]
 
@@ -441,9 +404,7 @@ async def test_a_twin_goes_where_the_other_one_came_to_stand(store: Store) -> No
     early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
     between = (await talk.say("between", "yes")).head
     first = await talk.settle(early, asked, base=base, replies=(body("assistant", "1"),))
-    second = await talk.settle(
-        late, asked, base=base, replies=(body("assistant", "2"),), at_head=False, kind="append"
-    )
+    second = await talk.settle(late, asked, base=base, replies=(body("assistant", "2"),), at_head=False, kind="append")
     assert (first.nodes, await base_of(store, late)) == (second.nodes, between)
     assert await talk.texts(second.head) == ["start", "ok", "between", "yes", "b", "2"]
 
@@ -467,14 +428,7 @@ async def test_of_twins_a_whole_reply_goes_before_one_that_broke_off(store: Stor
     base = (await talk.say("start", "ok")).head
     asked = body("user", "b")
     early, late = await append(talk, asked, base=base), await append(talk, asked, base=base)
-    for twin, name in (
-        ((late, "late"), (early, "early"))
-        if whole == "early"
-        else (
-            (early, "early"),
-            (late, "late"),
-        )
-    ):
+    for twin, name in ((late, "late"), (early, "early")) if whole == "early" else ((early, "early"), (late, "late")):
         status = Status.COMPLETE if name == whole else Status.PARTIAL
         await talk.settle(twin, asked, base=base, replies=(body("assistant", name),), status=status)
     assert await talk.texts((await now(store)).head) == ["start", "ok", "b", whole]
@@ -557,9 +511,7 @@ async def test_a_twin_of_what_is_not_answered_yet_takes_no_turn_from_the_branch(
     asked = body("user", "b")
     pending, twin = await append(talk, asked, base=base), await append(talk, asked, base=base)
     between = (await talk.say("between", "yes")).head
-    first = await talk.settle(
-        twin, asked, base=base, at_head=False, kind="append", replies=(body("assistant", "1"),)
-    )
+    first = await talk.settle(twin, asked, base=base, at_head=False, kind="append", replies=(body("assistant", "1"),))
     assert await base_of(store, twin) == between
     second = await talk.settle(pending, asked, base=base, replies=(body("assistant", "2"),))
     assert (second.nodes, second.head) == (first.nodes, first.head)
@@ -589,13 +541,7 @@ async def test_a_repetition_of_what_was_answered_long_ago_stays_there(store: Sto
     asked = body("user", "b")
     again = await append(talk, asked, base=base, created_at=900_000)
     settled = await talk.settle(
-        again,
-        asked,
-        base=base,
-        replies=(body("assistant", "2"),),
-        at_head=False,
-        kind="append",
-        moves_head=False,
+        again, asked, base=base, replies=(body("assistant", "2"),), at_head=False, kind="append", moves_head=False
     )
     assert (settled.nodes, settled.head) == (first.nodes, after.head)
     assert await talk.texts(settled.replies[0]) == ["start", "ok", "b", "2"]
@@ -612,9 +558,7 @@ async def test_a_retry_that_comes_late_leaves_the_head_with_what_came_after(stor
     again = await talk.begin(asked, base=base, digest="d", created_at=at)  # it was told where to go
     other = body("user", "x")
     exchange = await talk.begin(other, base=first.head, created_at=at + 1)
-    after = await talk.settle(
-        exchange, other, base=first.head, replies=(body("assistant", "yes"),), settled_at=at + 2
-    )
+    after = await talk.settle(exchange, other, base=first.head, replies=(body("assistant", "yes"),), settled_at=at + 2)
     late = await talk.settle(
         again, asked, base=base, at_head=False, replies=(body("assistant", "2"),), settled_at=at + 3
     )

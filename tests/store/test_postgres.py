@@ -85,9 +85,7 @@ async def test_an_idle_connection_is_tried_out_before_a_write(
     await database.close()
 
 
-async def test_a_connection_just_used_is_not_tried_out(
-    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_just_used_is_not_tried_out(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bool:
         raise AssertionError("it was tried out")
 

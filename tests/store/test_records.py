@@ -67,9 +67,7 @@ def test_a_request_with_such_a_name_is_refused_by_its_name() -> None:
         (Time, -1, False),
     ],
 )
-def test_what_a_column_cannot_hold_or_nobody_can_be_shown_is_no_number(
-    kind: Any, number: int, *, fits: bool
-) -> None:
+def test_what_a_column_cannot_hold_or_nobody_can_be_shown_is_no_number(kind: Any, number: int, *, fits: bool) -> None:
     try:
         assert msgspec.convert(number, kind) == number
     except msgspec.ValidationError:
@@ -84,8 +82,7 @@ def test_a_cursor_comes_back_as_it_was(time: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "12", ".", ".name", "-1.name", "1e3.name", "٣.name", f"{2**63}.n", "1.a\0b", "9" * 5000 + ".n"],
+    "text", ["", "12", ".", ".name", "-1.name", "1e3.name", "٣.name", f"{2**63}.n", "1.a\0b", "9" * 5000 + ".n"]
 )
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

@@ -45,9 +45,7 @@ def test_every_table_of_a_session_begins_its_key_with_the_session() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Table) else None,
 )
-async def test_the_log_cannot_be_changed_only_deleted(
-    store: Store, table: Table, values: dict[str, object]
-) -> None:
+async def test_the_log_cannot_be_changed_only_deleted(store: Store, table: Table, values: dict[str, object]) -> None:
     talk = Talk(store=store)
     asked = await talk.begin(instructions=(message("system", "be brief"),))
     await talk.settle(asked)
@@ -71,9 +69,7 @@ async def test_the_log_cannot_be_changed_only_deleted(
 async def test_what_is_there_already_stays(store: Store) -> None:
     rows = [{"name": "a", "value": "01"}, {"name": "b", "value": "02"}]
     await store._database.write(partial(insert_new, table=SECRETS, rows=rows[:1]))
-    await store._database.write(
-        partial(insert_new, table=SECRETS, rows=[{"name": "a", "value": "ff"}, rows[1]])
-    )
+    await store._database.write(partial(insert_new, table=SECRETS, rows=[{"name": "a", "value": "ff"}, rows[1]]))
     await store._database.write(partial(insert_new, table=SECRETS, rows=[]))
 
     def stored(connection: Connection) -> list[tuple[str, str]]:

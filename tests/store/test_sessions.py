@@ -80,10 +80,7 @@ async def test_a_cursor_of_another_making_is_refused(store: Store) -> None:
 
 
 async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_others(store: Store) -> None:
-    gone, stays = (
-        Talk(store=store, tenant="a", session="gone"),
-        Talk(store=store, tenant="a", session="stays"),
-    )
+    gone, stays = (Talk(store=store, tenant="a", session="gone"), Talk(store=store, tenant="a", session="stays"))
     for talk in (gone, stays):
         asked = body("user", "one")
         exchange = await talk.begin(asked, instructions=(message("system", "x"),), tools=b"[{}]")
@@ -91,9 +88,7 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
             exchange,
             asked,
             replies=(body("assistant", "1"),),
-            cut=Cut(
-                position=1, policy="default", version="v1", changes=(), tokens=1, messages=1, tool_calls=0
-            ),
+            cut=Cut(position=1, policy="default", version="v1", changes=(), tokens=1, messages=1, tool_calls=0),
         )
         await talk.begin(asked, forms=((settled.head, message("assistant", "one")),))
         second = await say(talk, "two", reply("2", HIDDEN))

@@ -24,15 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 def cut(position: int, *changes: Change, policy: str = "default", version: str = "v1") -> Cut:
-    return Cut(
-        position=position,
-        policy=policy,
-        version=version,
-        changes=changes,
-        tokens=50,
-        messages=3,
-        tool_calls=1,
-    )
+    return Cut(position=position, policy=policy, version=version, changes=changes, tokens=50, messages=3, tool_calls=1)
 
 
 async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
@@ -40,12 +32,7 @@ async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
     asked = [body("user", "what?", 4), body("tool", "42", 6, tool_call_id="c", agent="digger")]
     stub = message("tool", "[cut]")
     change = Change(
-        position=1,
-        edit="truncate_tool_output",
-        reason="too long",
-        message=stub,
-        tokens_before=6,
-        tokens_after=2,
+        position=1, edit="truncate_tool_output", reason="too long", message=stub, tokens_before=6, tokens_after=2
     )
     exchange = await talk.begin(*asked, kind="first", instructions=(message("system", "x"),))
     settled = await talk.settle(
@@ -57,9 +44,7 @@ async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
         arrivals=((), (change,)),
         settled_at=2_345,
     )
-    names = names_under(
-        ROOT, map(content_hash, [asked[0].message, asked[1].message, message("assistant", "42.")])
-    )
+    names = names_under(ROOT, map(content_hash, [asked[0].message, asked[1].message, message("assistant", "42.")]))
     assert settled == Settled(head=names[2], nodes=(names[0], names[1]), replies=(names[2],))
     user, tool, reply = await store.path(talk.key, settled.head)
     assert [row.node for row in (user, tool, reply)] == names
@@ -112,9 +97,7 @@ async def test_without_a_reply_the_exchange_alone_is_settled(store: Store) -> No
     before = await talk.say("one", "1")
     asked = body("user", "two")
     exchange = await talk.begin(asked, instructions=(message("system", "new"),))
-    failed = await talk.settle(
-        exchange, asked, status=Status.FAILED, receipt={"error": "boom"}, settled_at=9_000
-    )
+    failed = await talk.settle(exchange, asked, status=Status.FAILED, receipt={"error": "boom"}, settled_at=9_000)
     assert failed == Settled(head=before.head, nodes=(), replies=())
     session = await store.session("tenant", "session")
     assert session is not None
@@ -143,9 +126,7 @@ async def test_settling_twice_is_settling_once(store: Store) -> None:
     exchange = await talk.begin(asked)
     first = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
     session, row = await store.session("tenant", "session"), await store.exchange(exchange)
-    assert (
-        await talk.settle(exchange, asked, replies=(body("assistant", "other"),), settled_at=9_999) == first
-    )
+    assert await talk.settle(exchange, asked, replies=(body("assistant", "other"),), settled_at=9_999) == first
     assert await store.session("tenant", "session") == session
     assert await store.exchange(exchange) == row
 
@@ -249,9 +230,7 @@ async def test_appends_at_once_all_become_nodes_under_one_another(store: Store) 
     assert (session.messages, session.rounds, session.tokens, session.requests) == (100, 50, 500, 50)
     texts = await talk.texts(session.head)
     assert {(texts[n], texts[n + 1]) for n in range(0, 100, 2)} == {(f"q{n}", f"a{n}") for n in range(50)}
-    assert {one.replies[0] for one in settled} <= {
-        row.node for row in await store.path(talk.key, session.head)
-    }
+    assert {one.replies[0] for one in settled} <= {row.node for row in await store.path(talk.key, session.head)}
     assert len(await store.branches(talk.key)) == 1
 
 
@@ -260,9 +239,7 @@ async def test_the_same_request_at_once_is_one_branch(store: Store) -> None:
     asked = body("user", "one")
     exchanges = [await talk.begin(asked, base=ROOT) for _ in range(10)]
     reply = (body("assistant", "1"),)
-    settled = await asyncio.gather(
-        *(talk.settle(one, asked, replies=reply, at_head=False) for one in exchanges)
-    )
+    settled = await asyncio.gather(*(talk.settle(one, asked, replies=reply, at_head=False) for one in exchanges))
     assert len(set(settled)) == 1
     assert len(await store.path(talk.key, settled[0].head)) == 2
     assert len(await store.branches(talk.key)) == 1
@@ -270,9 +247,7 @@ async def test_the_same_request_at_once_is_one_branch(store: Store) -> None:
 
 async def test_a_cut_is_kept_at_the_last_message_of_its_request(store: Store) -> None:
     talk = Talk(store=store)
-    made = cut(
-        1, Change(position=0, edit="drop_oldest", reason="old", message=None, tokens_before=5, tokens_after=0)
-    )
+    made = cut(1, Change(position=0, edit="drop_oldest", reason="old", message=None, tokens_before=5, tokens_after=0))
     asked = body("user", "one")
     exchange = await talk.begin(asked)
     settled = await talk.settle(exchange, asked, replies=(body("assistant", "1"),), cut=made, agent="writer")
@@ -319,19 +294,12 @@ async def test_a_change_of_arrival_is_read_at_the_place_where_the_message_came_t
     )
     exchange = await talk.begin(asked, base=base)
     await talk.say("two", "2")
-    settled = await talk.settle(
-        exchange, asked, replies=(body("assistant", "3"),), base=base, arrivals=((change,),)
-    )
+    settled = await talk.settle(exchange, asked, replies=(body("assistant", "3"),), base=base, arrivals=((change,),))
     row = (await store.path(talk.key, settled.nodes[0]))[-1]
     assert row.depth == 5
     assert row.arrival == (
         Change(
-            position=4,
-            edit=change.edit,
-            reason=change.reason,
-            message=change.message,
-            tokens_before=5,
-            tokens_after=1,
+            position=4, edit=change.edit, reason=change.reason, message=change.message, tokens_before=5, tokens_after=1
         ),
     )
 
@@ -502,12 +470,7 @@ async def test_a_resend_that_goes_back_to_the_finished_task_takes_the_head_along
     assert aside.head == later.head
     settled = await finish(talk, base=before.head, at_head=False)
     row = await row_of(talk)
-    assert (settled.head, row.head, row.messages, row.calls) == (
-        before.head,
-        before.head,
-        2,
-        ("finish_a",),
-    )
+    assert (settled.head, row.head, row.messages, row.calls) == (before.head, before.head, 2, ("finish_a",))
     same = (result("a", "equal"), result("b", "equal"), result("a", "equal"))
     grown = await finish(talk, *same, base=before.head, at_head=False)
     assert await talk.texts(grown.head) == ["do it", "", "equal", "equal", "equal"]
@@ -525,9 +488,7 @@ async def test_a_late_result_leaves_the_head_where_the_session_went_on(store: St
     assert (await row_of(talk)).calls == ()
 
 
-async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_was_planned(
-    store: Store,
-) -> None:
+async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_was_planned(store: Store) -> None:
     talk = Talk(store=store)
     first = await talk.say("one", "1")
     last = await talk.say("two", "2")

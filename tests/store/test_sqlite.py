@@ -224,9 +224,7 @@ async def test_writes_run_in_one_thread_and_short_reads_on_the_event_loop(path: 
         with closing(sqlite3.connect(path)) as other:  # whoever hears of it can rely on it
             assert (name,) in other.execute("SELECT name FROM names").fetchall()
     assert where.threads == {"a": "palimpsest-write", "b": "palimpsest-write"}
-    seen = [
-        await database.read(lambda _: threading.current_thread().name, short=short) for short in (True, False)
-    ]
+    seen = [await database.read(lambda _: threading.current_thread().name, short=short) for short in (True, False)]
     assert seen[0] == here
     assert seen[1].startswith("palimpsest-read_")
     await database.close()
@@ -437,18 +435,14 @@ async def test_a_read_whose_caller_left_before_its_turn_is_not_begun(path: Path)
 
 async def test_two_processes_worth_of_writers_share_a_file(path: Path) -> None:
     first, second = SqliteDatabase(path), SqliteDatabase(path)
-    await asyncio.gather(
-        *(base.write(partial(put, name=str(n))) for n in range(100) for base in (first, second))
-    )
+    await asyncio.gather(*(base.write(partial(put, name=str(n))) for n in range(100) for base in (first, second)))
     assert len(await first.read(names)) == 200
     assert await first.read(names) == await second.read(names)
     await first.close()
     await second.close()
 
 
-async def test_the_log_says_what_failed_for_a_caller_who_left(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_log_says_what_failed_for_a_caller_who_left(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     database = SqliteDatabase(path)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -464,9 +458,7 @@ async def test_the_log_says_what_failed_for_a_caller_who_left(
         await left
     go_on.set()
     await database.write(partial(put, name="a"))
-    assert caplog.messages == [
-        "a write failed after its caller was cancelled: The store cannot be used. It is a test."
-    ]
+    assert caplog.messages == ["a write failed after its caller was cancelled: The store cannot be used. It is a test."]
     assert await database.read(names) == ["a"]
     await database.close()
 
@@ -652,11 +644,7 @@ def test_several_lists_in_one_statement_keep_apart(connection: SqliteConnection)
         .order_by(THINGS.c.id)
     )
     assert connection.execute(both, {"ids": [0, 1, 2, 5], "below": 5, "names": ["a"]}).scalars() == [0, 2]
-    assert connection.execute(both, {"ids": [1, 3, 4], "below": 9, "names": ["b", "a", "c"]}).scalars() == [
-        1,
-        3,
-        4,
-    ]
+    assert connection.execute(both, {"ids": [1, 3, 4], "below": 9, "names": ["b", "a", "c"]}).scalars() == [1, 3, 4]
 
 
 def test_values_that_the_statement_itself_lists_are_bound_too(connection: SqliteConnection) -> None:

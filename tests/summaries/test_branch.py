@@ -95,12 +95,7 @@ async def test_without_a_summary_all_up_to_the_stop_is_to_be_summed_up(talk: Tal
     assert texts(seen.stretch) == ["q0", "a0", "q1", "a1"]
     assert seen.stretch is not None
     assert seen.stretch == Stretch(
-        start=0,
-        messages=seen.stretch.messages,
-        nodes=tuple(nodes[:4]),
-        tokens=20,
-        earlier=(),
-        predecessor=None,
+        start=0, messages=seen.stretch.messages, nodes=tuple(nodes[:4]), tokens=20, earlier=(), predecessor=None
     )
     assert seen.stretch.stop == 4
 
@@ -177,9 +172,7 @@ async def test_a_summary_of_the_last_generation_or_without_state_is_not_gone_on_
 
 
 @pytest.mark.parametrize("portion", [1, 4, 5, 100])
-async def test_a_long_branch_is_read_in_portions(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch, portion: int
-) -> None:
+async def test_a_long_branch_is_read_in_portions(talk: Talk, monkeypatch: pytest.MonkeyPatch, portion: int) -> None:
     monkeypatch.setattr("proxy.summaries.jobs._PORTION", portion)
     nodes = await nodes_of(talk)
     whole = await look(talk, work(talk, nodes[-1], 9))

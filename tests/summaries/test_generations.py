@@ -39,10 +39,7 @@ COUNTER = TokenCounter()
 SCENES: dict[str, tuple[list[str], list[str], list[str], str]] = {
     "en": (
         ["tau-airline-t46-r3", "deerflow-thread-4f3e55ee", "tau-airline-t00-r2", "whowhen-algo-23"],
-        [
-            f"Constraint {n}: never ship pallet {n * 37 % 91 + 9} before the customs form is signed."
-            for n in range(50)
-        ],
+        [f"Constraint {n}: never ship pallet {n * 37 % 91 + 9} before the customs form is signed." for n in range(50)],
         [f"By the way, the booking is ZQ{n:02d}-{n * 7919 % 9000 + 1000}." for n in range(20)],
         "So it went on.",
     ),

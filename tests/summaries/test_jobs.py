@@ -252,15 +252,11 @@ async def test_where_little_was_added_to_one_that_got_ready_meanwhile_none_is_ma
 
 async def test_messages_that_are_not_stored_yet_are_summed_up_too(bench: Bench) -> None:
     path = await bench.store.path(bench.talk.key, (await bench.work(1)).tip)
-    given = Given(
-        messages=tuple(row.message for row in path[:8]), nodes=(*(row.node for row in path[:7]), "f" * 40)
-    )
+    given = Given(messages=tuple(row.message for row in path[:8]), nodes=(*(row.node for row in path[:7]), "f" * 40))
     made = await bench.worker().make(await bench.work(8, tip="f" * 40, given=given))
     assert made.row is not None
     assert made.row.node == "f" * 40
-    assert made.row.covered_tokens == sum(
-        TokenCounter("estimate").messages([row.message for row in path[:8]], "gpt")
-    )
+    assert made.row.covered_tokens == sum(TokenCounter("estimate").messages([row.message for row in path[:8]], "gpt"))
 
 
 async def test_a_branch_that_is_gone_is_said(bench: Bench) -> None:
@@ -393,9 +389,7 @@ async def test_each_attempt_leaves_a_line_that_says_nothing_of_what_was_said(
 ) -> None:
     with caplog.at_level(logging.INFO, "palimpsest.summaries"):
         await bench.worker().make(await bench.work(8))
-    (line,) = [
-        record.__dict__["fields"] for record in caplog.records if record.name == "palimpsest.summaries"
-    ]
+    (line,) = [record.__dict__["fields"] for record in caplog.records if record.name == "palimpsest.summaries"]
     assert line["status"] == "ready"
     assert line["messages"] == 8
     assert line["tries"] == 1

@@ -30,9 +30,7 @@ def asked(
     return prompt.system, prompt.user
 
 
-@pytest.mark.parametrize(
-    ("language", "heading", "length"), [("en", "## Goal", "600"), ("zh", "## 目标", "800")]
-)
+@pytest.mark.parametrize(("language", "heading", "length"), [("en", "## Goal", "600"), ("zh", "## 目标", "800")])
 def test_sections_rules_and_length_in_each_language(language: Language, heading: str, length: str) -> None:
     system, user = asked(language)
     assert heading in system
@@ -62,9 +60,7 @@ def test_the_summary_before_stands_in_a_fence_of_its_own() -> None:
 
 def test_why_the_last_answer_was_refused_is_said_at_the_end() -> None:
     _, user = asked(refused="it is empty")
-    assert user.endswith(
-        "Your last answer could not be used: it is empty. Write the summary anew and mind that."
-    )
+    assert user.endswith("Your last answer could not be used: it is empty. Write the summary anew and mind that.")
     assert asked("zh", refused="it is empty")[1].endswith("it is empty。请重新撰写摘要，并注意这一点。")
 
 
@@ -95,9 +91,7 @@ def test_each_message_stands_under_its_role() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"q": "sun"}'}}
     log = [
         *messages(["user What is the weather?"]),
-        ChatMessage.of(
-            {"role": "assistant", "content": "I look.", "tool_calls": [call], "reasoning_content": "Hm."}
-        ),
+        ChatMessage.of({"role": "assistant", "content": "I look.", "tool_calls": [call], "reasoning_content": "Hm."}),
         *messages(["tool a sunny", "assistant | find()", "function find none"]),
         ChatMessage.of({"role": "user", "content": "Thanks", "agent": "Ann\nLee", "name": "bob"}),
     ]
@@ -120,9 +114,7 @@ def test_each_message_stands_under_its_role() -> None:
 
 def test_of_media_only_the_kind_is_told() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    log: list[Message] = [
-        ChatMessage.of({"role": "user", "content": [{"type": "text", "text": "Look"}, image, 3]})
-    ]
+    log: list[Message] = [ChatMessage.of({"role": "user", "content": [{"type": "text", "text": "Look"}, image, 3]})]
     assert told(log) == "[# user]\nLook\n[# image_url]"
 
 
@@ -152,9 +144,7 @@ def test_a_token_that_stands_there_is_not_taken(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("limit", [20, 100, 1000, 5000, 20_000])
 def test_results_are_cut_the_more_the_less_room_there_is(limit: int) -> None:
-    log = messages(
-        ["user Please do it all", "assistant | a read", "tool a " + "line of it " * 3000, "assistant done"]
-    )
+    log = messages(["user Please do it all", "assistant | a read", "tool a " + "line of it " * 3000, "assistant done"])
     made = parts(log, limit, words)
     assert all(words(part.text) <= limit for part in made)
     whole = "\n".join(part.text for part in made)

@@ -20,11 +20,7 @@ CONTENT = Content(
     own=["Sell house-17.", "Never sell it\nbelow 500 USD."],
     facts=CoveredFacts(
         messages=42,
-        names=(
-            Name(text="house-99"),
-            Name(text="src/a.py", times=3),
-            Name(text="house-17", times=2, said=True),
-        ),
+        names=(Name(text="house-99"), Name(text="src/a.py", times=3), Name(text="house-17", times=2, said=True)),
     ),
     told="## Goal\nSell a house.",
     language="en",

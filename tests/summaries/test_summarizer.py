@@ -98,12 +98,9 @@ async def asking(provider: Provider, **settings: Any) -> AsyncIterator[Summarize
             settings[name] = provider.url + settings[name]
     if "routes" in upstream_settings:
         upstream_settings["routes"] = tuple(
-            Route(**{**route, "base_url": provider.url + route["base_url"]})
-            for route in upstream_settings["routes"]
+            Route(**{**route, "base_url": provider.url + route["base_url"]}) for route in upstream_settings["routes"]
         )
-    upstream = Upstream(
-        UpstreamSettings(base_url=f"{provider.url}/v1", **upstream_settings), shares_key=False
-    )
+    upstream = Upstream(UpstreamSettings(base_url=f"{provider.url}/v1", **upstream_settings), shares_key=False)
     try:
         yield Summarizer(SummarizerSettings(**settings), upstream, breaker)
     finally:
@@ -177,9 +174,7 @@ async def test_with_a_key_of_its_own_that_goes_along_and_the_clients_does_not() 
     assert provider.headers()["authorization"] == "Bearer sk-own"
 
 
-@pytest.mark.parametrize(
-    "models", ["deep-*", "*"]
-)  # with the second one the client's own requests go there, too
+@pytest.mark.parametrize("models", ["deep-*", "*"])  # with the second one the client's own requests go there, too
 async def test_a_model_that_a_route_takes_is_asked_there_and_the_clients_key_stays_here(models: str) -> None:
     provider = Provider(completion("a summary"))
     routes = ({"models": (models,), "base_url": "/deep", "api_key": "sk-deep"},)
@@ -195,12 +190,7 @@ async def test_a_model_that_a_route_takes_is_asked_there_and_the_clients_key_sta
 @pytest.mark.parametrize(
     ("body", "text", "finish", "calls"),
     [
-        (
-            completion([{"type": "text", "text": "par"}, {"type": "text", "text": "ts"}]),
-            "parts",
-            "stop",
-            False,
-        ),
+        (completion([{"type": "text", "text": "par"}, {"type": "text", "text": "ts"}]), "parts", "stop", False),
         (completion("<think>\nhm, <b>\n</think>\n\nso"), "so", "stop", False),
         (completion("no <think> at the start"), "no <think> at the start", "stop", False),
         (completion(None, "tool_calls", tool_calls=[{"id": "c"}]), "", "tool_calls", True),
@@ -226,14 +216,8 @@ async def test_a_compressed_answer_is_read_and_one_without_usage_too() -> None:
     ("body", "reason"),
     [
         (response(502, b"<html><h1>Bad Gateway</h1></html>"), "the summarizer answered 502"),
-        (
-            response(500, {"error": {"message": "sk-1 is bad", "type": "server_error"}}),
-            "500 (server_error)",
-        ),
-        (
-            response(401, {"error": {"message": "sk-a", "code": "invalid_api_key"}}),
-            "401 (invalid_api_key)",
-        ),
+        (response(500, {"error": {"message": "sk-1 is bad", "type": "server_error"}}), "500 (server_error)"),
+        (response(401, {"error": {"message": "sk-a", "code": "invalid_api_key"}}), "401 (invalid_api_key)"),
         (response(400, {"error": {"message": "no", "code": "has blanks", "type": 3}}), "answered 400"),
         (response(400, {"error": "no"}), "answered 400"),
         (response(404, b"[]"), "answered 404"),
@@ -413,9 +397,7 @@ async def test_after_the_pause_one_is_let_through(breaker: Breaker, clock: Clock
     assert breaker.admits("a")
 
 
-async def test_if_that_one_fails_the_pause_is_twice_as_long_up_to_a_limit(
-    breaker: Breaker, clock: Clock
-) -> None:
+async def test_if_that_one_fails_the_pause_is_twice_as_long_up_to_a_limit(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, FAILURES)
     lengths = [breaker.pause("a")]
     for _ in range(8):

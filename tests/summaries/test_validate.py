@@ -15,15 +15,10 @@ from tests.trimming.notation import messages
 CALL = {
     "id": "a",
     "type": "function",
-    "function": {
-        "name": "open_file",
-        "arguments": json.dumps({"path": "C:\\data\\log.txt", "说": "中文-77"}),
-    },
+    "function": {"name": "open_file", "arguments": json.dumps({"path": "C:\\data\\log.txt", "说": "中文-77"})},
 }
 LOG = [
-    *messages(
-        ["user Look at /srv/app/src/main.py and at HAT 136, on 2024-05-07, for $1,234.50 or 3万 or 20k"]
-    ),
+    *messages(["user Look at /srv/app/src/main.py and at HAT 136, on 2024-05-07, for $1,234.50 or 3万 or 20k"]),
     ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [CALL]}),
     *messages(['tool a {"row": "say \\"x-1\\"", "ratio": 0.25}', "assistant | run()"]),
 ]
@@ -162,16 +157,7 @@ def test_what_came_before_tells_the_language_too() -> None:
 
 @pytest.mark.parametrize(
     "identifier",
-    [
-        "/srv/app/src/main.py",
-        "MAIN.py",
-        "src/main.py",
-        "main.py/app",
-        "HAT136",
-        "hat-136",
-        "open_file",
-        "x-1",
-    ],
+    ["/srv/app/src/main.py", "MAIN.py", "src/main.py", "main.py/app", "HAT136", "hat-136", "open_file", "x-1"],
 )
 def test_identifiers_that_stand_in_the_source(identifier: str) -> None:
     assert SOURCE.has(identifier)

@@ -124,11 +124,7 @@ def test_messages_never_have_more_tokens_than_they_may(texts: list[str], budget:
 
 
 def test_a_long_message_keeps_head_and_tail_and_cuts_no_word() -> None:
-    text = (
-        "Deploy /srv/app/releases/2024-05-07 to host-1138 and "
-        + "then wait " * 100
-        + "tell me about ORD-88120"
-    )
+    text = "Deploy /srv/app/releases/2024-05-07 to host-1138 and " + "then wait " * 100 + "tell me about ORD-88120"
     shorter = shortened(text, 20, words)
     head, _, tail = shorter.partition(" […] ")
     assert text.startswith(f"{head} ")
@@ -166,10 +162,7 @@ def test_names_are_counted_by_message_and_by_who_said_them() -> None:
     ]
     facts = facts_of(log)
     assert facts.messages == 4
-    assert {name.text: (name.times, name.said) for name in facts.names} == {
-        "ORD-1": (3, True),
-        "D-77": (2, False),
-    }
+    assert {name.text: (name.times, name.said) for name in facts.names} == {"ORD-1": (3, True), "D-77": (2, False)}
     later = facts_of(messages(["user What of D-77?"]))
     assert facts.and_then(later) == CoveredFacts(
         messages=5, names=(Name(text="ORD-1", times=3, said=True), Name(text="D-77", times=3, said=True))

@@ -32,10 +32,7 @@ TALK = [
         ("user", f"Please move the parcels to the depot. {RULE}"),
         ("assistant", "I will move the parcels and look for the depot."),
         *[
-            (
-                ("user", "assistant")[at % 2],
-                f"The parcels and the depot, part {at} of it. " + "more words " * 30,
-            )
+            (("user", "assistant")[at % 2], f"The parcels and the depot, part {at} of it. " + "more words " * 30)
             for at in range(10)
         ],
     ]
@@ -114,9 +111,7 @@ async def test_a_good_answer_becomes_a_summary(upstream: Upstream) -> None:
     assert made.text.startswith("Archived Session Summary\n")
     assert RULE in made.text
     assert "look for the depot" in made.text
-    counted = TokenCounter("estimate").message(
-        ChatMessage.of({"role": "system", "content": made.text}), "gpt"
-    )
+    counted = TokenCounter("estimate").message(ChatMessage.of({"role": "system", "content": made.text}), "gpt")
     assert made.tokens == counted <= WORK.wanted.room
     assert state_of(made).told == GOOD
     assert (made.spending.tries, made.spending.usage, made.spending.cost) == (1, USAGE, None)
@@ -160,10 +155,7 @@ async def test_no_answer_ends_it_and_what_was_spent_is_known(upstream: Upstream)
 
 
 async def test_what_it_would_save_is_not_paid_for_with_more(upstream: Upstream) -> None:
-    few = [
-        ChatMessage.of({"role": "user", "content": RULE}),
-        ChatMessage.of({"role": "assistant", "content": "Yes."}),
-    ]
+    few = [ChatMessage.of({"role": "user", "content": RULE}), ChatMessage.of({"role": "assistant", "content": "Yes."})]
     work = Work(
         key="k",
         session="s",
@@ -225,9 +217,7 @@ def row(made: Written) -> SummaryRow:
 
 
 LONG = [
-    ChatMessage.of(
-        {"role": ("user", "assistant")[at % 2], "content": f"part {at}: {'parcels and depots ' * 150}"}
-    )
+    ChatMessage.of({"role": ("user", "assistant")[at % 2], "content": f"part {at}: {'parcels and depots ' * 150}"})
     for at in range(20)
 ]
 
@@ -245,9 +235,7 @@ async def test_what_is_too_long_for_its_window_is_read_in_parts(upstream: Upstre
 
 
 @pytest.mark.parametrize("window", [None, 9_000])
-async def test_what_is_too_long_after_all_is_tried_in_shorter_parts(
-    upstream: Upstream, window: int | None
-) -> None:
+async def test_what_is_too_long_after_all_is_tried_in_shorter_parts(upstream: Upstream, window: int | None) -> None:
     too_long = NoAnswer("the summarizer found the request too long", too_long=True, window=window)
     told = Told(upstream, too_long, *["## Goal\nparcels and depots"] * 20)
     made = await written(told, span_of(LONG), WORK, ModelRule(match=("gpt",), context_window=20_000))
@@ -311,14 +299,10 @@ async def test_what_no_database_holds_is_not_sent(upstream: Upstream) -> None:
 async def test_usage_is_added_up_whatever_is_in_it(upstream: Upstream) -> None:
     odd: dict[str, Any] = {"prompt_tokens": 1, "tier": "a", "audio": None, "details": {"x": 1}}
     newer: dict[str, Any] = {"prompt_tokens": 2.5, "tier": "b", "audio": {"x": 2}, "cached": True}
-    answers = [
-        ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, None)
-    ]
+    answers = [ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, None)]
     made = await written(Told(upstream, *answers))
     assert made.spending.usage == odd
-    answers = [
-        ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, newer)
-    ]
+    answers = [ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, newer)]
     made = await written(Told(upstream, *answers))
     assert made.spending.usage == {
         "prompt_tokens": 3.5,

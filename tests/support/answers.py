@@ -41,12 +41,7 @@ def reply_to(body: dict[str, Any], does: dict[str, str], scripts: Scripts) -> di
     """Return the assistant message that answers a request."""
     messages = body["messages"]
     asked = next((_text(m.get("content")) for m in reversed(messages) if m.get("role") == "user"), "")
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": f"echo: {asked}",
-        "refusal": None,
-        "annotations": [],
-    }
+    message: dict[str, Any] = {"role": "assistant", "content": f"echo: {asked}", "refusal": None, "annotations": []}
     if "say" in does:
         message["content"] = does["say"]
     if "long" in does:
@@ -143,9 +138,7 @@ def overflow_body(whose: str, window: int, asked: int) -> tuple[int, bytes]:
     """Return status and body with which a request of `asked` tokens is refused."""
     status, error = OVERFLOWS[whose]
     numbers = {"window": window, "asked": asked, "more": window + 1}
-    told = {
-        name: value.format(**numbers) if isinstance(value, str) else value for name, value in error.items()
-    }
+    told = {name: value.format(**numbers) if isinstance(value, str) else value for name, value in error.items()}
     told |= {name: int(told[name]) for name in ("n_ctx", "n_prompt_tokens") if name in told}
     return status, orjson.dumps({"error": told})
 
@@ -278,12 +271,7 @@ class Answering:
             await self.wait_for_gate()
         message = reply_to(body, does, scripts)
         ready = does.get("finish") or ("tool_calls" if message.get("tool_calls") else "stop")
-        fixed = {
-            "id": "chatcmpl-test",
-            "created": CREATED,
-            "model": body["model"],
-            "system_fingerprint": "fp_test",
-        }
+        fixed = {"id": "chatcmpl-test", "created": CREATED, "model": body["model"], "system_fingerprint": "fp_test"}
         choices = range(body.get("n") or 1)
         if body.get("stream"):
             await self.begin(200, event_headers)
@@ -315,9 +303,7 @@ class Answering:
                 elif fault == "stall":
                     await anyio.sleep_forever()
                 elif fault == "error-event":
-                    await self.write(
-                        b"data: " + error_body("The server had an error", "server_error") + b"\n\n"
-                    )
+                    await self.write(b"data: " + error_body("The server had an error", "server_error") + b"\n\n")
                     break
                 elif fault == "bad-event":
                     await self.write(b"data: {not json\n\n")
@@ -332,12 +318,7 @@ class _Events:
     """The events of a streamed answer, each with its bytes."""
 
     def __init__(
-        self,
-        body: dict[str, Any],
-        message: dict[str, Any],
-        fixed: dict[str, Any],
-        ready: str,
-        does: dict[str, str],
+        self, body: dict[str, Any], message: dict[str, Any], fixed: dict[str, Any], ready: str, does: dict[str, str]
     ) -> None:
         self._body = body
         self._message = message

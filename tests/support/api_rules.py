@@ -36,9 +36,7 @@ class Refused(Exception):
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {
-            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}
-        }
+        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}}
 
 
 def check(body: Any, *, plain: bool, lenient: bool, strict: str = "") -> None:
@@ -87,9 +85,7 @@ def _check_fields(place: int, message: Any) -> None:
     if role not in FIELDS:
         raise Refused(f"Invalid value: {role!r}.", f"messages[{place}].role")
     if unknown := sorted(set(message) - FIELDS[role]):
-        raise Refused(
-            f"Unknown parameter: 'messages[{place}].{unknown[0]}'.", f"messages[{place}].{unknown[0]}"
-        )
+        raise Refused(f"Unknown parameter: 'messages[{place}].{unknown[0]}'.", f"messages[{place}].{unknown[0]}")
     content = message.get("content")
     if role != "assistant" and not isinstance(content, str) and not (isinstance(content, list) and content):
         raise Refused("Invalid value for 'content'.", f"messages[{place}].content")
@@ -97,9 +93,7 @@ def _check_fields(place: int, message: Any) -> None:
         if "tool_calls" in message and message["tool_calls"] is not None:
             raise Refused("Invalid 'tool_calls': empty array.", f"messages[{place}].tool_calls")
         if content is None and not message.get("refusal") and not message.get("audio"):
-            raise Refused(
-                "Invalid value for 'content': expected a string, got null.", f"messages[{place}].content"
-            )
+            raise Refused("Invalid value for 'content': expected a string, got null.", f"messages[{place}].content")
 
 
 def _check_blocks(messages: list[Any]) -> None:

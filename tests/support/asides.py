@@ -65,9 +65,7 @@ def reply(text: str, hidden: Hidden | None = None, **fields: Any) -> Reply:
     return Reply(body=body("assistant", text, **fields), hidden=hidden)
 
 
-async def settle(
-    talk: Talk, exchange: str, *messages: Body, replies: tuple[Reply, ...], **changes: Any
-) -> Settled:
+async def settle(talk: Talk, exchange: str, *messages: Body, replies: tuple[Reply, ...], **changes: Any) -> Settled:
     """Settle an exchange with replies of which there is more to say than their texts."""
     mine = {"tenant": talk.tenant, "session": talk.session, "base": talk.bases[exchange]}
     plain = settlement(exchange, *messages, status=Status.COMPLETE, **(mine | changes))

@@ -72,9 +72,7 @@ class House:
         counter = TokenCounter(settings.tokens.method)
         loader = HistoryLoader(store, counter, settings.upstream.reasoning)
         seconds = count(1_000)  # each later than the last, so that there is a newest one
-        knowledge = Knowledge(
-            counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds))
-        )
+        knowledge = Knowledge(counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds)))
         summarizer = Summarizer(settings.summarizer, self.upstream)
         summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start)
         recall = Recall(store)

@@ -20,12 +20,7 @@ async def reflect(received: Received, out: Answering) -> None:
     """Answer a request that is no chat completion."""
     if received.path.startswith("/v1/mirror"):
         kind = (received.header("content-type") or "application/octet-stream").encode()
-        own = [
-            (b"content-type", kind),
-            (b"set-cookie", b"a=1"),
-            (b"set-cookie", b"b=2"),
-            (b"x-custom", b"yes"),
-        ]
+        own = [(b"content-type", kind), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"x-custom", b"yes")]
         await out.whole(200, own, received.body)
     elif received.path == "/v1/ticks":
         await out.begin(200, [(b"content-type", b"text/plain")])

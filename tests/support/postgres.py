@@ -60,9 +60,7 @@ def database(server_url: str) -> Generator[str]:
 
 def execute(url: str, *statements: str) -> None:
     """Run statements, each in a transaction of its own."""
-    with psycopg.connect(
-        make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    ) as conn:
+    with psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)) as conn:
         conn.autocommit = True
         for statement in statements:
             conn.execute(statement.encode())

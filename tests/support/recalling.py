@@ -44,9 +44,7 @@ async def ask(
         recipe=recipe,
     )
     if most is not None:
-        return await talk.store._database.read(
-            lambda connection: recall(connection, question, Branches(), most=most)
-        )
+        return await talk.store._database.read(lambda connection: recall(connection, question, Branches(), most=most))
     return await talk.store.recall(question)
 
 
@@ -71,14 +69,7 @@ def result_of(call: str, text: str = "42") -> Message:
 
 def cut_with(position: int, *gaps: Gap) -> Cut:
     return Cut(
-        position=position,
-        policy="lean",
-        version="v1",
-        changes=(),
-        tokens=10,
-        messages=2,
-        tool_calls=0,
-        gaps=gaps,
+        position=position, policy="lean", version="v1", changes=(), tokens=10, messages=2, tool_calls=0, gaps=gaps
     )
 
 
@@ -97,8 +88,7 @@ async def long_talk(talk: Talk, turns: int) -> list[str]:
         base=nodes[-1],
         at_head=False,
         cut=cut_with(
-            2 * turns - 1,
-            Gap(start=1, stop=2 * turns - 2, edit="drop_oldest", reason="old", tokens=5, tool_calls=0),
+            2 * turns - 1, Gap(start=1, stop=2 * turns - 2, edit="drop_oldest", reason="old", tokens=5, tool_calls=0)
         ),
         kept=Kept(nodes=(nodes[0],), messages=(0,)),
     )

@@ -24,9 +24,7 @@ class Received:
         self.refused: str | None = None
         """Why it was answered with an error of the protocol."""
 
-    async def pieces(
-        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
-    ) -> AsyncIterator[bytes]:
+    async def pieces(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> AsyncIterator[bytes]:
         """Yield the body as it comes, keeping it."""
         more = True
         while more:

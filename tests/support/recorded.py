@@ -56,9 +56,7 @@ class Exchange:
             message: Message = json.loads(self.response)["choices"][0]["message"]
             return message
         lines = self.response.decode().split("\n\n")
-        chunks = [
-            json.loads(line.removeprefix("data: ")) for line in lines if line not in {"", "data: [DONE]"}
-        ]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line not in {"", "data: [DONE]"}]
         return _joined([choice["delta"] for chunk in chunks for choice in chunk["choices"]])
 
 
@@ -89,11 +87,7 @@ class Recorded:
         """Write it to a file; return the file's size in bytes."""
         lines: list[dict[str, Any]] = [{"name": self.name, "packages": self.packages}]
         lines += [
-            {
-                "headers": exchange.headers,
-                "request": exchange.request.decode(),
-                "response": exchange.response.decode(),
-            }
+            {"headers": exchange.headers, "request": exchange.request.decode(), "response": exchange.response.decode()}
             for exchange in self.exchanges
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -45,9 +45,7 @@ class Recording:
 
     def streamable(self) -> Recording:
         """Return it with replies that hold nothing but what a stream can carry."""
-        return Recording(
-            name=self.name, messages=[_streamable(message) for message in self.messages], tools=self.tools
-        )
+        return Recording(name=self.name, messages=[_streamable(message) for message in self.messages], tools=self.tools)
 
     @property
     def lead(self) -> int:
@@ -77,9 +75,7 @@ class Recording:
             yield ExchangeContext(messages=self.messages[start:place], reply=self.messages[place])
             start = place + 1 if append else 0
         if self.messages[-1]["role"] != "assistant":
-            yield ExchangeContext(
-                messages=self.messages[start:], reply={"role": "assistant", "content": "(the end)"}
-            )
+            yield ExchangeContext(messages=self.messages[start:], reply={"role": "assistant", "content": "(the end)"})
 
 
 def difference(stored: Sequence[Message], recording: Recording) -> str | None:

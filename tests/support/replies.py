@@ -13,12 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
-USAGE = {
-    "prompt_tokens": 10,
-    "completion_tokens": 4,
-    "total_tokens": 14,
-    "prompt_tokens_details": {"cached_tokens": 2},
-}
+USAGE = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14, "prompt_tokens_details": {"cached_tokens": 2}}
 DONE = b"data: [DONE]\n\n"
 
 Order = Literal["serial", "heads first"]

@@ -20,9 +20,7 @@ def retold(recorded: Recorded, retelling: Retelling) -> Recorded:
     """Return a recording whose requests were told otherwise; the answers stay."""
     return replace(
         recorded,
-        exchanges=[
-            _retold(exchange, retelling, turn) for turn, exchange in enumerate(recorded.exchanges, start=1)
-        ],
+        exchanges=[_retold(exchange, retelling, turn) for turn, exchange in enumerate(recorded.exchanges, start=1)],
     )
 
 
@@ -98,10 +96,7 @@ def arguments_rewritten(messages: list[Message], turn: int) -> list[Message]:
         function = made["function"]
         arguments = json.loads(function["arguments"])
         text = json.dumps(
-            arguments,
-            sort_keys=turn % 2 == 0,
-            indent=2 if turn % 3 == 0 else None,
-            ensure_ascii=turn % 5 == 0,
+            arguments, sort_keys=turn % 2 == 0, indent=2 if turn % 3 == 0 else None, ensure_ascii=turn % 5 == 0
         )
         return {**made, "function": {**function, "arguments": text}}
 
@@ -111,9 +106,7 @@ def arguments_rewritten(messages: list[Message], turn: int) -> list[Message]:
 def developer_for_system(messages: list[Message], turn: int) -> list[Message]:
     """Call the instructions those of the developer, at every second turn."""
     return [
-        {**message, "role": "developer" if turn % 2 else "system"}
-        if message["role"] in INSTRUCTIONS
-        else message
+        {**message, "role": "developer" if turn % 2 else "system"} if message["role"] in INSTRUCTIONS else message
         for message in messages
     ]
 
@@ -136,10 +129,7 @@ def text_parts(messages: list[Message], turn: int) -> list[Message]:
 
 def names_on_results(messages: list[Message], turn: int) -> list[Message]:
     """Say on each result which tool it comes from, at every second turn."""
-    return [
-        {**message, "name": "tool"} if turn % 2 and message["role"] == "tool" else message
-        for message in messages
-    ]
+    return [{**message, "name": "tool"} if turn % 2 and message["role"] == "tool" else message for message in messages]
 
 
 def parsed_beside_texts(messages: list[Message], turn: int) -> list[Message]:
@@ -159,9 +149,7 @@ def keys_sorted(messages: list[Message], turn: int) -> list[Message]:
     return ordered if turn % 2 == 0 else [dict(reversed(message.items())) for message in ordered]
 
 
-def _with_calls(
-    messages: list[Message], change: Callable[[dict[str, Any], int], dict[str, Any]]
-) -> list[Message]:
+def _with_calls(messages: list[Message], change: Callable[[dict[str, Any], int], dict[str, Any]]) -> list[Message]:
     return [
         {**message, "tool_calls": [change(made, place) for place, made in enumerate(message["tool_calls"])]}
         if message.get("tool_calls")

@@ -47,9 +47,7 @@ class Proxy:
         self.client.close()
         self._listening.__exit__(*problem)
 
-    def chat(
-        self, session: str | None, messages: list[Any] | str, model: str = "echo", **given: Any
-    ) -> httpx.Response:
+    def chat(self, session: str | None, messages: list[Any] | str, model: str = "echo", **given: Any) -> httpx.Response:
         """Ask for a chat completion; text stands for one user message.
 
         `headers` go along, all else that is given stands in the body.
@@ -72,7 +70,5 @@ class Proxy:
 
     def exchanges(self, session: str) -> list[dict[str, Any]]:
         """Return the receipts of a session, the oldest first."""
-        data: list[dict[str, Any]] = self.get(f"/sessions/{quote(session, safe='')}/exchanges", limit=1000)[
-            "data"
-        ]
+        data: list[dict[str, Any]] = self.get(f"/sessions/{quote(session, safe='')}/exchanges", limit=1000)["data"]
         return data[::-1]

@@ -13,9 +13,7 @@ CUT = Cut(
     position=1,
     policy="default",
     version="v1",
-    changes=(
-        Change(position=0, edit="drop_oldest", reason="old", message=None, tokens_before=4, tokens_after=0),
-    ),
+    changes=(Change(position=0, edit="drop_oldest", reason="old", message=None, tokens_before=4, tokens_after=0),),
     tokens=9,
     messages=1,
     tool_calls=0,
@@ -77,9 +75,7 @@ async def told(store: Store) -> list[JsonObject]:
     )
     await talk.say("two", "2", base=first.head, at_head=False)
     node = first.replies[0]
-    last = await talk.say(
-        "zwei", "2", base=node, at_head=False, cut=LATER, kept=Kept(nodes=(node,), messages=(0,))
-    )
+    last = await talk.say("zwei", "2", base=node, at_head=False, cut=LATER, kept=Kept(nodes=(node,), messages=(0,)))
     await store.keep_summary(talk.key, summary("a", first.nodes[0], 1, tip=node, created_at=1))
     later = summary("b", last.nodes[0], 3, tip=last.head, created_at=2, predecessor="sum_a")
     await store.keep_summary(talk.key, later)

@@ -88,9 +88,7 @@ class Shown:
         target = {} if self.target is None else {"target": self.target}
         edits = [{"type": self.edit, **self.settings}]
         keep = {"rounds": 1, "spans": 1}
-        return Policy.model_validate(
-            {"trigger": {"every_request": True}, "keep": keep, "edits": edits, **target}
-        )
+        return Policy.model_validate({"trigger": {"every_request": True}, "keep": keep, "edits": edits, **target})
 
     @property
     def entries(self) -> list[Entry]:
@@ -187,9 +185,7 @@ def page() -> str:
 
 def told(position: int, message: Message, longest: int = LONGEST) -> str:
     """Return a message as the page shows it."""
-    lines = [
-        f"{position:>4} {message.role}: {abridged(_said(message.data.get('content')), longest)}".rstrip()
-    ]
+    lines = [f"{position:>4} {message.role}: {abridged(_said(message.data.get('content')), longest)}".rstrip()]
     lines += [f"     → {call.name}({abridged(call.arguments, longest)})" for call in message.calls]
     return "\n".join(lines)
 
@@ -213,9 +209,7 @@ def broadcasts(messages: Sequence[Mapping[str, Any]], speaker: str) -> list[dict
 
 
 def _shown(edit: str, case: Mapping[str, Any]) -> Shown:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in case.items()
-    }
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in case.items()}
     fields["of"] = tuple((first, last) for first, last in case["of"])
     return Shown(edit=edit, **fields)
 

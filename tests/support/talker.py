@@ -122,9 +122,7 @@ async def shown(http: aiohttp.ClientSession, base: str, session: str) -> Shown:
     for branch in listed["branches"]:
         rows = (await get(f"/messages?meta=true&branch={branch['head']}"))["data"]
         _check_branch([row["message"] for row in rows])
-        replies |= {
-            row["node"]: reply_of(row["message"]) for row in rows if row["message"]["role"] == "assistant"
-        }
+        replies |= {row["node"]: reply_of(row["message"]) for row in rows if row["message"]["role"] == "assistant"}
     assert len((await get("/messages"))["data"]) == listed["messages"]
     if listed["messages"]:
         assert (await get("/context"))["messages"]

@@ -74,10 +74,7 @@ class ToyMessage(Message):
     @property
     def calls(self) -> tuple[Call, ...]:
         return tuple(
-            [
-                Call(id=ask["key"], name=ask["tool"], arguments=orjson.dumps(ask["with"]).decode())
-                for ask in self._asks
-            ]
+            [Call(id=ask["key"], name=ask["tool"], arguments=orjson.dumps(ask["with"]).decode()) for ask in self._asks]
         )
 
     @property

@@ -133,9 +133,7 @@ class World:
             first,
             self,
             lambda answer: [(b"x-status", b"%d" % answer.status)],
-            Rounds(
-                self, self.ask_again, lambda message, partial: message.as_request("auto", partial=partial)
-            ),
+            Rounds(self, self.ask_again, lambda message, partial: message.as_request("auto", partial=partial)),
             stream=stream,
             hides_usage=hides_usage,
             start=Background().start,

@@ -73,9 +73,7 @@ def _record(text: str, level: int = logging.INFO) -> logging.LogRecord:
     return logging.LogRecord("palimpsest.x", level, "f", 1, text, (), None)
 
 
-def test_the_line_of_an_exchange_is_one_that_was_logged_with_its_fields(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_line_of_an_exchange_is_one_that_was_logged_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("palimpsest.x")
     with caplog.at_level(logging.INFO, logger.name):
         logger.info("exchange", extra={"fields": {"tokens": 3}})

@@ -49,10 +49,7 @@ def test_a_string_is_known_if_its_words_are() -> None:
 
 def test_what_stands_inside_of_a_chosen_value_is_not_said_again() -> None:
     text = json.dumps(
-        {
-            "path": "src/K77.c",
-            "remark": "this is about K77, and goes on until it is prose and no name any more",
-        }
+        {"path": "src/K77.c", "remark": "this is about K77, and goes on until it is prose and no name any more"}
     )
     assert digest_of(text, 100) == "path=src/K77.c"
 
@@ -85,9 +82,7 @@ def test_a_long_error_line_is_cut_and_says_so() -> None:
     assert len(digest_of("Error:" + "x" * 100, 100)) == 50
 
 
-@pytest.mark.parametrize(
-    "text", ["catch (error) { x: 1 }", "throw new TypeError: x", "w " * 40 + "error: far"]
-)
+@pytest.mark.parametrize("text", ["catch (error) { x: 1 }", "throw new TypeError: x", "w " * 40 + "error: far"])
 def test_what_only_speaks_of_errors_is_no_error_line(text: str) -> None:
     assert not any(word in digest_of(text, 300) for word in ("catch", "throw", "far"))
 
@@ -116,9 +111,7 @@ def test_where_there_is_no_room_for_an_error_line_there_is_none(budget: int) -> 
     ],
 )
 @pytest.mark.parametrize("end", ["\n", " "])
-def test_no_value_is_cut_in_two_where_a_long_text_is_cut(
-    line: str, whole: str, inside: int, end: str
-) -> None:
+def test_no_value_is_cut_in_two_where_a_long_text_is_cut(line: str, whole: str, inside: int, end: str) -> None:
     filler = f"lorem ipsum dolor{end}" * 6000
     head = filler[: HEAD - len(line) + inside - 1].rstrip()
     tail = filler[: TAIL - len(line) + inside - 1].lstrip()
@@ -147,42 +140,15 @@ def test_what_is_left_out_is_under_no_key() -> None:
 
 
 PIECES = st.sampled_from(
-    [
-        "id: ",
-        "A17",
-        "src/x.py",
-        "\n",
-        " ",
-        '"two words"',
-        '"',
-        "{",
-        "}",
-        "多字节",
-        "Error: ",
-        "\\n",
-        "=",
-        ",",
-        "12.5",
-    ]
+    ["id: ", "A17", "src/x.py", "\n", " ", '"two words"', '"', "{", "}", "多字节", "Error: ", "\\n", "=", ",", "12.5"]
 )
 WHOLE = st.sampled_from(
-    [
-        '{"k": ["v1", 20]}',
-        "<p>",
-        "</p>",
-        "function ",
-        "buildDir",
-        "https://a.example/q?x=1",
-        "\x1b[0m",
-        "\x00",
-    ]
+    ['{"k": ["v1", 20]}', "<p>", "</p>", "function ", "buildDir", "https://a.example/q?x=1", "\x1b[0m", "\x00"]
 )
 
 
 @settings(max_examples=150)
-@given(
-    text=st.lists(PIECES | WHOLE | st.text(max_size=8), max_size=40).map("".join), budget=st.integers(0, 200)
-)
+@given(text=st.lists(PIECES | WHOLE | st.text(max_size=8), max_size=40).map("".join), budget=st.integers(0, 200))
 def test_it_keeps_its_limit_and_is_always_the_same(text: str, budget: int) -> None:
     digest = digest_of(text, budget)
     assert len(digest) <= budget
@@ -293,9 +259,7 @@ def test_a_long_cjk_run_in_prose_is_worth_little() -> None:
 
 
 @pytest.mark.parametrize(
-    "leaf",
-    ["string", "(optional words)", "many words " * 7 + "end", "x" * 121, "7"],
-    ids=lambda leaf: leaf[:9],
+    "leaf", ["string", "(optional words)", "many words " * 7 + "end", "x" * 121, "7"], ids=lambda leaf: leaf[:9]
 )
 def test_what_need_not_be_kept(leaf: str) -> None:
     assert not candidates_of(json.dumps({"key": int(leaf) if leaf.isdigit() else leaf}))
@@ -311,10 +275,7 @@ def test_what_stands_there_often_comes_first_and_keeps_its_first_key() -> None:
 
 def test_a_name_is_defined_with_the_words_that_say_so() -> None:
     values = found("xclass Aa_1 {}\nexport default abstract class Bb_2 {}\nclass def Cc_3\nstruct Dd_4;")
-    assert sorted(name for name in values if " " in name) == [
-        "export default abstract class Bb_2",
-        "struct Dd_4",
-    ]
+    assert sorted(name for name in values if " " in name) == ["export default abstract class Bb_2", "struct Dd_4"]
     assert "Aa_1" in values
 
 

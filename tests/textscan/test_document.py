@@ -49,9 +49,7 @@ def rewritten(text: str) -> str:
     ("text", "compact"),
     [
         pytest.param('{"a": 1.10, "b": 1e5}', '{"a":1.10,"b":1e5}', id="digits stay"),
-        pytest.param(
-            "[12345678901234567890123, -0, 0.0]", "[12345678901234567890123,-0,0.0]", id="long and zero"
-        ),
+        pytest.param("[12345678901234567890123, -0, 0.0]", "[12345678901234567890123,-0,0.0]", id="long and zero"),
         pytest.param('{"b": 1, "a": 2, "b": 3}', '{"b":1,"a":2,"b":3}', id="order and duplicates stay"),
         pytest.param('["\\u4e2d\\/\\n\\"\\u0007"]', '["中/\\n\\"\\u0007"]', id="only needless escapes go"),
         pytest.param('["\\ud83d\\ude00 \\ud83d"]', '["😀 \\ud83d"]', id="half a pair stays an escape"),
@@ -174,9 +172,7 @@ def told(text: str) -> list[str]:
         pytest.param(f"Result: {LINE}\nend", ["Result: ", f"<{COMPACT}>", "\nend"], id="after a colon"),
         pytest.param(f"```json\n{PRETTY}\n```", ["```json\n", f"<{COMPACT}>", "\n```"], id="in a fence"),
         pytest.param(
-            f"a\n{LINE}\n{PRETTY}",
-            ["a\n", f"<{COMPACT}>", "\n", f"<{COMPACT}>"],
-            id="two of them, to the end",
+            f"a\n{LINE}\n{PRETTY}", ["a\n", f"<{COMPACT}>", "\n", f"<{COMPACT}>"], id="two of them, to the end"
         ),
         pytest.param(f"text={PYTHON})", ["text=", f"<{COMPACT}>", ")"], id="as Python writes a string"),
         pytest.param(
@@ -199,9 +195,7 @@ def test_documents_are_found(text: str, expected: list[str]) -> None:
         pytest.param(f"{LINE} and more", id="something after it"),
         pytest.param(f"see\n{PRETTY} and more", id="something after it in its last line"),
         pytest.param(f"see\n{PRETTY[:-1]}\n", id="it does not end"),
-        pytest.param(
-            f"{LINE}\n{LINE[:-1]}", id="a last line that is broken, after one that is none either"[:40]
-        ),
+        pytest.param(f"{LINE}\n{LINE[:-1]}", id="a last line that is broken, after one that is none either"[:40]),
         pytest.param("text='{" + "a" * 80 + "'", id="a string that is no document"),
         pytest.param("text='" + "a line of words " * 20 + "'", id="a text of one line"),
         pytest.param("text='short\\n' other='" + "a" * 80, id="a short text of two lines"),
@@ -236,9 +230,7 @@ def test_what_was_a_line_each_is_told() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.sampled_from([LINE, PRETTY, "{", "[", '"', ": ", "\n", "x", f"={PYTHON}", "='", "\\", "="]))
-)
+@given(st.lists(st.sampled_from([LINE, PRETTY, "{", "[", '"', ": ", "\n", "x", f"={PYTHON}", "='", "\\", "="])))
 def test_the_pieces_are_the_text(parts: list[str]) -> None:
     told("".join(parts))
 
@@ -275,9 +267,7 @@ def test_numbers_stay_as_they_are_written() -> None:
     assert leaves_of("[NaN, Infinity, 1]") == [Leaf(key="", text="1", is_number=True)]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "3", '"text"', "null", "{", "[1,]", "[007]", "plain {text}", "[" * 100_000]
-)
+@pytest.mark.parametrize("text", ["", "3", '"text"', "null", "{", "[1,]", "[007]", "plain {text}", "[" * 100_000])
 def test_what_is_no_document_has_no_leaves(text: str) -> None:
     assert document_in(text) is None
     assert leaves_of(text) is None

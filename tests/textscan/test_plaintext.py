@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.textscan.document import read, write
-from proxy.textscan.plaintext import (
-    alarms,
-    condensed,
-    ending,
-    names_ref,
-    omitted,
-    tidied,
-    weight,
-    without_blobs,
-)
+from proxy.textscan.plaintext import alarms, condensed, ending, names_ref, omitted, tidied, weight, without_blobs
 from proxy.textscan.table import tabulated
 from proxy.tokens import TokenCounter
 
@@ -33,9 +24,7 @@ from proxy.tokens import TokenCounter
     [
         pytest.param("\x1b[1;31mred\x1b[0m and \x1b[2Kplain", "red and plain", id="colours and movements"),
         pytest.param("\x1b]0;a title\x07text \x1b(B", "text", id="titles and character sets"),
-        pytest.param(
-            "\x1b]8;;http://a.b\x1b\\link", "\x1b]8;;http://a.b\x1b\\link", id="a link holds an address"
-        ),
+        pytest.param("\x1b]8;;http://a.b\x1b\\link", "\x1b]8;;http://a.b\x1b\\link", id="a link holds an address"),
         pytest.param("\x1b[ \x1b]0;never ends", "\x1b[ \x1b]0;never ends", id="escapes that do not end"),
         pytest.param("a  \t\r\nb \n", "a\nb\n", id="blanks at line ends"),
         pytest.param("a\n \n\n\t\n\nb\n\nc", "a\n\nb\n\nc", id="runs of empty lines"),
@@ -43,9 +32,7 @@ from proxy.tokens import TokenCounter
         pytest.param("  0%|   | 0/9\r 50%|█▌ | 5/9\r100%|███| 9/9\n", "100%|███| 9/9\n", id="a progress bar"),
         pytest.param("1.5 MB/s eta 3s\r22.5 kB/s eta 11s", "22.5 kB/s eta 11s", id="units change too"),
         pytest.param("⠋ wait\r⠙ wait\rdone", "⠙ wait\rdone", id="a spinner"),
-        pytest.param(
-            "one line\rsecond line\rthe third", "one line\rsecond line\rthe third", id="other line ends"
-        ),
+        pytest.param("one line\rsecond line\rthe third", "one line\rsecond line\rthe third", id="other line ends"),
         pytest.param("10%\rfailed: no space\r20%", "10%\rfailed: no space\r20%", id="a word between"),
         pytest.param("a\r\r\rb", "a\rb", id="nothing between"),
     ],
@@ -91,12 +78,8 @@ LINES = encodebytes(BYTES).decode().rstrip("\n")
             f'src="data:image/png;base64,… ({len(BASE64)} characters of base64 omitted)" alt="x"',
             id="base64",
         ),
-        pytest.param(
-            f"a\n{LINES}\nb", f"a\n… ({len(LINES)} characters of base64 omitted)\nb", id="base64 in lines"
-        ),
-        pytest.param(
-            BYTES.hex(), f"… ({len(BYTES.hex())} characters of hexadecimal omitted)", id="hexadecimal"
-        ),
+        pytest.param(f"a\n{LINES}\nb", f"a\n… ({len(LINES)} characters of base64 omitted)\nb", id="base64 in lines"),
+        pytest.param(BYTES.hex(), f"… ({len(BYTES.hex())} characters of hexadecimal omitted)", id="hexadecimal"),
     ],
 )
 def test_bytes_are_left_out(text: str, shown: str) -> None:
@@ -200,9 +183,7 @@ def test_what_is_counted(before: list[str], after: list[str] | None) -> None:
     "text",
     [
         pytest.param("a\nb", id="few lines"),
-        pytest.param(
-            "\n".join(f"{word} = {word}" for word in "abcdefghijklmnop"), id="lines that differ in words"
-        ),
+        pytest.param("\n".join(f"{word} = {word}" for word in "abcdefghijklmnop"), id="lines that differ in words"),
         pytest.param("\n".join(lines("item %", 0, 6)), id="too few of a kind for a mark"),
         pytest.param("\n".join(lines("error %", 0, 50)), id="every line tells of an error"),
         pytest.param("\n".join(lines("第%步失败", 0, 50)), id="in Chinese as well"),
@@ -222,9 +203,7 @@ def test_what_stays(text: str) -> None:
     ),
     st.integers(1, 3),
 )  # fmt: skip
-def test_what_is_shown_is_verbatim_and_in_order_and_the_rest_is_counted(
-    given_lines: list[str], keep: int
-) -> None:
+def test_what_is_shown_is_verbatim_and_in_order_and_the_rest_is_counted(given_lines: list[str], keep: int) -> None:
     shown = condensed("\n".join(given_lines), keep).split("\n")
     rest = iter(given_lines)
     count = 0
@@ -242,13 +221,7 @@ def test_what_is_shown_is_verbatim_and_in_order_and_the_rest_is_counted(
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "a1 " * 300_000,
-        "a" * 1_000_000,
-        "x = 1\n" * 150_000,
-        "_1" * 500_000,
-        "\n".join(lines("row %", 0, 100_000)),
-    ],
+    ["a1 " * 300_000, "a" * 1_000_000, "x = 1\n" * 150_000, "_1" * 500_000, "\n".join(lines("row %", 0, 100_000))],
     ids=["words", "one word", "short lines", "numbers", "a hundred thousand lines"],
 )
 def test_hostile_logs_take_linear_time(text: str) -> None:
@@ -307,14 +280,7 @@ RECORDS = [{"number": n, "city": f"City {n}", "price": n * 1.25, "open": n % 3 =
 
 @pytest.mark.parametrize(
     ("text", "pieces"),
-    [
-        ("", 0),
-        ("words and 12345", 4),
-        ('{"a": [1]}', 6),
-        ("中文 字", 2),
-        ("a\n\n\n  b", 3),
-        (" " * 100_000, 0),
-    ],
+    [("", 0), ("words and 12345", 4), ('{"a": [1]}', 6), ("中文 字", 2), ("a\n\n\n  b", 3), (" " * 100_000, 0)],
 )
 def test_what_a_text_weighs(text: str, pieces: int) -> None:
     assert weight(text) == pieces

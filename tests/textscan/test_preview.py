@@ -56,13 +56,7 @@ def test_a_list_by_itself_and_lists_inside() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        {},
-        [],
-        items(5),
-        {"a": "short", "b": [1, 2.50, True, None]},
-        {f"k{number}": number for number in range(40)},
-    ],
+    [{}, [], items(5), {"a": "short", "b": [1, 2.50, True, None]}, {f"k{number}": number for number in range(40)}],
 )
 def test_what_is_short_is_shown_whole(value: Any) -> None:
     assert shown(value) is None
@@ -181,18 +175,12 @@ def test_names_that_are_taken() -> None:
 
 
 SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text()
-    | st.sampled_from(["error", "x" * 60, "a\nfailed\n" * 9])
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["error", "x" * 60, "a\nfailed\n" * 9])
 )
 NAMES = st.sampled_from(["id", "error", "success", "k", "status", "compressed", "items", "items_preview"])
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=15) | st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=12)
-    ),
+    lambda inner: st.lists(inner, max_size=15) | st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=12),
     max_leaves=25,
 )
 

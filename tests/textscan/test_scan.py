@@ -141,10 +141,7 @@ def test_encoded_data_is_no_value() -> None:
 
 
 def test_a_value_without_anything_before_it_has_no_label() -> None:
-    assert values_of("A12 B7") == [
-        Value(text="A12", kind="id", label=""),
-        Value(text="B7", kind="id", label=""),
-    ]
+    assert values_of("A12 B7") == [Value(text="A12", kind="id", label=""), Value(text="B7", kind="id", label="")]
 
 
 @given(_TEXTS)
@@ -235,9 +232,7 @@ def test_of_a_plain_text_that_is_little_but_values_not_all_are_told(labels: Labe
 
 def test_a_long_document_that_is_little_but_brackets_is_a_text() -> None:
     assert values_of("[" + "[1,2]," * 20_000 + "[1, 12]]") == [Value(text="12", kind="number", label="")]
-    assert Value(text="12", kind="number", label="", is_leaf=True) in values_of(
-        "[" + "[1,2]," * 200 + "[1, 12]]"
-    )
+    assert Value(text="12", kind="number", label="", is_leaf=True) in values_of("[" + "[1,2]," * 200 + "[1, 12]]")
 
 
 def test_labels_are_looked_for_where_they_are_wanted() -> None:
@@ -305,11 +300,7 @@ def test_the_atoms_of_json_arguments_are_their_leaves_each_once() -> None:
 
 
 def test_a_number_is_taken_as_it_is_written() -> None:
-    assert atoms_of_arguments('{"a": 5000.10, "b": 1e3, "c": -0.5, "d": -40, "e": NaN}') == (
-        "5000.10",
-        "1e3",
-        "-40",
-    )
+    assert atoms_of_arguments('{"a": 5000.10, "b": 1e3, "c": -0.5, "d": -40, "e": NaN}') == ("5000.10", "1e3", "-40")
 
 
 def test_what_has_a_shape_inside_of_a_longer_leaf_is_an_atom() -> None:
@@ -355,11 +346,7 @@ def test_a_leaf_that_is_longer_than_an_atom_holds_some() -> None:
 
 
 def test_arguments_that_are_no_json_have_atoms_too() -> None:
-    assert atoms_of_arguments('deploy --tag=v2.0.1 "blue green" {"half": 12') == (
-        "v2.0.1",
-        "blue green",
-        "12",
-    )
+    assert atoms_of_arguments('deploy --tag=v2.0.1 "blue green" {"half": 12') == ("v2.0.1", "blue green", "12")
 
 
 @pytest.mark.parametrize("arguments", ["", "{}", "[]", "{", "null", "{}{}", "\x00", "[" * 100_000])
@@ -374,12 +361,7 @@ def test_of_very_many_atoms_the_first_ones_are_taken() -> None:
 
 
 def test_terms_of_cjk_text_lie_between_the_words_that_join_them() -> None:
-    assert atoms_of_arguments('{"q": "北京和上海的外卖市场"}') == (
-        "北京和上海的外卖市场",
-        "北京",
-        "上海",
-        "外卖市场",
-    )
+    assert atoms_of_arguments('{"q": "北京和上海的外卖市场"}') == ("北京和上海的外卖市场", "北京", "上海", "外卖市场")
     assert atoms_of_arguments('{"q": "\\u5317\\u4eac A12"}') == ("北京 A12", "北京", "A12")
 
 
@@ -413,27 +395,21 @@ _TEXTS_ATOMS = st.text(alphabet="ab1_./-:京東 \n\\n\"',", max_size=40)
 
 
 @given(before=_TEXTS_ATOMS, atom=_TEXTS_ATOMS.filter(CHUNKS.search), after=_TEXTS_ATOMS)
-def test_wherever_an_atom_stands_its_chunks_are_chunks_of_the_text(
-    before: str, atom: str, after: str
-) -> None:
+def test_wherever_an_atom_stands_its_chunks_are_chunks_of_the_text(before: str, atom: str, after: str) -> None:
     text = before + atom + after
     chunks = {match.start(): match.group() for match in CHUNKS.finditer(text)}
 
     for start in find(atom, text):
         for match in CHUNKS.finditer(atom):
             place = start + match.start()
-            escaped = (
-                text[place - 2 : place - 1] == "\\"
-                and chunks.get(place - 1) == text[place - 1] + match.group()
-            )
+            escaped = text[place - 2 : place - 1] == "\\" and chunks.get(place - 1) == text[place - 1] + match.group()
             assert chunks.get(place) == match.group() or escaped
 
 
 @settings(max_examples=40)
 @given(
     st.recursive(
-        st.text(max_size=12) | st.integers() | st.none(),
-        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        st.text(max_size=12) | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
 def test_any_document_can_be_read(document: object) -> None:

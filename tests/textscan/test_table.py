@@ -103,9 +103,7 @@ class Columns:
         return made
 
 
-def taken(
-    columns: Sequence[tuple[str, str, Any]], cells: list[Any], key: str | None = None
-) -> dict[str, Any]:
+def taken(columns: Sequence[tuple[str, str, Any]], cells: list[Any], key: str | None = None) -> dict[str, Any]:
     """Return the fields of these columns, taking from `cells` what is theirs."""
     made: dict[str, Any] = {}
     for name, kind, held in columns:
@@ -164,8 +162,7 @@ def literal(text: str) -> Any:
             id="objects inside",
         ),
         pytest.param(
-            '[{"id": 1, "status": "available"}, {"id": 2, "status": "available"},'
-            ' {"id": 3, "status": "available"}]',
+            '[{"id": 1, "status": "available"}, {"id": 2, "status": "available"}, {"id": 3, "status": "available"}]',
             '{"{id,status=available}":[[1],[2],[3]]}',
             id="what all have alike",
         ),
@@ -230,19 +227,12 @@ def test_tables(text: str, table: str) -> None:
     [
         pytest.param('[{"a":1},{"a":2}]', id="it does not pay"),
         pytest.param('[{"identity_of_it":1}]', id="one record"),
+        pytest.param('[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3},7]', id="not all are records"),
+        pytest.param('[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3},{}]', id="an empty one"),
         pytest.param(
-            '[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3},7]', id="not all are records"
+            '[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3,"identity_of_it":4}]', id="a key twice"
         ),
-        pytest.param(
-            '[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3},{}]', id="an empty one"
-        ),
-        pytest.param(
-            '[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3,"identity_of_it":4}]',
-            id="a key twice",
-        ),
-        pytest.param(
-            '{"a":{"identity_of_it":1},"a":{"identity_of_it":2},"b":{"identity_of_it":3}}', id="a name twice"
-        ),
+        pytest.param('{"a":{"identity_of_it":1},"a":{"identity_of_it":2},"b":{"identity_of_it":3}}', id="a name twice"),
         pytest.param('[{"one_name":1},{"two_names":2},{"three_names":3}]', id="nothing in common"),
         pytest.param(
             '{"t":[{"rows of{a}":[]}],"r":[{"identity_of_it":1},{"identity_of_it":2},{"identity_of_it":3}]}',
@@ -289,8 +279,7 @@ def test_texts_that_a_heading_cannot_hold_stay_in_their_rows(value: str) -> None
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["", "a", "a b", "k=v", "a/b?c=[1]", "v1.2", "-", "nullable", "2024-05-20", "007", "x" * 100, "é"],
+    "value", ["", "a", "a b", "k=v", "a/b?c=[1]", "v1.2", "-", "nullable", "2024-05-20", "007", "x" * 100, "é"]
 )
 def test_texts_that_a_heading_can_hold_stand_bare(value: str) -> None:
     records = [{"identity": number, "of": value} for number in range(3)]
@@ -337,9 +326,7 @@ def records(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 RECORDS = records(records(SCALARS))
 DOCUMENTS = st.recursive(
     RECORDS | st.dictionaries(st.text(max_size=2), st.fixed_dictionaries({"identity_of_it": SCALARS})),
-    lambda inner: (
-        st.dictionaries(st.text(max_size=3), inner | SCALARS, max_size=4) | st.lists(inner, max_size=3)
-    ),
+    lambda inner: st.dictionaries(st.text(max_size=3), inner | SCALARS, max_size=4) | st.lists(inner, max_size=3),
     max_leaves=6,
 )
 

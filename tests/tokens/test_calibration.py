@@ -43,9 +43,7 @@ def test_small_and_implausible_observations_are_ignored(counted: int, reported: 
     assert calibration.snapshot() == {}
 
 
-@pytest.mark.parametrize(
-    ("counted", "reported", "scale"), [(500, 500, 1.0), (500, 1000, 2.0), (1000, 500, 0.5)]
-)
+@pytest.mark.parametrize(("counted", "reported", "scale"), [(500, 500, 1.0), (500, 1000, 2.0), (1000, 500, 0.5)])
 def test_ratios_at_the_limits_are_plausible(counted: int, reported: int, scale: float) -> None:
     calibration = Calibration()
     calibration.learn("m", counted, reported)

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import vocabulary
-from proxy.tokens.counter import (
-    ENTRY_BYTES,
-    LOW_DETAIL_TOKENS,
-    MEDIA_TOKENS,
-    MESSAGE_TOKENS,
-    Cached,
-    TokenCounter,
-)
+from proxy.tokens.counter import ENTRY_BYTES, LOW_DETAIL_TOKENS, MEDIA_TOKENS, MESSAGE_TOKENS, Cached, TokenCounter
 
 MODEL = "gpt-4o"
 COUNTER = TokenCounter()
@@ -47,10 +40,7 @@ COUNTED: dict[str, tuple[dict[str, Any], int]] = {
         words("f", '{"a": 1}', "g", "{}"),
     ),
     "a custom call": (
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "sh", "input": "ls"}}],
-        },
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "sh", "input": "ls"}}]},
         words("sh", "ls"),
     ),
     "a legacy call": (
@@ -67,10 +57,7 @@ COUNTED: dict[str, tuple[dict[str, Any], int]] = {
         {"role": "user", "content": "Hi", "agent": "researcher", "is_internal": True},
         words("Hi"),
     ),
-    "an image": (
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": LONG_URL}}]},
-        MEDIA_TOKENS,
-    ),
+    "an image": ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": LONG_URL}}]}, MEDIA_TOKENS),
     "an image in low detail": (
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": LONG_URL, "detail": "low"}}]},
         LOW_DETAIL_TOKENS,
@@ -80,20 +67,11 @@ COUNTED: dict[str, tuple[dict[str, Any], int]] = {
         LOW_DETAIL_TOKENS,
     ),
     "sound": (
-        {
-            "role": "user",
-            "content": [{"type": "input_audio", "input_audio": {"data": "UklG" * 9999, "format": "wav"}}],
-        },
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG" * 9999, "format": "wav"}}]},
         MEDIA_TOKENS,
     ),
-    "a file": (
-        {"role": "user", "content": [{"type": "file", "file": {"file_data": LONG_URL}}]},
-        MEDIA_TOKENS,
-    ),
-    "another part": (
-        {"role": "user", "content": [{"type": "widget", "size": 3}]},
-        words('{"type":"widget","size":3}'),
-    ),
+    "a file": ({"role": "user", "content": [{"type": "file", "file": {"file_data": LONG_URL}}]}, MEDIA_TOKENS),
+    "another part": ({"role": "user", "content": [{"type": "widget", "size": 3}]}, words('{"type":"widget","size":3}')),
     "a part that is a text": ({"role": "user", "content": ["Hi"]}, words('"Hi"')),
     "a text part without a text": ({"role": "user", "content": [{"type": "text"}]}, words('{"type":"text"}')),
     "a type that is no text": ({"role": "user", "content": [{"type": [1]}]}, words('{"type":[1]}')),
@@ -169,9 +147,7 @@ def test_a_cache_of_no_bytes_holds_one_count() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_the_least_recently_used_count_is_forgotten_first(
-    together: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_recently_used_count_is_forgotten_first(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = TokenCounter("estimate", cache_bytes=2 * ENTRY_BYTES)
     counter.messages([said("a"), said("b")], MODEL)
     if together:
@@ -241,9 +217,7 @@ def test_warming_builds_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> No
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner),
     max_leaves=8,
 )
 
@@ -261,9 +235,7 @@ def test_any_json_object_can_be_counted(data: dict[str, Any]) -> None:
 
 def test_many_messages_are_counted_as_one_by_one() -> None:
     counter = TokenCounter("estimate")
-    messages = [
-        ChatMessage.of({"role": "user", "content": text}) for text in ("One", "Two, three", "One", "")
-    ]
+    messages = [ChatMessage.of({"role": "user", "content": text}) for text in ("One", "Two, three", "One", "")]
     counts = [TokenCounter("estimate").message(message, MODEL) for message in messages]
     assert counter.messages(messages, MODEL) == counts
     assert counter.messages(messages, MODEL) == counts

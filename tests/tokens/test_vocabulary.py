@@ -31,20 +31,14 @@ BUILT = {name: Vocabulary(name) for name in NAMES}
 def test_the_packed_vocabulary_is_openais_byte_for_byte(name: EncodingName) -> None:
     encoding = BUILT[name].build()
     assert encoding is not None
-    lines = (
-        base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(encoding.token_byte_values())
-    )
-    in_rank_order = sorted(
-        (encoding.encode_single_token(token), token) for token in encoding.token_byte_values()
-    )
+    lines = (base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(encoding.token_byte_values()))
+    in_rank_order = sorted((encoding.encode_single_token(token), token) for token in encoding.token_byte_values())
     lines = (base64.b64encode(token) + b" %d\n" % rank for rank, token in in_rank_order)
     assert hashlib.sha256(b"".join(lines)).hexdigest() == SHA256[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_texts_are_divided_as_tiktoken_divides_them(
-    name: EncodingName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_divided_as_tiktoken_divides_them(name: EncodingName, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
 
     def load(_address: str, expected_hash: str) -> dict[bytes, int]:
@@ -121,20 +115,14 @@ def test_hostile_texts_are_counted(text: str, caplog: pytest.LogCaptureFixture) 
     assert not caplog.records, "it was estimated"
 
 
-@given(
-    st.lists(
-        st.sampled_from([" ", "\n", "\t", "\u00a0", "a", "中", " " * 998, " " * 999, " " * 1000, "\n" * 2500])
-    )
-)
+@given(st.lists(st.sampled_from([" ", "\n", "\t", "\u00a0", "a", "中", " " * 998, " " * 999, " " * 1000, "\n" * 2500])))
 @settings(max_examples=60, deadline=None)
 def test_a_text_is_divided_only_within_long_white_space(parts: list[str]) -> None:
     text = "".join(parts)
     pieces = vocabulary._pieces(text)
     assert "".join(pieces) == text
     for piece in pieces:
-        longest = max(
-            (len(run) for run in "".join(c if c.isspace() else "\0" for c in piece).split("\0")), default=0
-        )
+        longest = max((len(run) for run in "".join(c if c.isspace() else "\0" for c in piece).split("\0")), default=0)
         assert longest < 1000
     if len(pieces) == 1 and text:
         assert BUILT["o200k_base"].count(text) == len(BUILT["o200k_base"].build().encode_ordinary(text))  # type: ignore[union-attr]  # it is built
@@ -180,9 +168,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, why: BaseException) -> Vocabulary:
 def test_a_panic_of_the_tokenizer_becomes_an_estimate(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert broken(monkeypatch, PanicException()).count("some words here") == estimate(
-        "some words here", "o200k_base"
-    )
+    assert broken(monkeypatch, PanicException()).count("some words here") == estimate("some words here", "o200k_base")
     assert "estimated" in caplog.text
 
 
@@ -238,12 +224,7 @@ def test_building_a_vocabulary_uses_no_network(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_importing_the_counter_builds_no_vocabulary() -> None:
-    program = (
-        "import lzma\n"
-        "lzma.decompress = None\n"
-        "import proxy.tokens.counter\n"
-        "proxy.tokens.counter.TokenCounter()\n"
-    )
+    program = "import lzma\nlzma.decompress = None\nimport proxy.tokens.counter\nproxy.tokens.counter.TokenCounter()\n"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])  # noqa: S603 - our own program
 
 

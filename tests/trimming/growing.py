@@ -115,9 +115,7 @@ def requests(
         last = made
 
 
-def check(
-    request: Request, policy: Policy, known: PlanningContext, instructions: Sequence[Message] = ()
-) -> None:
+def check(request: Request, policy: Policy, known: PlanningContext, instructions: Sequence[Message] = ()) -> None:
     """Check that a plan keeps what is promised of every plan."""
     made = request.plan
     sent = tuple(instructions)
@@ -158,9 +156,7 @@ def check_protected(request: Request, policy: Policy) -> None:
         return
     cut = last.cut if last is not None else None
     same = cut is not None and cut.version == policy.version
-    left = (
-        outside_gaps(request.entries, cut.gaps, attrgetter("position")) if cut is not None and same else None
-    )
+    left = outside_gaps(request.entries, cut.gaps, attrgetter("position")) if cut is not None and same else None
     entries = request.entries if left is None else left
     log = [entry.message for entry in entries]
     kept = {entries[place].position for place in protected(log, spans(log), rounds(log), policy)}

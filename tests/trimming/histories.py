@@ -37,9 +37,7 @@ def _result(identity: str, text: str) -> Message:
 def _block(draw: st.DrawFn, *, open_: bool = False) -> list[Message]:
     ids = draw(st.lists(IDS, min_size=1, max_size=4, unique=True))
     fields: dict[str, Any] = {"content": draw(st.sampled_from([None, "", "let me see"]))}
-    block = ChatMessage.of(
-        {"role": "assistant", **fields, "tool_calls": [_call(each, draw(NAMES)) for each in ids]}
-    )
+    block = ChatMessage.of({"role": "assistant", **fields, "tool_calls": [_call(each, draw(NAMES)) for each in ids]})
     answered = draw(st.permutations(ids))
     if open_:
         answered = answered[: draw(st.integers(0, len(ids) - 1))]
@@ -51,9 +49,7 @@ def _older_block(draw: st.DrawFn) -> list[Message]:
     name = draw(NAMES)
     call = {"name": name, "arguments": "{}"}
     return [
-        ChatMessage.of(
-            {"role": "assistant", "content": draw(st.sampled_from([None, "so"])), "function_call": call}
-        ),
+        ChatMessage.of({"role": "assistant", "content": draw(st.sampled_from([None, "so"])), "function_call": call}),
         ChatMessage.of({"role": "function", "name": name, "content": draw(TEXTS)}),
     ]
 
@@ -62,9 +58,7 @@ def _said(role: str) -> st.SearchStrategy[list[Message]]:
     return SAID.map(lambda text: [ChatMessage.of({"role": role, "content": text})])
 
 
-SPANS = st.one_of(
-    _said("user"), _said("user"), _said("assistant"), _said("system"), _block(), _block(), _older_block()
-)
+SPANS = st.one_of(_said("user"), _said("user"), _said("assistant"), _said("system"), _block(), _block(), _older_block())
 
 
 def valid() -> st.SearchStrategy[list[Message]]:
@@ -80,9 +74,7 @@ def _broken_message(draw: st.DrawFn) -> Message:
             st.builds(_result, IDS, TEXTS),
             st.builds(_result, IDS, TEXTS),
             st.builds(
-                lambda content, items: ChatMessage.of(
-                    {"role": "assistant", "content": content, "tool_calls": items}
-                ),
+                lambda content, items: ChatMessage.of({"role": "assistant", "content": content, "tool_calls": items}),
                 st.sampled_from([None, "", "let me see"]),
                 calls,
             ),

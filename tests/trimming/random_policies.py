@@ -148,11 +148,7 @@ def settings(chance: Random, kinds: list[str], size: int) -> Settings:
     """Return the keys of a policy with edits of these types, for a session of `size` tokens."""
     keys: Settings = {
         "trigger": trigger(chance, size),
-        "keep": {
-            "rounds": chance.randint(0, 2),
-            "spans": chance.randint(0, 4),
-            "first_user": chance.random() < 0.3,
-        },
+        "keep": {"rounds": chance.randint(0, 2), "spans": chance.randint(0, 4), "first_user": chance.random() < 0.3},
         "pin": [{"regex": r"(?i)\bnever\b"}] if chance.random() < 0.3 else [],
         "edits": [edit(chance, kind, size) for kind in kinds],
     }

@@ -30,19 +30,12 @@ from tests.trimming.notation import count, message
 PRICES = Prices(read=0.1, write=1.25, output=5.0, lifetime=300.0, minimum=0, source="known")
 FREE_WRITING = replace(PRICES, write=1.0)
 ENTRIES = tuple(
-    Entry(message=message(f"user {place}"), tokens=100, ref=f"ref_{place}", position=place)
-    for place in range(10)
+    Entry(message=message(f"user {place}"), tokens=100, ref=f"ref_{place}", position=place) for place in range(10)
 )
 MESSAGES = tuple(entry.message for entry in ENTRIES)
 RICH = Account(turns=4, untrimmed=10**6, saved=0.0)
 SUMMARY = Summary(
-    text="So far.",
-    role="merge",
-    until=4,
-    tokens=30,
-    kind="statistics",
-    covered_messages=4,
-    covered_tokens=400,
+    text="So far.", role="merge", until=4, tokens=30, kind="statistics", covered_messages=4, covered_tokens=400
 )
 
 
@@ -125,9 +118,7 @@ def test_a_cold_cache_makes_a_move_free() -> None:
     balance = costs(warm=False).balance(draft({2: 20}))
     assert told(balance) == (-1.25 * 80, 8, 80, 970)
     assert costs(warm=False).held == 0
-    assert timely(
-        costs(warm=False, reads=reads({}), account=Account(turns=0, untrimmed=0, saved=0)), draft({2: 20})
-    )
+    assert timely(costs(warm=False, reads=reads({}), account=Account(turns=0, untrimmed=0, saved=0)), draft({2: 20}))
 
 
 def test_a_prefix_under_the_minimum_is_not_cached() -> None:
@@ -167,8 +158,7 @@ def test_where_reading_is_dear_a_view_may_be_so_short(read: float, cheaper: bool
 def test_from_the_places_those_are_chosen_that_leave_it_cached() -> None:
     both = draft({0: 20, 6: 20})
     chosen = [
-        costs(prices=replace(PRICES, minimum=minimum)).first_place([0, 6], both)
-        for minimum in (890, 891, 970, 971)
+        costs(prices=replace(PRICES, minimum=minimum)).first_place([0, 6], both) for minimum in (890, 891, 970, 971)
     ]
     assert chosen == [0, 6, 6, None]
 
@@ -210,9 +200,7 @@ def test_of_two_edits_each_has_its_own_balance() -> None:
         ({2: 20, 5: 150}, {2: 90, 5: 13}, True),
     ],
 )
-def test_it_is_time_when_waiting_has_cost_as_much(
-    left: dict[int, int], requests: dict[int, int], time: bool
-) -> None:
+def test_it_is_time_when_waiting_has_cost_as_much(left: dict[int, int], requests: dict[int, int], time: bool) -> None:
     assert timely(costs(reads=reads(requests)), draft(left)) is time
 
 
@@ -341,14 +329,7 @@ def reckoned(entries: Sequence[Entry], cut: Cut | None = None, prices: Prices = 
 
 def cut_at(position: int, tokens: int, account: Account | None = None) -> Cut:
     return Cut(
-        position=position,
-        policy="p",
-        version="v",
-        changes=(),
-        tokens=tokens,
-        messages=0,
-        tool_calls=0,
-        account=account,
+        position=position, policy="p", version="v", changes=(), tokens=tokens, messages=0, tool_calls=0, account=account
     )
 
 
@@ -369,11 +350,7 @@ def test_minimum_steps_and_the_price_of_writing_count_there_too() -> None:
     )
     assert told(reckoned(log, prices=PRICES)) == (2, 1.25 * 150 + 15 + 1.25 * 110, 0)
     # Without prices the most common ones; their cache begins at 1024 tokens.
-    assert told(account_of(log, None, PlanningContext(count=count, fixed_tokens=50), 370)) == (
-        2,
-        150 + 260,
-        0,
-    )
+    assert told(account_of(log, None, PlanningContext(count=count, fixed_tokens=50), 370)) == (2, 150 + 260, 0)
 
 
 LATER = talk(100, 10, 100, 10, 100, 10, 100)

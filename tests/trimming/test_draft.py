@@ -88,9 +88,7 @@ def test_a_limit_is_in_tokens_as_upstream_counts_and_the_drafts_own_where_none_i
 
 def test_what_the_client_was_not_shown_counts_and_goes_with_a_change() -> None:
     own = tuple(messages(("assistant | x recall", "tool x 1")))
-    before = replace(
-        draft(), hidden={1: Hidden(before=own, reply=None, after=(), tokens=21)}, tokens=(15, 31, 15)
-    )
+    before = replace(draft(), hidden={1: Hidden(before=own, reply=None, after=(), tokens=21)}, tokens=(15, 31, 15))
     assert before.size == Size(tokens=161, messages=5, tool_calls=2)
     assert before.after([before.removing(0, "e", "")]).hidden == before.hidden
     after = before.after([before.replacing(1, "e", "", before.entries[1].message)])
@@ -98,8 +96,6 @@ def test_what_the_client_was_not_shown_counts_and_goes_with_a_change() -> None:
 
 
 def test_places_and_positions() -> None:
-    moved = replace(
-        draft(), entries=tuple(replace(each, position=each.position + 4) for each in draft().entries)
-    )
+    moved = replace(draft(), entries=tuple(replace(each, position=each.position + 4) for each in draft().entries))
     assert [moved.position(place) for place in (0, 2, 3)] == [4, 6, 7]
     assert (moved.end, replace(moved, entries=()).end) == (7, 0)

@@ -136,18 +136,12 @@ def test_what_is_missing_counts_where_it_stood() -> None:
             entries[4:],
             when,
             known,
-            [
-                (2, Size(tokens=920, messages=2, tool_calls=0)),
-                (4, Size(tokens=925, messages=2, tool_calls=1)),
-            ],
+            [(2, Size(tokens=920, messages=2, tool_calls=0)), (4, Size(tokens=925, messages=2, tool_calls=1))],
         ).changes
         == ()
     )
     # What comes behind all of them does not count.
-    assert (
-        arrive(entries[4:], when, known, [*gaps, (9, Size(tokens=9, messages=9, tool_calls=9))]).decided
-        == whole[4:]
-    )
+    assert arrive(entries[4:], when, known, [*gaps, (9, Size(tokens=9, messages=9, tool_calls=9))]).decided == whole[4:]
 
 
 def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
@@ -166,18 +160,10 @@ def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
     )
     assert left.changes == arrived.changes
     changes = [
-        Change(position=at, edit="e", reason="", message=None, tokens_before=1, tokens_after=0)
-        for at in (0, 2, 5, 9)
+        Change(position=at, edit="e", reason="", message=None, tokens_before=1, tokens_after=0) for at in (0, 2, 5, 9)
     ]
     cut = Cut(
-        position=6,
-        policy="p",
-        version="v",
-        changes=tuple(changes),
-        tokens=0,
-        messages=0,
-        tool_calls=0,
-        gaps=gaps,
+        position=6, policy="p", version="v", changes=tuple(changes), tokens=0, messages=0, tool_calls=0, gaps=gaps
     )
     assert [change.position for change in trimmed_history(arrived, cut).changes] == [1, 3]
     assert changes[1].at(2) is changes[1]
@@ -187,9 +173,7 @@ def test_what_lies_in_gaps_is_taken_out_and_changes_find_their_places() -> None:
 
 
 def gap(start: int, stop: int, reason: str = "old", edit: str = "drop_oldest") -> Gap:
-    return Gap(
-        start=start, stop=stop, edit=edit, reason=reason, tokens=(stop - start) * 10, tool_calls=stop - start
-    )
+    return Gap(start=start, stop=stop, edit=edit, reason=reason, tokens=(stop - start) * 10, tool_calls=stop - start)
 
 
 def gone(place: int, edit: str = "drop_oldest") -> Change:
@@ -246,12 +230,7 @@ def test_spans_that_were_removed_whole_become_gaps() -> None:
     entries = log(*["user"] * 10, *lines)[10:]
     some = [gone(0), gone(2), gone(4, "other"), gone(5, "other")]
     kept = Change(
-        position=6,
-        edit="drop_oldest",
-        reason="old",
-        message=entries[0].message,
-        tokens_before=10,
-        tokens_after=10,
+        position=6, edit="drop_oldest", reason="old", message=entries[0].message, tokens_before=10, tokens_after=10
     )
     found, places = gaps_of(entries, parts, [*some, kept])
     assert found == [
@@ -314,12 +293,7 @@ def test_a_span_that_earlier_moves_began_to_remove_becomes_a_gap_with_the_last_o
     parts = spans([entry.message for entry in entries])
     # In their order: an earlier move took one result, this one shortens the block and then takes all of it.
     shorter = Change(
-        position=1,
-        edit="other",
-        reason="shorter",
-        message=entries[1].message,
-        tokens_before=10,
-        tokens_after=9,
+        position=1, edit="other", reason="shorter", message=entries[1].message, tokens_before=10, tokens_after=9
     )
     rest = [gone(1, "other"), gone(3, "other")]
     assert gaps_of(entries, parts, [gone(2), shorter]) == ([], set())
@@ -331,9 +305,7 @@ def test_a_span_that_earlier_moves_began_to_remove_becomes_a_gap_with_the_last_o
         Gap(start=3, stop=4, edit="other", reason="old", tokens=11, tool_calls=1),
     ]
     # What was put back last stands.
-    back = Change(
-        position=2, edit="other", reason="back", message=entries[2].message, tokens_before=0, tokens_after=11
-    )
+    back = Change(position=2, edit="other", reason="back", message=entries[2].message, tokens_before=0, tokens_after=11)
     assert gaps_of(entries, parts, [gone(2), shorter, *rest, back]) == ([], set())
 
 
@@ -342,12 +314,7 @@ def test_a_span_that_earlier_moves_began_to_remove_becomes_a_gap_with_the_last_o
 LOG = ("user one", "assistant | a f", "tool a long and long", "user two", "assistant three", "user four")
 ARRIVED = arrive(log(*LOG), Policy(), KNOWN)
 SHORT_REMAINS = Change(
-    position=2,
-    edit="an_edit",
-    reason="why",
-    message=message("tool a short"),
-    tokens_before=23,
-    tokens_after=15,
+    position=2, edit="an_edit", reason="why", message=message("tool a short"), tokens_before=23, tokens_after=15
 )
 GONE = Change(position=3, edit="another", reason="why", message=None, tokens_before=13, tokens_after=0)
 SUMMARY = Summary(
@@ -384,14 +351,7 @@ def test_without_a_cut_all_of_it_stands() -> None:
 def test_what_was_replaced_stands_so_and_by_which_edits() -> None:
     twice = (
         SHORT_REMAINS,
-        Change(
-            position=2,
-            edit="another",
-            reason="why",
-            message=message("tool a"),
-            tokens_before=15,
-            tokens_after=10,
-        ),
+        Change(position=2, edit="another", reason="why", message=message("tool a"), tokens_before=15, tokens_after=10),
         GONE,
     )
     remains = trimmed_history(ARRIVED, cut(*twice))
@@ -422,9 +382,7 @@ def test_what_lies_in_gaps_is_not_there_and_changes_find_their_places() -> None:
 def test_what_the_request_does_not_speak_of_is_passed_over() -> None:
     later = arrive(log(*LOG)[3:], Policy(), KNOWN)
     remains = trimmed_history(
-        later,
-        cut(SHORT_REMAINS, GONE, gaps=(Gap(start=0, stop=1, edit="e", reason="", tokens=13, tool_calls=0),)),
-        3,
+        later, cut(SHORT_REMAINS, GONE, gaps=(Gap(start=0, stop=1, edit="e", reason="", tokens=13, tool_calls=0),)), 3
     )
     assert stands(remains) == [None, "assistant three", "user four"]
     assert remains.changes == (replace(GONE, position=0),)
@@ -459,21 +417,14 @@ def test_what_of_a_log_is_sent_where_something_else_remains() -> None:
 
 
 def test_what_the_client_was_not_shown_goes_with_a_message_that_is_as_it_was() -> None:
-    rounds = Hidden(
-        before=(message("assistant | x recall"), message("tool x 1")), reply=None, after=(), tokens=21
-    )
+    rounds = Hidden(before=(message("assistant | x recall"), message("tool x 1")), reply=None, after=(), tokens=21)
     entries = [replace(entry, hidden=rounds if at in {1, 4} else None) for at, entry in enumerate(log(*LOG))]
     arrived = arrive(entries, Policy(), KNOWN)
     assert arrived.tokens == (13, 31, 23, 13, 36, 14)
     whole = trimmed_history(arrived, None)
     assert (whole.hidden, whole.touched) == ({1: rounds, 4: rounds}, True)
     released = Change(
-        position=4,
-        edit="hidden_rounds",
-        reason="why",
-        message=entries[4].message,
-        tokens_before=36,
-        tokens_after=15,
+        position=4, edit="hidden_rounds", reason="why", message=entries[4].message, tokens_before=36, tokens_after=15
     )
     behind = trimmed_history(
         arrived, cut(released, gaps=(Gap(start=0, stop=1, edit="e", reason="", tokens=13, tool_calls=0),))
@@ -482,17 +433,10 @@ def test_what_the_client_was_not_shown_goes_with_a_message_that_is_as_it_was() -
     assert behind.tokens == (31, 23, 13, 15, 14)
     assert behind.gaps == (Gap(start=0, stop=1, edit="e", reason="", tokens=13, tool_calls=0),)
     early = Change(
-        position=4,
-        edit="an_edit",
-        reason="why",
-        message=message("assistant 3"),
-        tokens_before=15,
-        tokens_after=11,
+        position=4, edit="an_edit", reason="why", message=message("assistant 3"), tokens_before=15, tokens_after=11
     )
     decided = arrive(
-        [replace(each, arrival=(early,) if at == 4 else ()) for at, each in enumerate(entries)],
-        Policy(),
-        KNOWN,
+        [replace(each, arrival=(early,) if at == 4 else ()) for at, each in enumerate(entries)], Policy(), KNOWN
     )
     assert trimmed_history(decided, None).hidden == {1: rounds}
     assert decided.tokens == (13, 31, 23, 13, 11, 14)

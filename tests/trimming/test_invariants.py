@@ -63,10 +63,7 @@ def _spans(draw: st.DrawFn) -> list[Message]:
 
 def _varied(draw: st.DrawFn, history: list[Message]) -> list[Message]:
     """Return a history with tool results of several kinds."""
-    return [
-        each.replacing("content", draw(st.sampled_from(OUTPUTS))) if each.is_result else each
-        for each in history
-    ]
+    return [each.replacing("content", draw(st.sampled_from(OUTPUTS))) if each.is_result else each for each in history]
 
 
 @st.composite
@@ -99,9 +96,7 @@ def _entries(given: list[Message]) -> list[Entry]:
 def _as_seen(made: Plan, log: list[Entry]) -> list[Message]:
     """Return what is sent of a log, as the client saw it: without what it was not shown."""
     hid = {entry.hidden.reply: entry.message for entry in log if entry.hidden is not None}
-    return [
-        hid.get(message, message) for message in made.view if b"own_" not in message.raw or message in hid
-    ]
+    return [hid.get(message, message) for message in made.view if b"own_" not in message.raw or message in hid]
 
 
 TRIGGERS = _optional(
@@ -132,11 +127,7 @@ CLEAR = _optional(
     },
 )
 TRUNCATE = _optional(
-    {
-        "type": st.just("truncate_tool_output"),
-        "max_lines": st.integers(1, 40),
-        "max_bytes": st.integers(1, 200),
-    },
+    {"type": st.just("truncate_tool_output"), "max_lines": st.integers(1, 40), "max_bytes": st.integers(1, 200)},
     {"direction": st.sampled_from(["head", "tail", "head_tail"]), **WHEN},
 )
 COMPACT = _optional(
@@ -195,11 +186,7 @@ PINS = st.lists(st.just({"regex": "never"}), max_size=1)
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     """Return a policy that the file could hold."""
-    keys: dict[str, Any] = {
-        "keep": draw(KEEP),
-        "pin": draw(PINS),
-        "on_arrival": draw(st.lists(OUTPUT, max_size=2)),
-    }
+    keys: dict[str, Any] = {"keep": draw(KEEP), "pin": draw(PINS), "on_arrival": draw(st.lists(OUTPUT, max_size=2))}
     if draw(st.booleans()):
         keys["trigger"] = trigger = draw(TRIGGERS)
         target = draw(st.none() | st.integers(1, trigger.get("tokens", 400)))
@@ -239,9 +226,7 @@ def _recorded(log: list[Message], last: Plan | None) -> list[Entry]:
     """Return the log as it comes back from the store: what was sent before carries what was decided then."""
     decided = last.decided if last is not None else ()
     made = _entries(log)
-    return [replace(each, arrival=then) for each, then in zip(made, decided, strict=False)] + made[
-        len(decided) :
-    ]
+    return [replace(each, arrival=then) for each, then in zip(made, decided, strict=False)] + made[len(decided) :]
 
 
 def _check_accounts(made: Plan, log: list[Entry], known: PlanningContext) -> None:
@@ -262,10 +247,7 @@ def _check_accounts(made: Plan, log: list[Entry], known: PlanningContext) -> Non
 @TRIED
 @given(_histories(broken()), policies(), KNOWNS, st.booleans())
 def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
-    log: list[Message],
-    policy: Policy,
-    known: PlanningContext,
-    composed: bool,
+    log: list[Message], policy: Policy, known: PlanningContext, composed: bool
 ) -> None:
     made = plan(_entries(log), policy, "p", known, composed=composed)
     _check_accounts(made, _entries(log), known)
@@ -273,9 +255,7 @@ def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
     if composed or made.changes or made.earlier or any(entry.hidden for entry in _entries(log)):
         assert problems(made.view) == []
         if made.view:
-            api_rules.check(
-                {"model": "m", "messages": [each.data for each in made.view]}, plain=False, lenient=False
-            )
+            api_rules.check({"model": "m", "messages": [each.data for each in made.view]}, plain=False, lenient=False)
     else:
         assert made.view == tuple(log)
 
@@ -300,13 +280,7 @@ def test_a_log_that_is_left_as_it_came_is_planned_as_any_other(
     log: list[Message], policy: Policy, known: PlanningContext
 ) -> None:
     ignored = Cut(
-        position=len(log) + 1,
-        policy="p",
-        version=policy.version,
-        changes=(),
-        tokens=1,
-        messages=1,
-        tool_calls=0,
+        position=len(log) + 1, policy="p", version=policy.version, changes=(), tokens=1, messages=1, tool_calls=0
     )
     roomy = replace(known, context_window=100 * WINDOW)
     for given_entries in (_entries(log), entries(log)):
@@ -317,9 +291,7 @@ def test_a_log_that_is_left_as_it_came_is_planned_as_any_other(
 
 @TRIED
 @given(_histories(valid()), policies(), KNOWNS)
-def test_what_is_protected_is_sent_as_it_is(
-    log: list[Message], policy: Policy, known: PlanningContext
-) -> None:
+def test_what_is_protected_is_sent_as_it_is(log: list[Message], policy: Policy, known: PlanningContext) -> None:
     made = plan(_entries(log), policy, "p", known)
     changed = {change.position for change in made.made}
     kept = protected(log, spans(log), rounds(log), policy)
@@ -385,11 +357,7 @@ def _check_settled(made: Plan, last: Plan | None) -> None:
     KNOWNS,
 )
 def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
-    growth: list[list[list[Message]]],
-    one: Policy,
-    other: Policy,
-    others: set[int],
-    known: PlanningContext,
+    growth: list[list[list[Message]]], one: Policy, other: Policy, others: set[int], known: PlanningContext
 ) -> None:
     log: list[Message] = []
     last: Plan | None = None
@@ -428,10 +396,7 @@ def _check_cut(made: Plan, log: list[Message]) -> None:
     for gap in cut.gaps:
         assert last <= gap.start < gap.stop <= cut.position
         inside = log[gap.start : gap.stop]
-        assert (gap.tokens, gap.tool_calls) == (
-            sum(map(count, inside)),
-            sum(message.is_result for message in inside),
-        )
+        assert (gap.tokens, gap.tool_calls) == (sum(map(count, inside)), sum(message.is_result for message in inside))
         last = gap.stop
     outside = outside_gaps(range(cut.position), cut.gaps, int)
     assert {change.position for change in cut.changes} <= set(outside)
@@ -459,11 +424,7 @@ def test_repairs_do_not_break_that_either(
 @TRIED
 @given(_histories(valid()), EDITS, KEEP_LITTLE, st.none() | st.integers(1, 400), KNOWNS)
 def test_a_second_move_right_after_the_first_changes_nothing(
-    log: list[Message],
-    edit: dict[str, Any],
-    keep: dict[str, Any],
-    target: int | None,
-    known: PlanningContext,
+    log: list[Message], edit: dict[str, Any], keep: dict[str, Any], target: int | None, known: PlanningContext
 ) -> None:
     keys = {"trigger": {"every_request": True}, "keep": keep, "edits": [{**edit, "when": None}]}
     policy = Policy.model_validate({**keys, "target": {"tokens": target} if target is not None else None})

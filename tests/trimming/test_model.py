@@ -33,16 +33,13 @@ def planned(arrivals: tuple[Change, ...], cut: Cut | None, *, moved: bool = Fals
 
 
 def test_changes_of_arrival_come_first_and_edits_are_named_once() -> None:
-    short = Change(
-        position=3, edit="truncate_tool_output", reason="", message=None, tokens_before=9, tokens_after=5
-    )
+    short = Change(position=3, edit="truncate_tool_output", reason="", message=None, tokens_before=9, tokens_after=5)
     gone, other = (
         Change(position=3, edit="keep_tool_calls", reason="", message=None, tokens_before=5, tokens_after=0),
         Change(position=4, edit="keep_tool_calls", reason="", message=None, tokens_before=5, tokens_after=0),
     )
     plan = planned(
-        (short,),
-        Cut(position=5, policy="p", version="v", changes=(gone, other), tokens=0, messages=0, tool_calls=0),
+        (short,), Cut(position=5, policy="p", version="v", changes=(gone, other), tokens=0, messages=0, tool_calls=0)
     )
     assert plan.changes == (short, gone, other)
     assert plan.edits == ("truncate_tool_output", "keep_tool_calls")
@@ -50,9 +47,7 @@ def test_changes_of_arrival_come_first_and_edits_are_named_once() -> None:
 
 def test_a_move_tells_what_it_did_itself_and_names_what_was_dropped_before() -> None:
     stub, gone = (
-        Change(
-            position=7, edit="truncate_tool_output", reason="", message=None, tokens_before=9, tokens_after=5
-        ),
+        Change(position=7, edit="truncate_tool_output", reason="", message=None, tokens_before=9, tokens_after=5),
         Change(position=7, edit="drop_oldest", reason="", message=None, tokens_before=5, tokens_after=0),
     )
     gap = Gap(start=3, stop=5, edit="keep_tool_calls", reason="", tokens=20, tool_calls=1)
@@ -87,9 +82,7 @@ def test_a_move_tells_what_earlier_ones_did_to_messages_that_are_still_sent() ->
         tokens_after=15,
     )
     later, gone = (
-        Change(
-            position=2, edit="clear_tool_results", reason="", message=None, tokens_before=15, tokens_after=0
-        ),
+        Change(position=2, edit="clear_tool_results", reason="", message=None, tokens_before=15, tokens_after=0),
         Change(position=1, edit="drop_oldest", reason="", message=None, tokens_before=9, tokens_after=0),
     )
     new = Change(
@@ -115,20 +108,12 @@ def test_a_move_tells_what_earlier_ones_did_to_messages_that_are_still_sent() ->
     assert plan.edits == ("drop_oldest", "truncate_tool_output", "clear_tool_results")
 
 
-@pytest.mark.parametrize(
-    ("role", "sent"), [("user", "user So."), ("system", "system So."), ("merge", "system So.")]
-)
+@pytest.mark.parametrize(("role", "sent"), [("user", "user So."), ("system", "system So."), ("merge", "system So.")])
 def test_a_summary_is_a_message(role: SummaryRole, sent: str) -> None:
     assert (
         line(
             Summary(
-                text="So.",
-                role=role,
-                until=2,
-                tokens=30,
-                kind="statistics",
-                covered_messages=2,
-                covered_tokens=25,
+                text="So.", role=role, until=2, tokens=30, kind="statistics", covered_messages=2, covered_tokens=25
             ).message(DIALECT)
         )
         == sent
@@ -147,19 +132,11 @@ def tokens(given: list[Message]) -> list[int]:
 
 def summary(role: Any) -> Summary:
     return Summary(
-        text="So far.",
-        role=role,
-        until=3,
-        tokens=17,
-        kind="statistics",
-        covered_messages=3,
-        covered_tokens=50,
+        text="So far.", role=role, until=3, tokens=17, kind="statistics", covered_messages=3, covered_tokens=50
     )
 
 
-def shown(
-    left: Sequence[Message | None], given: Sequence[int], context: PlanningContext, **more: Any
-) -> View:
+def shown(left: Sequence[Message | None], given: Sequence[int], context: PlanningContext, **more: Any) -> View:
     return view_of(entries(SOUND), left, given, context, **more)
 
 
@@ -187,13 +164,7 @@ def test_what_breaks_the_rules_is_repaired_where_that_is_asked_and_counted_anew(
     as_it_is = shown(broken, tokens(broken), KNOWN, repairing=False)
     assert (as_it_is.messages, as_it_is.tokens, as_it_is.notes) == (tuple(broken), 147, ())
     view = shown([None, *broken], [0, *tokens(broken)], KNOWN, repairing=True, summary=summary("user"))
-    assert lines(view.messages) == [
-        "user So far.",
-        "assistant | a f",
-        f"tool a {NO_RESULT}",
-        "user one",
-        "user two",
-    ]
+    assert lines(view.messages) == ["user So far.", "assistant | a f", f"tool a {NO_RESULT}", "user one", "user two"]
     assert view.tokens == 100 + 17 + 10 + (10 + len(NO_RESULT)) + 13 + 13
     assert len(view.notes) == 2
 
@@ -219,11 +190,7 @@ def test_instructions_in_parts_get_another_part() -> None:
     part = {"type": "text", "text": "be good", "cache_control": {"type": "ephemeral"}}
     given = ChatMessage.of({"role": "system", "content": [part], "name": "boss"})
     (longer,) = merged((given,), summary("merge"), DIALECT)
-    assert longer.data == {
-        "role": "system",
-        "content": [part, {"type": "text", "text": "So far."}],
-        "name": "boss",
-    }
+    assert longer.data == {"role": "system", "content": [part, {"type": "text", "text": "So far."}], "name": "boss"}
     assert given.data["content"] == [part]
 
 

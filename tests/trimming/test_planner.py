@@ -29,15 +29,7 @@ from proxy.trimming.model import (
     Summary,
     SummaryRequest,
 )
-from proxy.trimming.planner import (
-    ASKED,
-    UNKNOWN_PRICES,
-    bypass,
-    compaction,
-    plan,
-    requested_in_time,
-    tokens_left,
-)
+from proxy.trimming.planner import ASKED, UNKNOWN_PRICES, bypass, compaction, plan, requested_in_time, tokens_left
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import UNKNOWN_WINDOW
 from tests.trimming.edits.held import draft_of
@@ -90,14 +82,7 @@ def test_above_the_trigger_the_cut_moves_to_the_end_and_the_target_is_met() -> N
     assert made.moved
     gap = Gap(start=0, stop=4, edit="drop_oldest", reason="its round was the oldest", tokens=80, tool_calls=0)
     assert made.cut == Cut(
-        position=6,
-        policy="mine",
-        version=HUNDRED.version,
-        changes=(),
-        tokens=40,
-        messages=2,
-        tool_calls=0,
-        gaps=(gap,),
+        position=6, policy="mine", version=HUNDRED.version, changes=(), tokens=40, messages=2, tool_calls=0, gaps=(gap,)
     )
     assert [change.position for change in made.made] == [0, 1, 2, 3]
     assert made.changes == made.made
@@ -146,18 +131,12 @@ def test_what_a_move_dropped_stays_dropped() -> None:
 
 
 def test_a_block_that_lost_some_of_its_calls_is_decided_about_anew_and_whole() -> None:
-    calls = policy(
-        trigger={"every_request": True},
-        edits=[{"type": "keep_tool_calls", "last": 1, "scope": "all"}],
-    )
+    calls = policy(trigger={"every_request": True}, edits=[{"type": "keep_tool_calls", "last": 1, "scope": "all"}])
     entries = log("user 1", "assistant | a f, b f", "tool a 1", "tool b 2")
     first = plan(entries, calls, "p", KNOWN)
     assert first.cut is not None
     assert first.cut.gaps == ()
-    assert [(change.position, change.message is None) for change in first.cut.changes] == [
-        (1, False),
-        (2, True),
-    ]
+    assert [(change.position, change.message is None) for change in first.cut.changes] == [(1, False), (2, True)]
     assert lines(first.view) == ["user 1", "assistant | b f", "tool b 2"]
     more = [*entries, *log(*["user"] * 4, "assistant | c f", "tool c 3")[4:]]
     second = plan(more, calls, "p", KNOWN, first.cut)
@@ -165,12 +144,7 @@ def test_a_block_that_lost_some_of_its_calls_is_decided_about_anew_and_whole() -
     assert lines(second.view) == ["user 1", "assistant | c f", "tool c 3"]
     assert second.cut.gaps == (
         Gap(
-            start=1,
-            stop=4,
-            edit="keep_tool_calls",
-            reason="not among the newest 1 tool calls",
-            tokens=32,
-            tool_calls=2,
+            start=1, stop=4, edit="keep_tool_calls", reason="not among the newest 1 tool calls", tokens=32, tool_calls=2
         ),
     )
     assert second.cut.changes == ()
@@ -231,18 +205,14 @@ def test_what_the_request_does_not_speak_of_is_not_counted_and_stays_as_it_was()
     assert moved.cut.gaps == (
         Gap(start=0, stop=6, edit="drop_oldest", reason="its round was the oldest", tokens=120, tool_calls=0),
         Gap(start=6, stop=7, edit="e", reason="", tokens=20, tool_calls=0),
-        Gap(
-            start=7, stop=12, edit="drop_oldest", reason="its round was the oldest", tokens=100, tool_calls=0
-        ),
+        Gap(start=7, stop=12, edit="drop_oldest", reason="its round was the oldest", tokens=100, tool_calls=0),
     )
     other = policy(trigger={"tokens": 99}, target={"tokens": 60}, edits=[DROP])
     anew = plan(later, other, "p", KNOWN, cut, start=4)
     assert anew.cut is not None
     assert anew.cut.changes == cut.changes[:1]
     assert anew.cut.gaps == (
-        Gap(
-            start=0, stop=12, edit="drop_oldest", reason="its round was the oldest", tokens=240, tool_calls=0
-        ),
+        Gap(start=0, stop=12, edit="drop_oldest", reason="its round was the oldest", tokens=240, tool_calls=0),
     )
     assert (anew.earlier, len(anew.made)) == ((), 8)
 
@@ -283,9 +253,7 @@ def test_what_is_sent_beside_the_log_counts() -> None:
 
 
 def test_a_target_that_cannot_be_met_is_told_and_the_next_move_waits() -> None:
-    kept = policy(
-        trigger={"tokens": 100}, target={"tokens": 60}, edits=[DROP], keep={"rounds": 4, "spans": 2}
-    )
+    kept = policy(trigger={"tokens": 100}, target={"tokens": 60}, edits=[DROP], keep={"rounds": 4, "spans": 2})
     first = plan(log(*turns(1, 4)), kept, "p", KNOWN)
     assert first.warnings == ("target missed: 160 tokens are 100 above 60",)
     assert first.moved
@@ -318,22 +286,16 @@ def test_without_a_target_each_edit_runs_once() -> None:
     ]
     two = [change for change in made.changes if change.position == 2]
     assert two[0].tokens_after == two[1].tokens_before
-    assert made.tokens_before - made.tokens_sent == sum(
-        c.tokens_before - c.tokens_after for c in made.changes
-    )
+    assert made.tokens_before - made.tokens_sent == sum(c.tokens_before - c.tokens_after for c in made.changes)
 
 
 def test_an_edit_runs_only_when_its_condition_holds_as_things_then_stand() -> None:
     rounds = [
-        line
-        for n in (1, 2)
-        for line in (f"user {n}", "assistant | a f", "tool a 1", "assistant | b f", "tool b 2")
+        line for n in (1, 2) for line in (f"user {n}", "assistant | a f", "tool a 1", "assistant | b f", "tool b 2")
     ]
     calls = {"type": "keep_tool_calls", "last": 2, "when": {"tool_calls": 3}}
     then = {"type": "keep_tool_calls", "last": 1, "scope": "all", "when": {"tool_calls": 2}}
-    made = plan(
-        log(*rounds, "user 3"), policy(trigger={"every_request": True}, edits=[calls, then]), "p", KNOWN
-    )
+    made = plan(log(*rounds, "user 3"), policy(trigger={"every_request": True}, edits=[calls, then]), "p", KNOWN)
     assert made.cut is not None
     assert made.cut.tool_calls == 2
 
@@ -407,9 +369,7 @@ def test_what_arrival_changed_is_sent_so_from_then_on() -> None:
 
 
 def test_a_cut_builds_upon_what_arrival_changed() -> None:
-    both = policy(
-        on_arrival=[SHORT], trigger={"every_request": True}, edits=[{"type": "keep_tool_calls", "last": 0}]
-    )
+    both = policy(on_arrival=[SHORT], trigger={"every_request": True}, edits=[{"type": "keep_tool_calls", "last": 0}])
     made = plan(log("user q", "assistant | a f", "tool a " + "x" * 600, "user q2"), both, "p", KNOWN)
     assert made.cut is not None
     (arrived,), (_, removed) = made.arrivals, made.made
@@ -455,9 +415,7 @@ def test_limits_are_in_tokens_as_upstream_counts_them() -> None:
 
 
 def test_a_missed_target_is_told_and_waited_for_as_upstream_counts() -> None:
-    kept = policy(
-        trigger={"tokens": 200}, target={"tokens": 120}, edits=[DROP], keep={"rounds": 4, "spans": 2}
-    )
+    kept = policy(trigger={"tokens": 200}, target={"tokens": 120}, edits=[DROP], keep={"rounds": 4, "spans": 2})
     first = plan(log(*turns(1, 4)), kept, "p", SCALED)
     assert first.warnings == ("target missed: 320 tokens are 200 above 120",)
     # It must have grown by 80 of upstream's tokens: 40 of these.
@@ -725,9 +683,7 @@ def test_what_a_move_changes_is_no_part_that_stayed() -> None:
         tokens_before=14,
         tokens_after=10,
     )
-    cut = Cut(
-        position=5, policy="p", version=newest.version, changes=(stub,), tokens=0, messages=5, tool_calls=1
-    )
+    cut = Cut(position=5, policy="p", version=newest.version, changes=(stub,), tokens=0, messages=5, tool_calls=1)
     before = plan(entries[:9], newest, "p", KNOWN, cut)
     assert (before.moved, before.settled) == (False, (5,))
     # The first round goes: what ended with the stub is another part now.
@@ -737,9 +693,7 @@ def test_what_a_move_changes_is_no_part_that_stayed() -> None:
 
 
 def test_what_stands_before_a_gap_is_not_said_to_stay() -> None:
-    both = policy(
-        trigger={"messages": 4}, target={"tokens": 1}, keep={"rounds": 1, "spans": 1}, edits=[SHORTER, DROP]
-    )
+    both = policy(trigger={"messages": 4}, target={"tokens": 1}, keep={"rounds": 1, "spans": 1}, edits=[SHORTER, DROP])
     made = plan(log(*turns(1, 1), *calls(2)), both, "p", KNOWN)
     # Of the first round nothing is left; the question of the second stays, its first call goes.
     assert lines(made.view)[0] == "user q"
@@ -890,9 +844,7 @@ SUMMARY = {"type": "summarize", "mode": "statistics", "keep_rounds": 0, "min_mes
         ({**SUMMARY, "upper": 850, "lower": 300}, 800),
     ],
 )
-def test_an_edit_with_a_limit_of_its_own_goes_on_below_the_policys_target(
-    edit: dict[str, Any], sent: int
-) -> None:
+def test_an_edit_with_a_limit_of_its_own_goes_on_below_the_policys_target(edit: dict[str, Any], sent: int) -> None:
     known = replace(KNOWN, context_window=1_000)
     own = policy(trigger={"tokens": 500}, target={"ratio": 0.9}, edits=[edit])
     made = plan(log(*turns(1, 20)), own, "mine", known)
@@ -912,13 +864,7 @@ def tenfold(entries: Sequence[Entry]) -> list[Entry]:
 def ready(until: int, **fields: Any) -> Prepared:
     """Return a summary by a model of thirty tokens."""
     return Prepared(
-        text="s" * 20,
-        tokens=30,
-        until=until,
-        model="small",
-        covered_messages=until,
-        covered_tokens=9999,
-        **fields,
+        text="s" * 20, tokens=30, until=until, model="small", covered_messages=until, covered_tokens=9999, **fields
     )
 
 
@@ -961,11 +907,7 @@ def test_a_log_that_would_go_out_as_it_came_wants_its_summary_before_the_trigger
     large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
     known = replace(KNOWN, context_window=100_000)
     made = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", known)
-    assert (made.moved, made.fired, made.wanted) == (
-        False,
-        "",
-        SummaryRequest(stop=6, room=1199, urgent=False),
-    )
+    assert (made.moved, made.fired, made.wanted) == (False, "", SummaryRequest(stop=6, room=1199, urgent=False))
 
 
 def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked_for() -> None:
@@ -1025,9 +967,7 @@ def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_soon
     assert first.made[-1].position == 3
     known = replace(
         KNOWN,
-        prepared=Prepared(
-            text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800
-        ),
+        prepared=Prepared(text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800),
     )
     # All that it covers is gone: between two moves nothing changes.
     longer = tenfold(log(*turns(1, 6), "user 1"))
@@ -1041,9 +981,7 @@ def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_soon
     assert (made.summary.until, made.summary.tokens, made.wanted) == (4, 300, None)
     assert (made.edits, made.tokens_sent) == (("drop_oldest", "summarize"), 300 + 2 * 400 + 110)
     assert made.cut is not None
-    again = plan(
-        [*longest, *tenfold(log(*turns(1, 7), "user 1", "assistant 1"))[15:]], both, "p", known, made.cut
-    )
+    again = plan([*longest, *tenfold(log(*turns(1, 7), "user 1", "assistant 1"))[15:]], both, "p", known, made.cut)
     assert (again.moved, again.summary, again.edits) == (False, made.summary, made.edits)
     assert again.view[: len(made.view)] == made.view
 
@@ -1184,9 +1122,7 @@ def test_what_would_be_summed_up_if_somebody_asked() -> None:
     assert compaction(entries, policy(), KNOWN) == SummaryRequest(stop=8, room=1599, urgent=False)
     cut = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(6, asked=True))).cut
     assert cut is not None
-    assert compaction(entries[6:], SUMMING, KNOWN, cut) == SummaryRequest(
-        stop=8, room=400 + 30 - 1, urgent=False
-    )
+    assert compaction(entries[6:], SUMMING, KNOWN, cut) == SummaryRequest(stop=8, room=400 + 30 - 1, urgent=False)
     more = [*entries[6:], *tenfold(log(*turns(1, 6), "user 1"))[9:]]
     assert compaction(more, SUMMING, KNOWN, cut) == SummaryRequest(stop=10, room=710 + 30 - 1, urgent=False)
     assert compaction(entries[8:], SUMMING, KNOWN, cut) is None
@@ -1219,9 +1155,7 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     # And where an edit must pay, one that would not is not waited for.
     strict = policy(trigger={"tokens": 3200}, edits=[{**sums, "when": {"cost": "auto"}}])
     assert plan(log(*lines_of[:11]), strict, "p", known).wanted is None
-    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == SummaryRequest(
-        stop=116, room=12759, urgent=True
-    )
+    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == SummaryRequest(stop=116, room=12759, urgent=True)
 
 
 def hid(entry: Entry) -> Entry:
@@ -1253,9 +1187,7 @@ def test_what_the_client_was_not_shown_goes_with_what_is_dropped_or_changed() ->
     assert made.warnings == ("target missed: 70 tokens are 10 above 60",)
     assert made.cut is not None
     assert made.cut.gaps == (
-        Gap(
-            start=0, stop=10, edit="drop_oldest", reason="its round was the oldest", tokens=200, tool_calls=0
-        ),
+        Gap(start=0, stop=10, edit="drop_oldest", reason="its round was the oldest", tokens=200, tool_calls=0),
     )
     again = plan([*entries[10:], *log(*turns(1, 7))[12:13]], HUNDRED, "p", KNOWN, made.cut)
     assert (again.moved, again.view[:4]) == (False, made.view)
@@ -1463,9 +1395,7 @@ def test_in_one_long_round_what_lies_behind_is_summed_up() -> None:
     calls = [line for n in range(9) for line in (f"assistant | c{n} f", f"tool c{n} {'=' * 90}")]
     draft = draft_of(messages(["user do it", *calls]), {"rounds": 1, "spans": 4})
     assert COMPACTION.requested_now(draft) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
-    assert edit(keep_rounds=10).requested_now(draft) == SummaryRequest(
-        stop=11, room=5 * 110 - 1, urgent=False
-    )
+    assert edit(keep_rounds=10).requested_now(draft) == SummaryRequest(stop=11, room=5 * 110 - 1, urgent=False)
 
 
 def test_what_is_summed_up_is_not_again() -> None:

@@ -55,34 +55,19 @@ ALWAYS = {"every_request": True}
             {"trigger": {"ratio": 0.5}, "target": {"ratio": 0.6}, "edits": [DROP]},
             r"target\.ratio \(0\.6\) is above trigger\.ratio \(0\.5\)",
         ),
-        (
-            {"trigger": ALWAYS, "edits": [DROP]},
-            r"drop_oldest needs a target: set target\.tokens or target\.ratio",
-        ),
-        (
-            {"edits": [CALLS]},
-            r"need a trigger; it takes any of tokens, ratio, messages, .*, every_request",
-        ),
+        ({"trigger": ALWAYS, "edits": [DROP]}, r"drop_oldest needs a target: set target\.tokens or target\.ratio"),
+        ({"edits": [CALLS]}, r"need a trigger; it takes any of tokens, ratio, messages, .*, every_request"),
         ({"target": {"tokens": 5}}, "need a trigger"),
         ({"trigger": ALWAYS}, "a trigger without edits trims nothing"),
-        (
-            {"on_arrival": [CALLS]},
-            "keep_tool_calls may not stand under on_arrival; allowed here: truncate_tool_output",
-        ),
-        (
-            {"on_arrival": [DROP]},
-            "drop_oldest may not stand under on_arrival; allowed here: truncate_tool_output",
-        ),
+        ({"on_arrival": [CALLS]}, "keep_tool_calls may not stand under on_arrival; allowed here: truncate_tool_output"),
+        ({"on_arrival": [DROP]}, "drop_oldest may not stand under on_arrival; allowed here: truncate_tool_output"),
         ({"edits": [{"type": "forget"}]}, "'keep_tool_calls', .*'drop_oldest'"),
         ({"edits": [{"last": 3}]}, "Unable to extract tag using discriminator 'type'"),
         ({"edits": [{"type": "keep_tool_calls", "last": -1}]}, "greater than or equal to 0"),
         ({"edits": [{"type": "keep_tool_calls", "lasst": 1}]}, "Extra inputs are not permitted"),
         ({"edits": [{"type": "keep_tool_calls", "scope": "some"}]}, "'history' or 'all'"),
         ({"on_arrival": [{"type": "truncate_tool_output", "max_bytes": 0}]}, "greater than 0"),
-        (
-            {"on_arrival": [{"type": "truncate_tool_output", "direction": "middle"}]},
-            "'head', 'tail' or 'head_tail'",
-        ),
+        ({"on_arrival": [{"type": "truncate_tool_output", "direction": "middle"}]}, "'head', 'tail' or 'head_tail'"),
         ({"keep": {"rounds": -1}}, "greater than or equal to 0"),
         ({"pin": [{"regex": "(?=ahead)"}]}, "not a pattern that RE2 takes: invalid perl operator"),
         ({"pin": [{"regex": "("}]}, "not a pattern that RE2 takes: missing"),
@@ -116,9 +101,7 @@ CUT = {"type": "truncate_tool_output", "max_lines": 9}
         ({"on_arrival": [CUT, {**CUT, "direction": "tail"}, CUT]}, ("on_arrival", 2)),
     ],
 )
-def test_an_edit_to_which_one_before_it_leaves_nothing_is_an_error(
-    keys: dict[str, Any], at: tuple[str, int]
-) -> None:
+def test_an_edit_to_which_one_before_it_leaves_nothing_is_an_error(keys: dict[str, Any], at: tuple[str, int]) -> None:
     with pytest.raises(ValidationError, match="can never do anything here") as refusal:
         Policy.model_validate({"trigger": {"tokens": 10}, "target": {"tokens": 5}, "edits": [CALLS], **keys})
     (error,) = refusal.value.errors()

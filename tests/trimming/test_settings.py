@@ -30,15 +30,7 @@ def known(window: int | None = None, idle: float | None = None) -> PlanningConte
 
 
 def standing(tokens: int = 0, messages: int = 0, tool_calls: int = 0) -> Cut:
-    return Cut(
-        position=1,
-        policy="p",
-        version="v",
-        changes=(),
-        tokens=tokens,
-        messages=messages,
-        tool_calls=tool_calls,
-    )
+    return Cut(position=1, policy="p", version="v", changes=(), tokens=tokens, messages=messages, tool_calls=tool_calls)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +62,7 @@ def standing(tokens: int = 0, messages: int = 0, tool_calls: int = 0) -> Cut:
         ),
     ],
 )
-def test_a_key_is_passed_by_what_is_above_it(
-    keys: dict[str, Any], below: Size, above: Size, words: str
-) -> None:
+def test_a_key_is_passed_by_what_is_above_it(keys: dict[str, Any], below: Size, above: Size, words: str) -> None:
     trigger = Trigger.model_validate(keys)
     assert trigger.fired(below, known(1000), None, None) == ""
     assert trigger.fired(above, known(1000), None, None) == words
@@ -184,19 +174,12 @@ def test_time_fires_when_the_session_was_idle_for_longer() -> None:
     minute = Trigger(idle_seconds=60)
     assert minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(), None, None) == ""
     assert minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=60), None, None) == ""
-    assert (
-        minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=60.6), None, None)
-        == "idle for 61 s"
-    )
+    assert minute.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=60.6), None, None) == "idle for 61 s"
     assert not minute.holds(Size(tokens=0, messages=0, tool_calls=0), known(idle=60))
     assert minute.holds(Size(tokens=0, messages=0, tool_calls=0), known(idle=61))
     auto = Trigger(idle_seconds="auto")
-    assert (
-        auto.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=ASSUMED.lifetime), None, None) == ""
-    )
-    assert (
-        auto.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=301), None, None) == "idle for 301 s"
-    )
+    assert auto.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=ASSUMED.lifetime), None, None) == ""
+    assert auto.fired(Size(tokens=0, messages=0, tool_calls=0), known(idle=301), None, None) == "idle for 301 s"
 
 
 def test_cost_is_judged_elsewhere() -> None:
@@ -213,8 +196,7 @@ def test_whether_only_a_ratio_fires(keys: dict[str, Any], only: bool) -> None:
 @pytest.mark.parametrize("keys", [{}, {"every_request": False}])
 def test_a_trigger_that_never_fires_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(
-        ValidationError,
-        match="at least one of tokens, ratio, messages, tool_calls, idle_seconds, cost, every_request",
+        ValidationError, match="at least one of tokens, ratio, messages, tool_calls, idle_seconds, cost, every_request"
     ):
         Trigger.model_validate(keys)
 
@@ -233,18 +215,9 @@ def test_a_target_in_tokens() -> None:
 
 def test_what_part_of_each_threshold_is_reached() -> None:
     trigger = Trigger.model_validate({"tokens": 100, "ratio": 0.5, "messages": 8, "tool_calls": 2})
-    assert list(trigger.shares(Size(tokens=150, messages=2, tool_calls=1), known(1000))) == [
-        1.5,
-        0.3,
-        0.25,
-        0.5,
-    ]
+    assert list(trigger.shares(Size(tokens=150, messages=2, tool_calls=1), known(1000))) == [1.5, 0.3, 0.25, 0.5]
     assert (
-        list(
-            Trigger(every_request=True, cost="auto").shares(
-                Size(tokens=150, messages=2, tool_calls=1), known(1000)
-            )
-        )
+        list(Trigger(every_request=True, cost="auto").shares(Size(tokens=150, messages=2, tool_calls=1), known(1000)))
         == []
     )
 

@@ -73,9 +73,7 @@ def test_the_text_in_chinese() -> None:
 def test_the_least_is_one_line(language: Language) -> None:
     statistics = of("user find src/a.py", "assistant | a read", "tool a src/a.py", "assistant src/a.py")
     assert statistics.text(language, LEAST).count("\n") == 0
-    assert (
-        statistics.text(language, Detail(requests=0, request=0, tools=1, values=0, reply=0)).count("\n") == 1
-    )
+    assert statistics.text(language, Detail(requests=0, request=0, tools=1, values=0, reply=0)).count("\n") == 1
     assert of("assistant hello", rounds=0).text("en", LEAST) == "1 messages (1 assistant)."
     assert of("assistant 好", rounds=0).text("zh", LEAST) == "共 1 条消息（助手 1）。"
 
@@ -132,10 +130,7 @@ def test_which_results_say_that_a_call_failed(output: str, failed: bool) -> None
 
 def test_the_older_form_counts_by_its_own_name() -> None:
     statistics = of("assistant | search()", "function search Error", "function other failed")
-    assert statistics.tools == (
-        ToolUse(name="search", calls=1, errors=1),
-        ToolUse(name="other", calls=0, errors=1),
-    )
+    assert statistics.tools == (ToolUse(name="search", calls=1, errors=1), ToolUse(name="other", calls=0, errors=1))
     assert of("tool a Error").tools == (ToolUse(name="", calls=0, errors=1),)
 
 
@@ -153,9 +148,7 @@ def test_no_value_is_cut_in_two_where_a_long_message_is() -> None:
     for cut in range(1, 10):
         text = "word " * 3998 + " " * (10 - cut) + "HAT_1234567 more"
         call = block("c", "read", json.dumps({"note": f"{text} HAT_7654321"}))
-        found = statistics_of(
-            [*messages([f"user {text}"]), call], spans([*messages([f"user {text}"]), call]), 1
-        )
+        found = statistics_of([*messages([f"user {text}"]), call], spans([*messages([f"user {text}"]), call]), 1)
         assert found.values == ()
 
 
@@ -180,9 +173,7 @@ def test_what_is_kept_does_not_grow_with_the_conversation() -> None:
     text = statistics.text("en", Detail(requests=6, request=80, tools=12, values=6, reply=160))
     assert ", 88 more tools." in text
     assert "Requests of the user (6 of 500):\n1. question 0\n2. question 1\n497. question 496\n" in text
-    assert "，另有 88 种。" in statistics.text(
-        "zh", Detail(requests=6, request=80, tools=12, values=6, reply=160)
-    )
+    assert "，另有 88 种。" in statistics.text("zh", Detail(requests=6, request=80, tools=12, values=6, reply=160))
     assert len(json.dumps(statistics.model_dump(mode="json"))) < 20_000
 
 

@@ -61,13 +61,7 @@ class Sums(Puts, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change | Summary]:
         yield Summary(
-            text="So far.",
-            role="merge",
-            until=4,
-            tokens=30,
-            kind="statistics",
-            covered_messages=4,
-            covered_tokens=400,
+            text="So far.", role="merge", until=4, tokens=30, kind="statistics", covered_messages=4, covered_tokens=400
         )
         yield from super().apply(draft)
 
@@ -157,14 +151,7 @@ def test_what_a_move_leaves() -> None:
             policy="p",
             version="v",
             changes=(
-                Change(
-                    position=3,
-                    edit="puts",
-                    reason="w",
-                    message=user(SHORT),
-                    tokens_before=100,
-                    tokens_after=20,
-                ),
+                Change(position=3, edit="puts", reason="w", message=user(SHORT), tokens_before=100, tokens_after=20),
             ),
             tokens=0,
             messages=0,
@@ -243,13 +230,7 @@ def test_a_summary_takes_the_place_of_what_is_removed() -> None:
     sums = Sums(texts=dict.fromkeys(range(4)))
     move = trim(standing, policy(sums), KNOWN, None, costs(standing))
     assert move.summary == Summary(
-        text="So far.",
-        role="merge",
-        until=4,
-        tokens=30,
-        kind="statistics",
-        covered_messages=4,
-        covered_tokens=400,
+        text="So far.", role="merge", until=4, tokens=30, kind="statistics", covered_messages=4, covered_tokens=400
     )
     assert (move.gaps, move.changes) == (
         [Gap(start=0, stop=4, edit="sums", reason="why", tokens=400, tool_calls=0)],
@@ -304,11 +285,7 @@ def test_where_what_was_put_back_takes_too_much_room_more_goes() -> None:
 
 SEVERAL = [
     "user look at it again and again",
-    *(
-        line
-        for at in range(6)
-        for line in (f"assistant | c{at} read", f"tool c{at} {SAME * 5 if at < 4 else SAME}")
-    ),
+    *(line for at in range(6) for line in (f"assistant | c{at} read", f"tool c{at} {SAME * 5 if at < 4 else SAME}")),
     "assistant so",
     "user and now",
 ]
@@ -318,9 +295,7 @@ SEVERAL = [
 def twice(keep: int, **keys: Any) -> Policy:
     """Return a policy that points back first and clears then."""
     edits = [{"type": "deduplicate_results"}, {"type": "clear_tool_results", "keep": keep, "digest_chars": 0}]
-    return Policy.model_validate(
-        {"trigger": {"every_request": True}, "keep": {"rounds": 1}, "edits": edits, **keys}
-    )
+    return Policy.model_validate({"trigger": {"every_request": True}, "keep": {"rounds": 1}, "edits": edits, **keys})
 
 
 def kinds(move: Trim) -> dict[int, str]:
@@ -336,9 +311,7 @@ def kinds(move: Trim) -> dict[int, str]:
 def dangling(move: Trim) -> list[str]:
     """Return pointers to what does not stand whole."""
     whole = {f"ref_{place}" for place, kind in kinds(move).items() if kind == "whole"}
-    texts = [
-        message.text for message in move.draft.messages if message is not None and message.role == "tool"
-    ]
+    texts = [message.text for message in move.draft.messages if message is not None and message.role == "tool"]
     refs = [text.rpartition("ref=")[2].rstrip("]") for text in texts if text.startswith("[same")]
     return [ref for ref in refs if ref not in whole]
 
@@ -421,18 +394,14 @@ def test_what_is_left_out_since_it_does_not_pay_is_not_done_at_another_pass() ->
     firsts: set[int] = set()
     for requests in range(60):
         known = costs(
-            standing,
-            reads=(requests,) * len(given),
-            account=Account(turns=requests, untrimmed=10**6, saved=0.0),
+            standing, reads=(requests,) * len(given), account=Account(turns=requests, untrimmed=10**6, saved=0.0)
         )
         move = trim(standing, both, KNOWN, None, known, paying=True)
         first = min(places(move), default=len(given))
         firsts.add(first)
         assert move.draft.messages[:first] == standing.messages[:first]
         assert dangling(move) == []
-        assert move.draft.total == sum(
-            count(message) for message in move.draft.messages if message is not None
-        )
+        assert move.draft.total == sum(count(message) for message in move.draft.messages if message is not None)
         if move.made:
             assert move.balance.freed == sum(standing.tokens) - move.draft.total
             assert known.timely(move.balance, move.draft.tokens)
@@ -524,13 +493,7 @@ def test_a_rescue_counts_what_is_sent_beside_the_log() -> None:
         messages=0,
         tool_calls=0,
         summary=Summary(
-            text="So.",
-            role="merge",
-            until=2,
-            tokens=50,
-            kind="statistics",
-            covered_messages=2,
-            covered_tokens=40,
+            text="So.", role="merge", until=2, tokens=50, kind="statistics", covered_messages=2, covered_tokens=40
         ),
     )
     standing, kept = base(*turns(1, 4), cut=cut), policy(keep={"rounds": 2, "spans": 9})
@@ -629,9 +592,7 @@ TALK = [line for n in range(1, 6) for line in (f"user {n}", f"assistant {n}")]
 def hiding(lines: list[str], *places: int) -> list[Entry]:
     """Return a log in which the replies at these places have hidden rounds."""
     made = log(*lines)
-    return [
-        replace(each, hidden=hidden(each, KNOWN)) if at in places else each for at, each in enumerate(made)
-    ]
+    return [replace(each, hidden=hidden(each, KNOWN)) if at in places else each for at, each in enumerate(made)]
 
 
 def draft(target: int | None, *protected: int) -> Draft:

@@ -83,8 +83,7 @@ async def test_a_header_cannot_become_two(value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/a%2Fb", "/%7Ea", "/a//b/../c/", "/x?q=%20+%2b&&=", "/x?", "/%E4%BD%A0", "/a:b@c!$&'()*+,;=", "/%zz"],
+    "path", ["/a%2Fb", "/%7Ea", "/a//b/../c/", "/x?q=%20+%2b&&=", "/x?", "/%E4%BD%A0", "/a:b@c!$&'()*+,;=", "/%zz"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_the_target_is_not_quoted_again(method: str, path: str) -> None:
@@ -160,9 +159,7 @@ async def test_netrc_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 # -------------------------------------------------------------------------- a proxy of the environment
 
 
-@pytest.mark.parametrize(
-    "written", ["http://127.0.0.1:{}", "127.0.0.1:{}", "http://anne:secret@127.0.0.1:{}/"]
-)
+@pytest.mark.parametrize("written", ["http://127.0.0.1:{}", "127.0.0.1:{}", "http://anne:secret@127.0.0.1:{}/"])
 async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
     async with connected(provider := Provider(OK), base_url="http://provider.example:81/v1") as upstream:
         monkeypatch.setenv("http_proxy", written.format(provider.port))
@@ -171,9 +168,7 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
     assert (b"Basic YW5uZTpzZWNyZXQ=" in provider.requests[0]) == ("anne" in written)
 
 
-async def test_a_proxy_is_asked_for_a_tunnel_to_an_encrypted_upstream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_proxy_is_asked_for_a_tunnel_to_an_encrypted_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = Provider(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     async with connected(provider, base_url="https://provider.example/v1") as upstream:
         monkeypatch.setenv("HTTPS_PROXY", f"http://anne:secret@127.0.0.1:{provider.port}")
@@ -198,9 +193,7 @@ async def test_a_proxy_is_asked_for_a_tunnel_to_an_encrypted_upstream(
         ("other.example", False),
     ],
 )
-async def test_no_proxy_names_hosts_and_ports(
-    monkeypatch: pytest.MonkeyPatch, exempt: str, *, direct: bool
-) -> None:
+async def test_no_proxy_names_hosts_and_ports(monkeypatch: pytest.MonkeyPatch, exempt: str, *, direct: bool) -> None:
     async with connected(provider := Provider(OK)) as upstream:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{provider.port}")
         monkeypatch.setenv("no_proxy", exempt.format(provider.port))
@@ -212,13 +205,7 @@ async def test_no_proxy_names_hosts_and_ports(
 
 
 async def test_answer_headers_come_as_they_are() -> None:
-    lines = (
-        b"Set-Cookie: a=1",
-        b"set-cookie: b=2",
-        b"X-Raw: \xff\xfe",
-        b"X-Empty:",
-        b"X-Space:  two  words \t",
-    )
+    lines = (b"Set-Cookie: a=1", b"set-cookie: b=2", b"X-Raw: \xff\xfe", b"X-Empty:", b"X-Space:  two  words \t")
     async with connected(Provider(with_header(OK, *lines))) as upstream:
         answer, _ = await ask(upstream)
     assert answer.headers == [
@@ -233,9 +220,7 @@ async def test_answer_headers_come_as_they_are() -> None:
     assert answer.header(b"x-none") is None
 
 
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4;ext=1\r\nthis\r\n3\r\n is\r\n0\r\nX-T: t\r\n\r\n"
-)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4;ext=1\r\nthis\r\n3\r\n is\r\n0\r\nX-T: t\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -350,8 +335,7 @@ async def test_all_that_came_before_a_break_is_given(answer: bytes) -> None:
 async def test_a_slow_reader_makes_the_upstream_wait() -> None:
     size = 20_000_000
     async with connected(
-        provider := Provider(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"a" * size),
-        read_timeout=0.3,
+        provider := Provider(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"a" * size), read_timeout=0.3
     ) as upstream:
         answer = await upstream.ask(upstream.base, "POST", "/x", [], b"{}")
         await asyncio.sleep(0.5)  # longer than read_timeout: the upstream is not to blame
@@ -440,9 +424,7 @@ async def test_what_is_no_answer_is_an_error_that_names_the_upstream(answer: byt
 async def test_a_refused_connection_names_host_port_and_cause() -> None:
     async with listening(provider := Provider()):
         pass
-    upstream = Upstream(
-        UpstreamSettings(base_url=f"http://127.0.0.1:{provider.port}/v1/secret"), shares_key=False
-    )
+    upstream = Upstream(UpstreamSettings(base_url=f"http://127.0.0.1:{provider.port}/v1/secret"), shares_key=False)
     for method in ("GET", "POST"):
         with pytest.raises(UpstreamUnreachable) as raised:
             await ask(upstream, method, "/x?key=secret")
@@ -493,18 +475,14 @@ def certificate(tmp_path: Path) -> Path:
     if program is None:
         pytest.skip("there is no openssl to make a certificate with")
     made = tmp_path / "both.pem"
-    words = (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     files = ["-keyout", str(made), "-out", str(tmp_path / "certificate.pem")]
     subprocess.run([program, *words.split(), *files], check=True, capture_output=True)  # noqa: S603 - no stranger's
     made.write_bytes(made.read_bytes() + (tmp_path / "certificate.pem").read_bytes())
     return made
 
 
-@pytest.mark.parametrize(
-    ("host", "trusted"), [("localhost", True), ("127.0.0.1", False), ("localhost", False)]
-)
+@pytest.mark.parametrize(("host", "trusted"), [("localhost", True), ("127.0.0.1", False), ("localhost", False)])
 async def test_tls_needs_a_trusted_certificate_that_names_the_host(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, *, trusted: bool
 ) -> None:

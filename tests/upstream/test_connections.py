@@ -45,9 +45,7 @@ async def test_a_connection_is_used_again_and_several_where_several_ask() -> Non
         assert provider.connections == 2
 
 
-async def test_an_idle_connection_is_given_up_before_servers_close_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_idle_connection_is_given_up_before_servers_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connections.IDLE_SECONDS < 5
     monkeypatch.setattr(connections, "IDLE_SECONDS", 0.02)
     async with connected(provider := Provider(OK)) as upstream:
@@ -93,8 +91,7 @@ async def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() -
 
 
 @pytest.mark.parametrize(
-    ("says", "expected"),
-    [(b"timeout=1, max=9", 2), (b"max=9;Timeout=0", 2), (b"timeout=5", 1), (b"max=1", 1)],
+    ("says", "expected"), [(b"timeout=1, max=9", 2), (b"max=9;Timeout=0", 2), (b"timeout=5", 1), (b"max=1", 1)]
 )
 async def test_a_connection_rests_no_longer_than_the_server_says(says: bytes, expected: int) -> None:
     async with connected(provider := Provider(with_header(OK, b"Keep-Alive: " + says))) as upstream:
@@ -179,9 +176,7 @@ async def test_any_other_lost_request_is_never_sent_twice(method: str) -> None:
 
 
 async def test_closing_an_unread_answer_breaks_its_connection() -> None:
-    async with connected(
-        provider := Provider(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nfirst")
-    ) as upstream:
+    async with connected(provider := Provider(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nfirst")) as upstream:
         answer = await upstream.ask(upstream.base, "POST", "/x", [], b"{}")
         await answer.aclose()
         await until(lambda: provider.open == 0)
@@ -200,9 +195,7 @@ async def test_cancelling_a_request_breaks_its_connection() -> None:
 
 
 async def test_closing_the_upstream_closes_idle_connections_and_those_in_use() -> None:
-    async with connected(
-        provider := Provider(OK, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
-    ) as upstream:
+    async with connected(provider := Provider(OK, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")) as upstream:
         await ask(upstream)
         held = await upstream.ask(upstream.base, "POST", "/x", [], b"{}")
         await upstream.aclose()

@@ -113,11 +113,7 @@ async def connected(provider: Provider, **settings: Any) -> AsyncIterator[Upstre
 
 
 async def ask(
-    upstream: Upstream,
-    method: str = "POST",
-    path: str = "/x",
-    headers: Any = (),
-    content: Any = b"{}",
+    upstream: Upstream, method: str = "POST", path: str = "/x", headers: Any = (), content: Any = b"{}"
 ) -> tuple[Answer, bytes]:
     """Send a request; return the closed answer and its body as it came."""
     answer = await upstream.ask(upstream.base, method, path, headers, content)

@@ -57,18 +57,12 @@ def read_completion(body: Any) -> Completion:
         message = item.get("message")
         if is_object(message):
             choices.append(
-                ReplyChoice(
-                    index=_index(item, position), message=message, finish_reason=_name(item, "finish_reason")
-                )
+                ReplyChoice(index=_index(item, position), message=message, finish_reason=_name(item, "finish_reason"))
             )
     if len(choices) > 1:
         choices.sort(key=lambda choice: choice.index)
     return Completion(
-        choices=tuple(choices),
-        usage=_usage(body),
-        id=_name(body, "id"),
-        model=_name(body, "model"),
-        error=_error(body),
+        choices=tuple(choices), usage=_usage(body), id=_name(body, "id"), model=_name(body, "model"), error=_error(body)
     )
 
 
@@ -380,9 +374,7 @@ def _begins_another(call: _Folded, delta: JsonObject) -> bool:
     if not identity or not known or identity == known:
         return False
     function, begun = delta.get("function"), call.part("function")
-    return (
-        is_object(function) and bool(function.get("name")) and begun is not None and bool(begun.said("name"))
-    )
+    return is_object(function) and bool(function.get("name")) and begun is not None and bool(begun.said("name"))
 
 
 def _listed(known: Any) -> list[Any]:
@@ -447,12 +439,7 @@ def completion_of(reply: Message, *, id: str, created: int, model: str) -> bytes
             "created": created,
             "model": model,
             "choices": [
-                {
-                    "index": 0,
-                    "message": orjson.Fragment(reply.raw),
-                    "logprobs": None,
-                    "finish_reason": FINISH_REASON,
-                }
+                {"index": 0, "message": orjson.Fragment(reply.raw), "logprobs": None, "finish_reason": FINISH_REASON}
             ],
             "usage": _NOTHING_SPENT,
         }

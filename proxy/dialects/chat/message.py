@@ -12,16 +12,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.base import (
-    Attachment,
-    Call,
-    Countable,
-    Dialect,
-    Facts,
-    JsonObject,
-    Message,
-    ReasoningMode,
-)
+from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
 from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import is_array, is_object, write
 

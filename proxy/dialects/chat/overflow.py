@@ -192,9 +192,7 @@ def _texts(value: Any) -> tuple[list[str], JsonObject]:
         elif is_array(item):
             waiting += item[:_MOST_VALUES]
         elif is_object(item):
-            waiting += [
-                inner for name, inner in item.items() if name.lower().replace("_", "") in _TEXT_FIELDS
-            ]
+            waiting += [inner for name, inner in item.items() if name.lower().replace("_", "") in _TEXT_FIELDS]
             numbers |= {name: item[name] for name in _NUMBERS if _is_count(item.get(name))}
     return texts, numbers
 

@@ -11,16 +11,7 @@ from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import (
-    RawFields,
-    emitted,
-    is_array,
-    is_object,
-    read,
-    with_field,
-    without_field,
-    write,
-)
+from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, read, with_field, without_field, write
 
 CUT_OFF: Final = frozenset({"length", "content_filter"})
 """Values of `finish_reason` that may have cut a call in two."""
@@ -167,12 +158,7 @@ def _complete(item: JsonObject, call: Call) -> JsonObject:
     if item.get("type") == "custom":
         return {**rest, "id": call.id}
     arguments = call.arguments if _is_json_object(call.arguments) else "{}"
-    return {
-        **rest,
-        "id": call.id,
-        "type": "function",
-        "function": {**item["function"], "arguments": arguments},
-    }
+    return {**rest, "id": call.id, "type": "function", "function": {**item["function"], "arguments": arguments}}
 
 
 def _is_json_object(text: str) -> bool:
@@ -264,15 +250,11 @@ def _on_text(body: bytes, change: Correction) -> bytes:
         if change.calls is None or "tool_calls" not in (fields := RawFields(text)):
             return text
         kept = [raw for place, raw in enumerate(_ITEMS.decode(fields["tool_calls"])) if place in change.calls]
-        return (
-            _set(text, "tool_calls", msgspec.json.encode(kept)) if kept else without_field(text, "tool_calls")
-        )
+        return _set(text, "tool_calls", msgspec.json.encode(kept)) if kept else without_field(text, "tool_calls")
 
     def choice(text: bytes) -> bytes:
         text = _set(text, "message", message(RawFields(text)["message"]))
-        return (
-            text if change.finish_reason is None else _set(text, "finish_reason", write(change.finish_reason))
-        )
+        return text if change.finish_reason is None else _set(text, "finish_reason", write(change.finish_reason))
 
     choices = RawFields(body)["choices"]
     body = _set(body, "choices", _only_item(choices, choice))

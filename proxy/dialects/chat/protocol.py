@@ -98,9 +98,7 @@ class _Walk:
             self._keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
             self.problems[number] = (self.problems[number][0], Problem.SILENT)
 
-    def _results(
-        self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]
-    ) -> int:
+    def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]) -> int:
         """Keep the results that answer the calls of a block, and put in those that are missing.
 
         Return the position after the results.

@@ -19,15 +19,7 @@ from msgspec import Struct
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, hash_of
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText, has_calls
-from proxy.dialects.jsontext import (
-    RawFields,
-    emitted,
-    is_array,
-    is_object,
-    members_of,
-    with_field,
-    without_member,
-)
+from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, members_of, with_field, without_member
 from proxy.errors import InvalidRequest
 
 MAX_LEVELS: Final = 200
@@ -337,8 +329,7 @@ def _wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
 def _empty_messages() -> InvalidRequest:
     """Return the error for a request that says nothing."""
     return InvalidRequest(
-        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array "
-        "instead.",
+        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
         param="messages",
         code="empty_array",
     )
@@ -347,18 +338,14 @@ def _empty_messages() -> InvalidRequest:
 def _empty_model() -> InvalidRequest:
     """Return the error for a model without a name."""
     return InvalidRequest(
-        "Invalid 'model': empty string. Name a model, or leave the field out.",
-        param="model",
-        code="empty_string",
+        "Invalid 'model': empty string. Name a model, or leave the field out.", param="model", code="empty_string"
     )
 
 
 def _control_characters(param: str) -> InvalidRequest:
     """Return the error for a name with characters that no name can have."""
     return InvalidRequest(
-        f"Invalid '{param}': it holds control characters. Send the name alone.",
-        param=param,
-        code="invalid_value",
+        f"Invalid '{param}': it holds control characters. Send the name alone.", param=param, code="invalid_value"
     )
 
 

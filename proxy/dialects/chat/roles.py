@@ -87,11 +87,7 @@ def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 def _together(messages: Sequence[Message]) -> Message:
     """Return the first of the messages with the contents of all; the very same where it is alone."""
     first, *more = messages
-    return (
-        first.replacing("content", _joined([each.data.get("content") for each in messages]))
-        if more
-        else first
-    )
+    return first.replacing("content", _joined([each.data.get("content") for each in messages])) if more else first
 
 
 def _joined(contents: Sequence[Any]) -> str | list[Any]:

@@ -151,14 +151,7 @@ class _Part(Struct, frozen=True, kw_only=True):
         said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
         calls = {"tool_calls": self.delta["tool_calls"]}
         return (
-            _Part(
-                event=None,
-                chunk=self.with_delta(said),
-                choice=self.choice,
-                key=self.key,
-                delta=said,
-                items=[],
-            ),
+            _Part(event=None, chunk=self.with_delta(said), choice=self.choice, key=self.key, delta=said, items=[]),
             _Part(
                 event=None,
                 chunk=self.with_delta(calls),
@@ -392,9 +385,7 @@ class ToolStreamFilter:
         if not self.hides:
             return "", finish
         said = any(says_something(choice.message) for choice in self.reply.choices())
-        how = ending(
-            self.message, self._names, finish, later=self.rounds > 0, said=said, may_ask=self._may_ask
-        )
+        how = ending(self.message, self._names, finish, later=self.rounds > 0, said=said, may_ask=self._may_ask)
         self._round.again = how.again
         return how.text, how.finish
 

@@ -73,8 +73,7 @@ def _definition(tool: ToolDefinition, *, strict: bool) -> bytes:
     parameters: dict[str, Any] = {
         "type": "object",
         "properties": {
-            name: {"type": "string", "description": told.format(unset=unset)}
-            for name, told in tool.parameters
+            name: {"type": "string", "description": told.format(unset=unset)} for name, told in tool.parameters
         },
     }
     if strict:

@@ -54,9 +54,7 @@ Edit: TypeAlias = Annotated[
 """The one list. `type` tells them apart; a new edit is a new file and its name here."""
 
 TOOL_OUTPUT_TYPES: Final[tuple[str, ...]] = tuple(
-    each.model_fields["type"].default
-    for each in get_args(get_args(Edit)[0])
-    if issubclass(each, ToolOutputEdit)
+    each.model_fields["type"].default for each in get_args(get_args(Edit)[0]) if issubclass(each, ToolOutputEdit)
 )
 """The types of the edits of tool output: those that may stand under `on_arrival`."""
 

@@ -186,10 +186,7 @@ def _said(message: Message, *, arguments: bool) -> str:
 def _with_shorter_inputs(block: Message, budget: int, known: set[str]) -> Message:
     """Return an assistant message with the long arguments of its calls cleared."""
     return block.with_arguments(
-        [
-            (shorter_text if call.custom else shorter_arguments)(call.arguments, budget, known)
-            for call in block.calls
-        ]
+        [(shorter_text if call.custom else shorter_arguments)(call.arguments, budget, known) for call in block.calls]
     )
 
 

@@ -197,9 +197,7 @@ class _CompactForm:
                     self._is_marked |= self._offer(place, "log", text)
             elif "preview" in self._edit.methods:
                 alone = len(self._pieces) == 1
-                made = preview(
-                    piece.value, self._edit.keep_items, self._edit.max_string, ref if alone else None
-                )
+                made = preview(piece.value, self._edit.keep_items, self._edit.max_string, ref if alone else None)
                 if made is not None:
                     taken = self._offer(place, "preview", self._written(made))
                     self._is_marked |= taken and not alone

@@ -128,9 +128,7 @@ class Summarize(BaseEdit, frozen=True):
     def recipe(self) -> str:
         """Twelve hexadecimal digits: summaries of one recipe may go on from each other."""
         content = self.model_dump(mode="json", include=set(_IN_THE_RECIPE))
-        return blake2b(
-            orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_RECIPE_BYTES
-        ).hexdigest()
+        return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_RECIPE_BYTES).hexdigest()
 
     def is_done(self, draft: Draft) -> bool:
         """Tell whether the view is within `lower`, or else the policy's target, and nobody asked for more."""
@@ -303,9 +301,7 @@ class Summarize(BaseEdit, frozen=True):
         replaced, budget = _replaced(choice, draft), self._budget(draft, limit)
         return replaced - 1 if budget is None else min(replaced - 1, budget)
 
-    def _room_to_write(
-        self, beginning: Beginning, draft: Draft, of_newest: int | None, *, in_view: bool
-    ) -> int:
+    def _room_to_write(self, beginning: Beginning, draft: Draft, of_newest: int | None, *, in_view: bool) -> int:
         """Return how many tokens a summary by a model may have: fewer than what it is made of.
 
         That is the newest one, where there is one, of so many tokens, and the messages since as the log has
@@ -432,9 +428,7 @@ def _groups(draft: Draft, keep_rounds: int) -> Iterator[_CoveredTogether]:
     last = draft.history_before(keep_rounds)
     for each in draft.rounds:
         if each.stop <= last:
-            yield _CoveredTogether(
-                start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0
-            )
+            yield _CoveredTogether(start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0)
     if keep_rounds == 0 and draft.rounds:
         for span in draft.spans[:-1]:
             if span.start >= draft.rounds[-1].start:

@@ -66,9 +66,7 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
         if kept + len(mark) >= size:
             return None
         reason = f"{lines} lines, {len(text)} bytes: {kept} bytes kept ({self.direction})"
-        return Shortened(
-            message=message.with_texts(_texts(message.texts, text, head, tail, mark)), reason=reason
-        )
+        return Shortened(message=message.with_texts(_texts(message.texts, text, head, tail, mark)), reason=reason)
 
 
 def _lines(text: bytes) -> int:
@@ -148,9 +146,7 @@ def _texts(texts: Sequence[str], text: bytes, head: int, tail: int, mark: bytes)
         stop = start + len(own.encode())
         if own:
             middle = mark if start <= head < stop else b""
-            left = (
-                text[start : max(start, min(head, stop))] + middle + text[min(stop, max(tail, start)) : stop]
-            )
+            left = text[start : max(start, min(head, stop))] + middle + text[min(stop, max(tail, start)) : stop]
             kept.append(left.decode() if left else None)
         else:
             kept.append(own)

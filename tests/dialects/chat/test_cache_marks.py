@@ -55,10 +55,7 @@ def test_a_text_becomes_one_part_with_a_mark_and_keeps_its_bytes(kind: MarkKind)
 
 
 def test_the_last_part_gets_it_and_every_other_byte_stays() -> None:
-    text = (
-        b'{"content":[ {"type":"text","text":"a"} ,\n{"type": "text", "text": "b" } ] ,'
-        b' "role":"user","name":"x"}'
-    )
+    text = b'{"content":[ {"type":"text","text":"a"} ,\n{"type": "text", "text": "b" } ] , "role":"user","name":"x"}'
     assert after([text], [0], "openai") == [text.replace(b'"b" }', b'"b" ,' + OPENAI + b"}")]
 
 
@@ -192,9 +189,7 @@ def test_to_speak_of_marks_is_to_set_none(client: bytes) -> None:
     ],
     ids=range(10),
 )
-def test_a_client_can_decide_about_the_cache_beside_its_messages(
-    field: dict[str, Any], decides: bool
-) -> None:
+def test_a_client_can_decide_about_the_cache_beside_its_messages(field: dict[str, Any], decides: bool) -> None:
     request = parse_chat_request(orjson.dumps({"messages": [{"role": "user", "content": "x"}], **field}))
     assert decides_itself(request.fields) is decides
 

@@ -16,10 +16,7 @@ Data = dict[str, Any]
 
 def called(arguments: Any = "{}", **fields: Any) -> Data:
     function = {"name": "f", "arguments": arguments}
-    return {
-        "role": "assistant",
-        "tool_calls": [{"id": "a", "type": "function", "function": function} | fields],
-    }
+    return {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function} | fields]}
 
 
 def told(**fields: Any) -> Data:
@@ -43,11 +40,7 @@ SAME: list[tuple[str, Data, Data]] = [
     ("null fields", told(), told(refusal=None, tool_calls=None, function_call=None, name=None, x="")),
     ("no calls", told(), told(tool_calls=[])),
     ("one part", said("a"), said([{"type": "text", "text": "a"}])),
-    (
-        "one marked part",
-        said("a"),
-        said([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]),
-    ),
+    ("one marked part", said("a"), said([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}])),
     ("marked part", said([IMAGE, IMAGE]), said([IMAGE, IMAGE | {"prompt_cache_breakpoint": True}])),
     ("empty field of a part", said([IMAGE]), said([IMAGE | {"x": None, "y": [], "z": ""}])),
     (
@@ -79,11 +72,7 @@ SAME: list[tuple[str, Data, Data]] = [
         },
     ),
     ("type of a call", called(), called(type=None)),
-    (
-        "type of a call missing",
-        called(),
-        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]},
-    ),
+    ("type of a call missing", called(), {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}),
     ("no arguments", called(), called(None)),
     ("empty arguments", called(), called("")),
     ("spaced empty arguments", called(), called("{ }")),
@@ -101,15 +90,10 @@ SAME: list[tuple[str, Data, Data]] = [
     ),
     (
         "custom call",
+        {"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "f", "input": "x"}}]},
         {
             "role": "assistant",
-            "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "f", "input": "x"}}],
-        },
-        {
-            "role": "assistant",
-            "tool_calls": [
-                {"id": "a", "type": "custom", "index": 3, "custom": {"name": "f", "input": "x", "y": None}}
-            ],
+            "tool_calls": [{"id": "a", "type": "custom", "index": 3, "custom": {"name": "f", "input": "x", "y": None}}],
         },
     ),
     *((f"{name} beside content", told(), told(**{name: "x"})) for name in sorted(REPLY_FIELDS)),
@@ -130,17 +114,9 @@ OTHER: list[tuple[str, Data, Data]] = [
     ("system is no user", said("a", "system"), said("a")),
     ("answered call", said("a", "tool") | {"tool_call_id": "x"}, said("a", "tool") | {"tool_call_id": "y"}),
     ("name of a user", said("a") | {"name": "x"}, said("a")),
-    (
-        "name of a function's result",
-        said("a", "function") | {"name": "f"},
-        said("a", "function") | {"name": "g"},
-    ),
+    ("name of a function's result", said("a", "function") | {"name": "f"}, said("a", "function") | {"name": "g"}),
     ("two parts", said([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), said("ab")),
-    (
-        "order of parts",
-        said([IMAGE, {"type": "text", "text": "b"}]),
-        said([{"type": "text", "text": "b"}, IMAGE]),
-    ),
+    ("order of parts", said([IMAGE, {"type": "text", "text": "b"}]), said([{"type": "text", "text": "b"}, IMAGE])),
     ("part with more", said([{"type": "text", "text": "a", "x": 1}]), said("a")),
     ("part of another type", said([{"type": "input_text", "text": "a"}]), said("a")),
     ("part without type", said([{"text": "a"}]), said("a")),
@@ -157,11 +133,7 @@ OTHER: list[tuple[str, Data, Data]] = [
     ("id of a call", called(), called(id="b")),
     ("type of a call", called(), called(type="custom")),
     ("unknown field of a call", called(), called(x=1)),
-    (
-        "name of a function",
-        called(),
-        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "g"}}]},
-    ),
+    ("name of a function", called(), {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "g"}}]}),
     ("call that is no object", {"tool_calls": ["x"]}, {"tool_calls": ["y"]}),
     ("no call", {"role": "assistant"}, {"role": "assistant", "tool_calls": [{}]}),
     ("arguments", called('{"a": 1}'), called('{"a": 2}')),
@@ -185,10 +157,7 @@ OTHER: list[tuple[str, Data, Data]] = [
         called(type="custom", custom={"input": "{ }"}),
     ),
     ("reasoning alone", {"role": "assistant", "reasoning": "a"}, {"role": "assistant", "reasoning": "b"}),
-    *(
-        (f"{name} alone", {"role": "assistant", name: "x"}, {"role": "assistant"})
-        for name in sorted(REPLY_FIELDS)
-    ),
+    *((f"{name} alone", {"role": "assistant", name: "x"}, {"role": "assistant"}) for name in sorted(REPLY_FIELDS)),
     ("audio alone", said(None) | {"audio": {"id": "a"}}, said("") | {"audio": {"id": "b"}}),
     ("half a character", said("\ud83d"), said("\\ud83d")),
 ]
@@ -211,9 +180,7 @@ def test_the_order_of_calls_counts() -> None:
     assert canonical({"tool_calls": first + second}) != canonical({"tool_calls": second + first})
 
 
-@pytest.mark.parametrize(
-    "deep", ["[" * 102 + "]" * 102, "[" * 1020 + "]" * 1020, '{"a":' * 2000 + "1" + "}" * 2000]
-)
+@pytest.mark.parametrize("deep", ["[" * 102 + "]" * 102, "[" * 1020 + "]" * 1020, '{"a":' * 2000 + "1" + "}" * 2000])
 def test_arguments_that_are_too_deep_for_json_are_compared_as_text(deep: str) -> None:
     for text in (deep, f"[{deep},1e300]", f"[1e300,{deep}]"):
         assert canonical(called(text)) == canonical(called(text))
@@ -269,27 +236,10 @@ NAMES = st.sampled_from(
         "reasoning",
     ]
 )
-WORDS = [
-    "",
-    "text",
-    "function",
-    "custom",
-    "image_url",
-    "tool",
-    "developer",
-    "{",
-    "[1.0]",
-    "[1e99]",
-    "{}",
-    "9" * 30,
-]
-SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(WORDS)
-)
+WORDS = ["", "text", "function", "custom", "image_url", "tool", "developer", "{", "[1.0]", "[1e99]", "{}", "9" * 30]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(WORDS)
 ANYTHING = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
-    max_leaves=12,
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=12
 )
 
 
@@ -322,20 +272,14 @@ def test_depth_and_size_of_numbers_have_no_limit() -> None:
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXT,
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcdef"), inner, max_size=3),
     max_leaves=8,
 )
 ARGUMENTS = st.dictionaries(st.sampled_from("abcdef"), JSON, max_size=3)
 MESSAGES = st.one_of(
     st.builds(
-        lambda role, text: {"role": role, "content": text},
-        st.sampled_from(["user", "system", "assistant"]),
-        TEXT,
+        lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "system", "assistant"]), TEXT
     ),
     st.builds(lambda text, call: {"role": "tool", "tool_call_id": call, "content": text}, TEXT, TEXT),
     st.builds(
@@ -343,11 +287,7 @@ MESSAGES = st.one_of(
             "role": "assistant",
             "content": text,
             "tool_calls": [
-                {
-                    "id": call,
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps(arguments)},
-                }
+                {"id": call, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
                 for call, name, arguments in calls
             ],
         },
@@ -366,13 +306,10 @@ def rewritten(data: Data, rng: random.Random) -> Data:
         function["arguments"] = json.dumps(
             arguments, indent=rng.choice([None, 1]), sort_keys=True, ensure_ascii=rng.random() < 0.5
         )
-        call.update(
-            rng.choice([{}, {"index": number}, {"extra_content": {"x": 1}}, {"cache_control": {"type": "e"}}])
-        )
+        call.update(rng.choice([{}, {"index": number}, {"extra_content": {"x": 1}}, {"cache_control": {"type": "e"}}]))
     if isinstance(copy["content"], str) and rng.random() < 0.5:
         copy["content"] = [
-            {"type": "text", "text": copy["content"]}
-            | rng.choice([{}, {"cache_control": {}}, {"annotations": []}])
+            {"type": "text", "text": copy["content"]} | rng.choice([{}, {"cache_control": {}}, {"annotations": []}])
         ]
     elif copy["content"] is None:
         copy["content"] = rng.choice([None, "", []])

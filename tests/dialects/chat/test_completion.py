@@ -92,10 +92,7 @@ def test_choices_are_apart_and_in_order() -> None:
         chunk({"content": "A"}, 0),
     )
 
-    assert [(choice.index, choice.message["content"]) for choice in folded.choices()] == [
-        (0, "aA"),
-        (1, "bB"),
-    ]
+    assert [(choice.index, choice.message["content"]) for choice in folded.choices()] == [(0, "aA"), (1, "bB")]
     assert not folded.finished
     folded.add(chunk({}, 0, "length"))
     assert folded.finished
@@ -129,9 +126,7 @@ def test_an_error_is_read_in_every_form(item: Data, error: Data | None) -> None:
 
 
 def test_a_whole_message_in_a_stream_is_taken() -> None:
-    item = {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}]
-    }
+    item = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}]}
 
     assert accumulate(item).choices() == (
         ReplyChoice(index=0, message={"role": "assistant", "content": "a"}, finish_reason="stop"),
@@ -148,19 +143,7 @@ def test_a_choice_without_an_index_has_its_place() -> None:
 
 
 NAMES = st.sampled_from(
-    [
-        "id",
-        "model",
-        "usage",
-        "error",
-        "choices",
-        "index",
-        "delta",
-        "message",
-        "content",
-        "finish_reason",
-        "object",
-    ]
+    ["id", "model", "usage", "error", "choices", "index", "delta", "message", "content", "finish_reason", "object"]
 )
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "error"]) | st.floats(),
@@ -174,9 +157,7 @@ ODD = st.recursive(
 def test_no_chunks_make_it_fail(chunks: list[Any]) -> None:
     folded = accumulate(*chunks)
 
-    assert folded.finished == bool(
-        folded.choices() and all(choice.finish_reason for choice in folded.choices())
-    )
+    assert folded.finished == bool(folded.choices() and all(choice.finish_reason for choice in folded.choices()))
     for item in chunks:
         assert all(choice.index >= 0 for choice in read_completion(item).choices)
 
@@ -223,16 +204,7 @@ def test_choices_of_a_body_are_in_order() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        None,
-        [],
-        "x",
-        5,
-        {},
-        {"choices": {}},
-        {"choices": ["x", {"message": "y"}]},
-        {"usage": 5, "id": 6, "model": ""},
-    ],
+    [None, [], "x", 5, {}, {"choices": {}}, {"choices": ["x", {"message": "y"}]}, {"usage": 5, "id": 6, "model": ""}],
 )
 def test_a_body_that_is_no_completion_holds_no_reply(body: Any) -> None:
     assert read_completion(body) == Completion(choices=(), usage=None, id=None, model=None, error=None)
@@ -273,17 +245,14 @@ def test_a_legacy_call_that_broke_off_is_left_out() -> None:
     whole = {"content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}}
 
     assert without_unfinished_calls(whole) is whole
-    assert without_unfinished_calls(
-        {"content": None, "function_call": {"name": "f", "arguments": '{"a"'}}
-    ) == {"content": None}
-    assert without_unfinished_calls({"content": None, "function_call": {"arguments": "{}"}}) == {
+    assert without_unfinished_calls({"content": None, "function_call": {"name": "f", "arguments": '{"a"'}}) == {
         "content": None
     }
+    assert without_unfinished_calls({"content": None, "function_call": {"arguments": "{}"}}) == {"content": None}
 
 
 @pytest.mark.parametrize(
-    "message",
-    [{"content": "a"}, {"content": "a", "tool_calls": None, "function_call": None}, {"tool_calls": "odd"}],
+    "message", [{"content": "a"}, {"content": "a", "tool_calls": None, "function_call": None}, {"tool_calls": "odd"}]
 )
 def test_a_reply_without_calls_stays(message: Data) -> None:
     assert without_unfinished_calls(message) is message
@@ -343,10 +312,7 @@ def test_texts_are_put_together(name: str) -> None:
 
 
 def test_a_role_is_said_once() -> None:
-    assert (
-        message({"role": "assistant"}, {"role": "assistant"}, {"role": "user"}, {"role": ""})["role"]
-        == "assistant"
-    )
+    assert message({"role": "assistant"}, {"role": "assistant"}, {"role": "user"}, {"role": ""})["role"] == "assistant"
     assert message({"role": ""}, {"role": "tool"})["role"] == "tool"
     assert message({"role": ""})["role"] == "assistant"
 
@@ -367,12 +333,7 @@ def test_nulls_are_no_fields() -> None:
 
 
 def test_role_and_content_come_first() -> None:
-    assert list(message({"reasoning": "r"}, {"x": 1}, {"content": "c"})) == [
-        "role",
-        "content",
-        "reasoning",
-        "x",
-    ]
+    assert list(message({"reasoning": "r"}, {"x": 1}, {"content": "c"})) == ["role", "content", "reasoning", "x"]
 
 
 @pytest.mark.parametrize("name", ["reasoning_details", "thinking_blocks", "annotations", "unheard_of"])
@@ -385,42 +346,26 @@ def test_lists_get_longer(name: str) -> None:
 def test_content_in_parts() -> None:
     think = {"type": "thinking", "thinking": "t"}
 
-    assert message(
-        {"content": [think]}, {"content": "a"}, {"content": "b"}, {"content": [think]}, {"content": "c"}
-    )["content"] == [
-        think,
-        {"type": "text", "text": "ab"},
-        think,
-        {"type": "text", "text": "c"},
-    ]
-    assert message({"content": "a"}, {"content": [think]})["content"] == [
-        {"type": "text", "text": "a"},
-        think,
-    ]
+    assert message({"content": [think]}, {"content": "a"}, {"content": "b"}, {"content": [think]}, {"content": "c"})[
+        "content"
+    ] == [think, {"type": "text", "text": "ab"}, think, {"type": "text", "text": "c"}]
+    assert message({"content": "a"}, {"content": [think]})["content"] == [{"type": "text", "text": "a"}, think]
     assert message({"content": []}, {"content": "a"})["content"] == [{"type": "text", "text": "a"}]
 
 
 def test_a_legacy_call_is_put_together() -> None:
-    deltas: list[Data] = [
-        {"name": "f", "arguments": ""},
-        {"arguments": '{"a"'},
-        {"arguments": ":1}", "name": ""},
-    ]
+    deltas: list[Data] = [{"name": "f", "arguments": ""}, {"arguments": '{"a"'}, {"arguments": ":1}", "name": ""}]
 
     assert message(*({"function_call": delta} for delta in deltas))["function_call"] == {
         "name": "f",
         "arguments": '{"a":1}',
     }
-    assert message({"function_call": "none"}, {"function_call": {"name": "f"}})["function_call"] == {
-        "name": "f"
-    }
+    assert message({"function_call": "none"}, {"function_call": {"name": "f"}})["function_call"] == {"name": "f"}
 
 
 def test_audio_is_put_together() -> None:
     assert message(
-        {"audio": {"id": "a", "data": "x"}},
-        {"audio": {"data": "y", "transcript": "t"}},
-        {"audio": {"expires_at": 5}},
+        {"audio": {"id": "a", "data": "x"}}, {"audio": {"data": "y", "transcript": "t"}}, {"audio": {"expires_at": 5}}
     )["audio"] == {"id": "a", "data": "xy", "transcript": "t", "expires_at": 5}
 
 
@@ -482,13 +427,9 @@ def test_another_id_and_name_at_the_same_index_are_another_call() -> None:
 
 def test_another_id_alone_is_not_another_call() -> None:
     assert called(
-        function("1", "f", index=0, id="a"),
-        function("2", index=0, id="b"),
-        function("3", "", index=0, id="c"),
+        function("1", "f", index=0, id="a"), function("2", index=0, id="b"), function("3", "", index=0, id="c")
     ) == [function("123", "f", id="a")]
-    assert called({"index": 0, "id": "a"}, function("1", "f", index=0, id="b")) == [
-        function("1", "f", id="a")
-    ]
+    assert called({"index": 0, "id": "a"}, function("1", "f", index=0, id="b")) == [function("1", "f", id="a")]
     assert called({"index": 0, "id": "a"}, {"index": 0, "id": "b", "function": "odd"}) == [
         {"id": "a", "function": "odd"}
     ]
@@ -663,9 +604,7 @@ SEARCH = {"id": "c2", "type": "function", "function": {"name": "search", "argume
 
 def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
     raw = b'{"role": "assistant", "x-unknown": 1.50, "content": null, "tool_calls": []}'
-    kind, body = made_answer(
-        ChatMessage(raw), id="chatcmpl-1", created=7, model="m", stream=False, usage=False
-    )
+    kind, body = made_answer(ChatMessage(raw), id="chatcmpl-1", created=7, model="m", stream=False, usage=False)
     assert kind == b"application/json"
     assert raw in body
     completion = read_completion(orjson.loads(body))
@@ -683,9 +622,7 @@ def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
     ],
 )
 def test_an_answer_as_a_stream_amounts_to_the_same_reply(reply: Data, usage: bool) -> None:
-    kind, body = made_answer(
-        ChatMessage.of(reply), id="chatcmpl-1", created=7, model="m", stream=True, usage=usage
-    )
+    kind, body = made_answer(ChatMessage.of(reply), id="chatcmpl-1", created=7, model="m", stream=True, usage=usage)
     assert kind == b"text/event-stream"
     events = EventDecoder().feed(body)
     read = CompletionAccumulator()

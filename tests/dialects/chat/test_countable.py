@@ -53,10 +53,7 @@ URL = "data:image/png;base64,iVBORw0KGgo"
             {"role": "assistant", "content": "", "reasoning_content": None, "reasoning": "second"},
             Countable(texts=("",), reasoning="second"),
         ),
-        (
-            {"role": "user", "content": "Hi", "name": 3, "refusal": ["no"]},
-            Countable(texts=("Hi",)),
-        ),
+        ({"role": "user", "content": "Hi", "name": 3, "refusal": ["no"]}, Countable(texts=("Hi",))),
     ],
 )
 def test_countable_texts_and_media(data: dict[str, Any], countable: Countable) -> None:

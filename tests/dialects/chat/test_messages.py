@@ -77,14 +77,7 @@ def test_role_and_answered_call(data: dict[str, Any], role: str, answers: str | 
     ("content", "text"),
     [
         ("abc", "abc"),
-        (
-            [
-                {"type": "text", "text": "a"},
-                {"type": "image_url", "image_url": {}},
-                {"type": "text", "text": "b"},
-            ],
-            "ab",
-        ),
+        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "b"}], "ab"),
         ([{"type": "text", "text": 5}, "a", None, {"text": "b"}], "b"),
         (None, ""),
         ({"text": "a"}, ""),
@@ -113,10 +106,7 @@ def test_calls_of_functions_and_of_custom_tools() -> None:
         ({}, Call(id="", name="", arguments="")),
         ({"id": 5, "function": {"name": None, "arguments": None}}, Call(id="", name="", arguments="")),
         ({"id": "a", "function": "f"}, Call(id="a", name="", arguments="")),
-        (
-            {"id": "a", "function": {"name": "f", "arguments": {"x": 1}}},
-            Call(id="a", name="f", arguments='{"x":1}'),
-        ),
+        ({"id": "a", "function": {"name": "f", "arguments": {"x": 1}}}, Call(id="a", name="f", arguments='{"x":1}')),
         (
             {"id": "a", "type": "custom", "function": {"name": "f", "arguments": "{}"}},
             Call(id="a", name="", arguments="", custom=True),
@@ -137,9 +127,7 @@ def test_calls_that_are_no_list_are_none(calls: Any) -> None:
 
 
 def test_fields_are_left_out_and_the_others_keep_their_bytes() -> None:
-    message = ChatMessage(
-        b'{ "agent":"x", "role" : "user","n": 1.50, "is_internal" :true, "content":"\\u00e9" }'
-    )
+    message = ChatMessage(b'{ "agent":"x", "role" : "user","n": 1.50, "is_internal" :true, "content":"\\u00e9" }')
 
     assert message.without("agent", "is_internal").raw == b'{"role":"user","n":1.50,"content":"\\u00e9"}'
     assert message.without("other") is message
@@ -197,9 +185,7 @@ def test_own_fields_are_those_of_the_proxy(data: dict[str, Any], own: tuple[str,
     raw = orjson.dumps(data)
 
     assert ChatMessage(raw).own_fields == own
-    assert (
-        ChatMessage(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
-    )
+    assert ChatMessage(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
 
 
 def test_a_message_whose_text_is_known_is_not_parsed_for_its_role() -> None:
@@ -227,23 +213,14 @@ def test_ties_tell_what_pairs_a_message_with_others() -> None:
     assert ChatMessage.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties(role="user")
     assert ChatMessage.of({"role": "tool", "tool_call_id": "a"}).ties == Ties(role="tool", answers="a")
     assert ChatMessage.of({"role": "tool", "tool_call_id": 1}).ties == Ties(role="tool")
-    both = ChatMessage.of(
-        {"role": "assistant", "tool_calls": [*CALLS, {}], "function_call": {}, "content": "a"}
-    )
+    both = ChatMessage.of({"role": "assistant", "tool_calls": [*CALLS, {}], "function_call": {}, "content": "a"})
     assert both.ties == Ties(
-        role="assistant",
-        ids=("a", "b", ""),
-        answers=None,
-        legacy_call=True,
-        names_calls=True,
-        has_content=True,
+        role="assistant", ids=("a", "b", ""), answers=None, legacy_call=True, names_calls=True, has_content=True
     )
     assert ChatMessage.of({"role": "assistant", "tool_calls": [], "content": []}).ties == Ties(
         role="assistant", names_calls=True
     )
-    assert ChatMessage.of({"role": "assistant", "audio": {"id": "x"}}).ties == Ties(
-        role="assistant", has_content=True
-    )
+    assert ChatMessage.of({"role": "assistant", "audio": {"id": "x"}}).ties == Ties(role="assistant", has_content=True)
 
 
 class Unread(ChatMessage):
@@ -398,9 +375,7 @@ def test_a_request_keeps_what_the_api_takes(data: dict[str, Any]) -> None:
 
 
 def test_audio_is_sent_back_by_its_id() -> None:
-    assert _form({"content": None, "audio": {"id": "a1", "data": "AAAA", "expires_at": 1}})["audio"] == {
-        "id": "a1"
-    }
+    assert _form({"content": None, "audio": {"id": "a1", "data": "AAAA", "expires_at": 1}})["audio"] == {"id": "a1"}
 
 
 @pytest.mark.parametrize(
@@ -408,9 +383,7 @@ def test_audio_is_sent_back_by_its_id() -> None:
     [("auto", True, True), ("auto", False, False), ("keep", False, True), ("drop", True, False)],
 )
 def test_reasoning_is_sent_back_where_it_is_wanted(mode: str, calls: bool, kept: bool) -> None:
-    data: dict[str, Any] = {"content": "x", "reasoning_content": "hm"} | (
-        {"tool_calls": [CALL]} if calls else {}
-    )
+    data: dict[str, Any] = {"content": "x", "reasoning_content": "hm"} | ({"tool_calls": [CALL]} if calls else {})
     assert ("reasoning_content" in _form(data, mode)) is kept
 
 
@@ -460,24 +433,14 @@ def test_a_message_is_shown_by_the_beginning_of_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "texts"),
-    [
-        ("a", ("a",)),
-        (None, ("",)),
-        ([TEXT_A, IMAGE, TEXT_B], ("a", "", "b")),
-        ([], ()),
-    ],
+    ("content", "texts"), [("a", ("a",)), (None, ("",)), ([TEXT_A, IMAGE, TEXT_B], ("a", "", "b")), ([], ())]
 )
 def test_texts_are_those_of_the_content_parts(content: Any, texts: tuple[str, ...]) -> None:
     assert ChatMessage.of({"role": "user", "content": content}).texts == texts
 
 
 def test_a_message_may_have_a_name() -> None:
-    assert [ChatMessage.of({"role": "user", "name": name}).name for name in ("bob", 7, None)] == [
-        "bob",
-        "",
-        "",
-    ]
+    assert [ChatMessage.of({"role": "user", "name": name}).name for name in ("bob", 7, None)] == ["bob", "", ""]
 
 
 def test_a_result_answers_its_call_by_id_and_the_older_form_by_its_role() -> None:
@@ -515,30 +478,15 @@ LONG_NAME = "n" * 300
     ("part", "kind", "is_image", "description"),
     [
         (IMAGE, "image_url", True, "https://example.org/a.png"),
-        (
-            {"type": "image_url", "image_url": "data:image/png;base64,AAAA"},
-            "image_url",
-            True,
-            "image/png, 3 bytes",
-        ),
+        ({"type": "image_url", "image_url": "data:image/png;base64,AAAA"}, "image_url", True, "image/png, 3 bytes"),
         (
             {"type": "input_audio", "input_audio": {"data": "AAAAAA==", "format": "wav"}},
             "input_audio",
             False,
             "wav, 4 bytes",
         ),
-        (
-            {"type": "file", "file": {"filename": "a b.pdf", "file_data": "AAAA"}},
-            "file",
-            False,
-            "a b.pdf, 3 bytes",
-        ),
-        (
-            {"type": "image", "source": {"media_type": "image/gif", "data": "AAAA"}},
-            "image",
-            True,
-            "image/gif, 3 bytes",
-        ),
+        ({"type": "file", "file": {"filename": "a b.pdf", "file_data": "AAAA"}}, "file", False, "a b.pdf, 3 bytes"),
+        ({"type": "image", "source": {"media_type": "image/gif", "data": "AAAA"}}, "image", True, "image/gif, 3 bytes"),
         ({"type": "image_url", "image_url": {"url": 7}}, "image_url", True, "no address"),
         ({"type": "image_url", "image_url": 7}, "image_url", True, "no address"),
         ({"type": 7, "data": "AAAA"}, "part", False, "unknown type, 3 bytes"),
@@ -549,14 +497,11 @@ def test_an_attachment_is_described_by_its_type_and_size_or_its_address(
     part: dict[str, Any], kind: str, is_image: bool, description: str
 ) -> None:
     message = ChatMessage.of({"role": "user", "content": [TEXT_A, part]})
-    assert message.attachments == (
-        Attachment(place=1, kind=kind, is_image=is_image, description=description),
-    )
+    assert message.attachments == (Attachment(place=1, kind=kind, is_image=is_image, description=description),)
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["text", [TEXT_A], ["odd"], [{"type": "refusal", "refusal": "no"}], [{"type": "x", "text": "a"}]],
+    "content", ["text", [TEXT_A], ["odd"], [{"type": "refusal", "refusal": "no"}], [{"type": "x", "text": "a"}]]
 )
 def test_parts_with_text_are_no_attachments(content: Any) -> None:
     assert ChatMessage.of({"role": "user", "content": content}).attachments == ()
@@ -610,8 +555,7 @@ def test_texts_take_the_place_of_those_of_the_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "after"),
-    [("a", "a\n\nmore"), (None, "more"), ([TEXT_A], [TEXT_A, {"type": "text", "text": "more"}])],
+    ("content", "after"), [("a", "a\n\nmore"), (None, "more"), ([TEXT_A], [TEXT_A, {"type": "text", "text": "more"}])]
 )
 def test_a_text_is_appended_as_a_paragraph_or_a_part(content: Any, after: Any) -> None:
     assert ChatMessage.of({"role": "user", "content": content}).with_appended("more").data["content"] == after
@@ -619,9 +563,7 @@ def test_a_text_is_appended_as_a_paragraph_or_a_part(content: Any, after: Any) -
 
 def test_arguments_of_calls_are_replaced_in_order() -> None:
     odd = {"id": "c4", "type": "function", "function": {"name": "k", "arguments": {"a": 1}}}
-    message = ChatMessage.of(
-        {"role": "assistant", "tool_calls": [CALL, CUSTOM, "odd", odd], "function_call": LEGACY}
-    )
+    message = ChatMessage.of({"role": "assistant", "tool_calls": [CALL, CUSTOM, "odd", odd], "function_call": LEGACY})
     changed = message.with_arguments(["1", "2", "3", "4", "5"]).data
     assert changed["tool_calls"] == [
         {**CALL, "function": {"name": "f", "arguments": "1"}},
@@ -630,9 +572,7 @@ def test_arguments_of_calls_are_replaced_in_order() -> None:
         odd,
     ]
     assert changed["function_call"] == {"name": "old", "arguments": "5"}
-    assert ChatMessage.of({"role": "assistant", "function_call": {"name": "old"}}).with_arguments(
-        ["1"]
-    ).data == {
+    assert ChatMessage.of({"role": "assistant", "function_call": {"name": "old"}}).with_arguments(["1"]).data == {
         "role": "assistant",
         "function_call": {"name": "old"},
     }

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects.chat.overflow import Overflow, overflow_of
 
-GOLDEN: dict[str, list[dict[str, Any]]] = yaml.safe_load(
-    Path(__file__).with_name("overflows.yaml").read_text("utf-8")
-)
+GOLDEN: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("overflows.yaml").read_text("utf-8"))
 SAID = {case["case"]: case["says"] for case in GOLDEN["overflows"]}
 STATUSES = (400, 413, 422, 500)
 

@@ -91,9 +91,7 @@ def test_a_message_without_the_proxys_calls() -> None:
     ],
 )
 def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: Ending) -> None:
-    assert (
-        ending(message, NAMES, finish, **{"later": False, "said": False, "may_ask": True, **how}) == expected
-    )
+    assert ending(message, NAMES, finish, **{"later": False, "said": False, "may_ask": True, **how}) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,11 +186,7 @@ def _body(message: bytes, more: bytes = b"") -> bytes:
         (b'{"tool_calls":[1],"a":1,"tool_calls":[2]}', Correction(calls=[]), b'{"a":1}'),
         (b'{"a":1,"a":[[22],[333]],"tool_calls":[1]}', Correction(calls=[]), b'{"a":[[22],[333]]}'),
         (b'{"a":1,"b":12,"a":345,"tool_calls":[1]}', Correction(calls=[]), b'{"a":345,"b":12}'),
-        (
-            b'{"a":{"x":1,"tool_calls":[1]},"tool_calls":[1,2],"a":"1234"}',
-            Correction(calls=[]),
-            b'{"a":"1234"}',
-        ),
+        (b'{"a":{"x":1,"tool_calls":[1]},"tool_calls":[1,2],"a":"1234"}', Correction(calls=[]), b'{"a":"1234"}'),
     ],
 )
 def test_fields_go_and_come_wherever_they_stand(message: bytes, change: Correction, expected: bytes) -> None:
@@ -212,9 +206,7 @@ def test_a_body_gets_a_usage_that_it_had_not() -> None:
         (b'{"a":1}', Correction(calls=[]), {"a": 1}),
     ],
 )
-def test_a_body_that_is_no_strict_json_is_written_anew(
-    message: bytes, change: Correction, expected: Any
-) -> None:
+def test_a_body_that_is_no_strict_json_is_written_anew(message: bytes, change: Correction, expected: Any) -> None:
     made = json.loads(corrected(_body(message, b',"p":[-Infinity]'), change))
     assert made["choices"][0]["message"] == expected
     assert made["choices"][0].get("finish_reason") == change.finish_reason

@@ -22,16 +22,10 @@ LOST = f"tool a {NO_RESULT}"
 @pytest.mark.parametrize(
     ("before", "after", "notes"),
     [
-        pytest.param(
-            ["user hi", "assistant | a f", "tool a 1", "assistant so"], None, [], id="nothing wrong"
-        ),
+        pytest.param(["user hi", "assistant | a f", "tool a 1", "assistant so"], None, [], id="nothing wrong"),
         pytest.param(["assistant | a f, b g", "tool b 2", "tool a 1"], None, [], id="any order of results"),
-        pytest.param(
-            ["assistant | a f", "tool a 1", "assistant | a f", "tool a 2"], None, [], id="an id used again"
-        ),
-        pytest.param(
-            ["assistant | f()", "function f 1", "function f 2"], None, [], id="the older form is left alone"
-        ),
+        pytest.param(["assistant | a f", "tool a 1", "assistant | a f", "tool a 2"], None, [], id="an id used again"),
+        pytest.param(["assistant | f()", "function f 1", "function f 2"], None, [], id="the older form is left alone"),
         pytest.param(["assistant | f()", "user hi", "function f 1"], None, [], id="even where it is broken"),
         pytest.param(
             ["assistant | a f", "user hi"],
@@ -132,9 +126,7 @@ NOBODY = {**CALL, "id": ""}
         ),
     ],
 )
-def test_repair_of_an_assistant_message(
-    fields: dict[str, Any], left: dict[str, Any] | None, found: list[str]
-) -> None:
+def test_repair_of_an_assistant_message(fields: dict[str, Any], left: dict[str, Any] | None, found: list[str]) -> None:
     message = ChatMessage.of({"role": "assistant", **fields})
     assert problems([message]) == [f"message 0: {each}" for each in found]
     kept = [each.data for each in repair([message]).messages]
@@ -215,24 +207,9 @@ def test_the_repair_of_a_longer_history_begins_with_that_of_the_shorter(
 
 
 def test_an_empty_reply_between_two_questions_is_no_reason_for_two_in_a_row() -> None:
-    said = [
-        "user one",
-        "assistant",
-        "assistant",
-        "user two",
-        "assistant",
-        "assistant three",
-        "assistant",
-        "user four",
-    ]
+    said = ["user one", "assistant", "assistant", "user two", "assistant", "assistant three", "assistant", "user four"]
     repaired = repair(messages(said))
-    assert lines(repaired.messages) == [
-        "user one",
-        f"assistant {NO_REPLY}",
-        "user two",
-        "assistant three",
-        "user four",
-    ]
+    assert lines(repaired.messages) == ["user one", f"assistant {NO_REPLY}", "user two", "assistant three", "user four"]
     assert repaired.sources == (0, None, 3, 5, 7)
     assert repaired.notes == (
         "repaired: 3 x assistant message without content and calls, left out",

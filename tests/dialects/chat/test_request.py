@@ -40,15 +40,7 @@ def test_a_request_is_read_beside_its_bytes() -> None:
     request = parse_chat_request(raw)
 
     assert request.raw is raw
-    assert list(request.fields) == [
-        "model",
-        "temperature",
-        "messages",
-        "tools",
-        "stream",
-        "stream_options",
-        "new",
-    ]
+    assert list(request.fields) == ["model", "temperature", "messages", "tools", "stream", "stream_options", "new"]
     assert request.fields["temperature"] == b"1.0"
     assert request.fields["new"] == b'{"x":[1, 2]}'
     assert [message.raw for message in request.instructions] == [
@@ -178,10 +170,7 @@ def test_a_request_with_nothing_changed_is_the_very_same_bytes() -> None:
 
     assert compose(request) is raw
     assert compose(request, instructions=request.instructions, messages=list(request.messages)) is raw
-    assert (
-        compose(request, messages=[ChatMessage(b'{"role":"user"}')], drop_fields=["y", "x.y", "messages"])
-        is raw
-    )
+    assert compose(request, messages=[ChatMessage(b'{"role":"user"}')], drop_fields=["y", "x.y", "messages"]) is raw
 
 
 def test_other_messages_replace_those_of_the_request() -> None:
@@ -204,10 +193,7 @@ def test_fields_of_ours_never_go_out() -> None:
         body(HELLO + b',{"role":"user", "is_internal":true,"content": "x","agent":"a"}', b',"n": 1')
     )
 
-    assert (
-        compose(request)
-        == b'{"messages":[{"role":"user","content":"hi"},{"role":"user","content":"x"}],"n":1}'
-    )
+    assert compose(request) == b'{"messages":[{"role":"user","content":"hi"},{"role":"user","content":"x"}],"n":1}'
     assert request.messages[1].data["agent"] == "a"
     assert b"agent" not in compose(request, messages=[ChatMessage(b'{"role":"user","agent":null}')])
 
@@ -222,10 +208,7 @@ def test_fields_of_ours_never_go_out() -> None:
             b'{"stream_options" : null, "messages": [%b] }' % HELLO,
             b'{"stream_options" : {"include_usage":true}, "messages": [%b] }' % HELLO,
         ),
-        (
-            body(rest=b', "stream_options":{ }, "x":1'),
-            body(rest=b', "stream_options":{"include_usage":true}, "x":1'),
-        ),
+        (body(rest=b', "stream_options":{ }, "x":1'), body(rest=b', "stream_options":{"include_usage":true}, "x":1')),
         (
             body(rest=b',\t"stream_options": {"include_obfuscation": false}'),
             body(rest=b',\t"stream_options": {"include_obfuscation":false,"include_usage":true}'),
@@ -245,9 +228,7 @@ def test_usage_is_asked_for_and_no_other_byte_changes(raw: bytes, sent: bytes) -
     assert parse_chat_request(sent).wants_usage is True
 
 
-@pytest.mark.parametrize(
-    "options", [b'{"include_usage":false}', b'{"include_usage":true}', b'"strange"', b"[]"]
-)
+@pytest.mark.parametrize("options", [b'{"include_usage":false}', b'{"include_usage":true}', b'"strange"', b"[]"])
 def test_what_the_client_says_of_the_usage_stands(options: bytes) -> None:
     raw = body(rest=b',"stream_options":' + options)
 
@@ -271,10 +252,7 @@ def test_how_long_the_reply_may_be(rest: bytes, limit: int | None) -> None:
 
 def test_a_cache_is_named_unless_the_client_names_one() -> None:
     request = parse_chat_request(body())
-    assert orjson.loads(compose(request, cache_key="k")) == {
-        **orjson.loads(request.raw),
-        "prompt_cache_key": "k",
-    }
+    assert orjson.loads(compose(request, cache_key="k")) == {**orjson.loads(request.raw), "prompt_cache_key": "k"}
     named = parse_chat_request(body(rest=b',"prompt_cache_key":"mine"'))
     assert compose(named, cache_key="k") == named.raw
 
@@ -360,34 +338,19 @@ MESSAGES = st.fixed_dictionaries(
     optional={"content": st.none() | TEXT, "agent": TEXT, "is_internal": st.booleans(), "x": JSON},
 )
 EXTRA = st.dictionaries(
-    TEXT.filter(lambda name: name not in {"messages", "model", "stream", "tools", "stream_options"}),
-    JSON,
-    max_size=3,
+    TEXT.filter(lambda name: name not in {"messages", "model", "stream", "tools", "stream_options"}), JSON, max_size=3
 )
 
 
-@given(
-    st.lists(MESSAGES, min_size=1, max_size=5),
-    EXTRA,
-    st.booleans(),
-    st.sampled_from([None, 2]),
-    st.booleans(),
-)
+@given(st.lists(MESSAGES, min_size=1, max_size=5), EXTRA, st.booleans(), st.sampled_from([None, 2]), st.booleans())
 @settings(deadline=None)
 def test_a_request_goes_out_as_it_came_but_for_our_own_fields(
-    messages: list[dict[str, Any]],
-    extra: dict[str, Any],
-    at_the_end: bool,
-    indent: int | None,
-    add_usage: bool,
+    messages: list[dict[str, Any]], extra: dict[str, Any], at_the_end: bool, indent: int | None, add_usage: bool
 ) -> None:
     data = extra | {"messages": messages} if at_the_end else {"messages": messages} | extra
     raw = json.dumps(data, indent=indent).encode()
     request = parse_chat_request(raw)
-    stripped = [
-        {key: value for key, value in item.items() if key not in {"agent", "is_internal"}}
-        for item in messages
-    ]
+    stripped = [{key: value for key, value in item.items() if key not in {"agent", "is_internal"}} for item in messages]
     usage = {"stream_options": {"include_usage": True}} if add_usage else {}
 
     sent = compose(request, add_usage=add_usage)
@@ -460,9 +423,7 @@ def test_our_own_fields_are_left_out_of_a_known_message_too() -> None:
     ],
     ids=range(23),
 )
-def test_a_body_is_refused_with_its_reason_and_place(
-    body: bytes, param: str | None, code: str, words: str
-) -> None:
+def test_a_body_is_refused_with_its_reason_and_place(body: bytes, param: str | None, code: str, words: str) -> None:
     error = refusals._unreadable(body)
 
     assert words in error.message

@@ -34,10 +34,7 @@ FIRST = "System message must be at the beginning."
             "alternate",
         ),
         (f"Error in applying chat template from request: {TURNS}", "alternate"),
-        (
-            "After the (optional) system message(s), user and assistant roles should be alternating.",
-            "alternate",
-        ),
+        ("After the (optional) system message(s), user and assistant roles should be alternating.", "alternate"),
         (
             (
                 "After the (optional) system message(s), user or tool message(s) should alternate with "
@@ -53,10 +50,7 @@ FIRST = "System message must be at the beginning."
             "alternate",
         ),
         (
-            (
-                'messages: roles must alternate between "user" and "assistant", but found multiple "user" '
-                "roles in a row"
-            ),
+            ('messages: roles must alternate between "user" and "assistant", but found multiple "user" roles in a row'),
             "alternate",
         ),
         ("Please ensure that multiturn requests alternate between user and model", "alternate"),
@@ -70,10 +64,7 @@ FIRST = "System message must be at the beginning."
         ("Multiple system messages are not supported", "one_system"),
         ("System messages are only allowed at the beginning of a conversation", "one_system"),
         ("Unexpected role 'user' after role 'tool'", None),
-        (
-            "Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant",
-            None,
-        ),
+        ("Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant", None),
         ("Only user and assistant roles are supported!", None),
         ("System role not supported", None),
         ("Invalid value: 'systems'. Supported values are: 'system', 'assistant', 'user'.", None),
@@ -96,9 +87,7 @@ def test_it_is_read_however_it_is_wrapped() -> None:
     assert demanded_order(400, b"\xff\x00 nothing") is None
     assert demanded_order(400, b"") is None
     # What repeats the request says nothing by itself.
-    assert (
-        demanded_order(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
-    )
+    assert demanded_order(422, orjson.dumps({"detail": [{"msg": "bad", "input": {"content": TURNS}}]})) is None
 
 
 def user(content: Any, **more: Any) -> Message:
@@ -177,9 +166,5 @@ def test_where_none_leads_one_is_made() -> None:
 
 def test_a_system_message_between_two_users_breaks_the_turns_too() -> None:
     given = [system("a"), user("q"), system("b"), user("r"), REPLY]
-    assert contents(reordered(given, "alternate")) == [
-        ("system", "a\n\nb"),
-        ("user", "q\n\nr"),
-        ("assistant", "yes"),
-    ]
+    assert contents(reordered(given, "alternate")) == [("system", "a\n\nb"), ("user", "q\n\nr"), ("assistant", "yes")]
     assert contents(reordered(given, "one_system"))[1:3] == [("user", "q"), ("user", "r")]

@@ -201,11 +201,7 @@ def test_one_chunk_may_hold_everything() -> None:
     assert not shown.sieve.said  # but that somebody is there
     assert shown.sieve.again
 
-    whole = {
-        "choices": [
-            {"message": {"content": "so", "tool_calls": [call(None, "ours")]}, "finish_reason": "stop"}
-        ]
-    }
+    whole = {"choices": [{"message": {"content": "so", "tool_calls": [call(None, "ours")]}, "finish_reason": "stop"}]}
     shown = Shown()
     assert shown.take(whole) == [{"choices": [{"message": {"content": "so"}, "finish_reason": None}]}]
 
@@ -238,10 +234,7 @@ def test_calls_without_numbers_and_all_with_the_same() -> None:
         calls(call(None, "theirs", "{", id="b")),
         calls(call(None, None, "}")),
     )
-    assert deltas == [
-        {"tool_calls": [{**call(0, "theirs", "{", id="b")}]},
-        {"tool_calls": [call(0, None, "}")]},
-    ]
+    assert deltas == [{"tool_calls": [{**call(0, "theirs", "{", id="b")}]}, {"tool_calls": [call(0, None, "}")]}]
     shown = Shown()
     deltas = shown.deltas(
         calls(call(0, "ours", "", id="a")),  # whole, since another one begins in its place
@@ -373,16 +366,11 @@ def test_the_texts_of_two_rounds_are_kept_apart() -> None:
     assert choice.message["content"] == "One.\n\nTwo.\n\nThree.\n\nFour."
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [("One. ", "Two"), ("One.", "\nTwo"), ("", "Two"), (None, "Two")]
-)
+@pytest.mark.parametrize(("before", "after"), [("One. ", "Two"), ("One.", "\nTwo"), ("", "Two"), (None, "Two")])
 def test_nothing_is_shown_between_texts_that_stand_apart(before: str | None, after: str) -> None:
     shown = Shown()
     _again(shown, {"role": "assistant", "content": before})
-    assert shown.deltas(chunk({"content": after}), chunk({"content": "!"})) == [
-        {"content": after},
-        {"content": "!"},
-    ]
+    assert shown.deltas(chunk({"content": after}), chunk({"content": "!"})) == [{"content": after}, {"content": "!"}]
     shown = Shown()
     _again(shown)
     assert shown.deltas(chunk({"content": after})) == [{"content": after}]
@@ -478,9 +466,7 @@ KINDS = st.sampled_from(["function", "custom"])
 
 @given(KINDS, st.lists(st.tuples(INDEXES, IDS, TOLD, ARGUMENTS), max_size=8))
 @settings(deadline=None)
-def test_calls_are_those_that_the_message_has(
-    kind: str, deltas: list[tuple[int | None, Any, Any, Any]]
-) -> None:
+def test_calls_are_those_that_the_message_has(kind: str, deltas: list[tuple[int | None, Any, Any, Any]]) -> None:
     """Whatever is said in whichever order: what is shown and what is answered must be of one mind."""
     calls, message = StreamedCalls(CALLED), Deltas()
     for index, identity, name, arguments in deltas:
@@ -492,9 +478,7 @@ def test_calls_are_those_that_the_message_has(
         message.add({"tool_calls": [item]})
     built = message.message().get("tool_calls", [])
     found = [(each.id, each.name.value) for each in calls.begun]
-    assert sorted(found, key=repr) == sorted(
-        ((each.get("id", ""), each[kind].get("name")) for each in built), key=repr
-    )
+    assert sorted(found, key=repr) == sorted(((each.get("id", ""), each[kind].get("name")) for each in built), key=repr)
     calls.decide()
     ours = [each[kind].get("name") in CALLED for each in built]
     if len({index is None for index, *_ in deltas}) == 1:  # nobody numbers some deltas and not others

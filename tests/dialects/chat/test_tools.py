@@ -65,19 +65,13 @@ def test_where_it_may_not_they_are_not(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "tool",
-    [
-        function("recall"),
-        {"type": "custom", "custom": {"name": "recall"}},
-        {"type": "function", "name": "recall"},
-    ],
+    [function("recall"), {"type": "custom", "custom": {"name": "recall"}}, {"type": "function", "name": "recall"}],
 )
 def test_a_name_that_is_taken_is_the_clients(tool: dict[str, Any]) -> None:
     assert names_for(request(tools=[SEARCH, tool])) == ("compress",)
 
 
-@pytest.mark.parametrize(
-    "tool", ["search", {"type": "web_search"}, {"type": "function", "function": {"name": 1}}]
-)
+@pytest.mark.parametrize("tool", ["search", {"type": "web_search"}, {"type": "function", "function": {"name": 1}}])
 def test_a_tool_of_an_unknown_kind_takes_no_name(tool: Any) -> None:
     assert names_for(request(tools=[tool])) == ("recall", "compress")
 

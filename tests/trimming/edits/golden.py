@@ -37,9 +37,7 @@ class Case:
     def draft(self) -> Draft:
         """Return the history before the edit."""
         log = messages(self.row["before"])
-        policy = Policy.model_validate(
-            {"keep": self.row.get("keep", {"rounds": 0}), "pin": self.row.get("pin", [])}
-        )
+        policy = Policy.model_validate({"keep": self.row.get("keep", {"rounds": 0}), "pin": self.row.get("pin", [])})
         parts, turns = spans(log), rounds(log)
         return Draft(
             entries=tuple(entries(log)),

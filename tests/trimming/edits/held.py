@@ -24,9 +24,7 @@ RECORDED = Path(__file__).parents[2] / "data" / "trajectories"
 NO_KEEP = {"rounds": 0}
 
 
-def draft_of(
-    given: Sequence[Message] | Sequence[Entry], keep: dict[str, Any] | None = None, **fields: Any
-) -> Draft:
+def draft_of(given: Sequence[Message] | Sequence[Entry], keep: dict[str, Any] | None = None, **fields: Any) -> Draft:
     """Return the draft of a log in which nothing was edited; unless told otherwise `keep` keeps nothing."""
     log = [each if isinstance(each, Entry) else entries([each])[0] for each in given]
     log = [

@@ -37,10 +37,7 @@ def test_golden(case: Case) -> None:
 
 def called(*arguments: Any, form: str = "function", text: str = "") -> Message:
     inner = "arguments" if form == "function" else "input"
-    calls = [
-        {"id": f"c{at}", "type": form, form: {"name": "write", inner: each}}
-        for at, each in enumerate(arguments)
-    ]
+    calls = [{"id": f"c{at}", "type": form, form: {"name": "write", inner: each}} for at, each in enumerate(arguments)]
     return ChatMessage.of({"role": "assistant", "content": text, "tool_calls": calls})
 
 
@@ -107,9 +104,7 @@ def test_a_stub_of_an_earlier_move_keeps_its_bytes() -> None:
 def test_a_stub_that_another_edit_removed_is_nothing_to_look_at() -> None:
     before = draft(called("{}", "{}"), result(LONG), result(LONG, 1))
     gone = replace(
-        before,
-        messages=(before.messages[0], None, before.messages[2]),
-        made_by=((), ("clear_tool_results",), ()),
+        before, messages=(before.messages[0], None, before.messages[2]), made_by=((), ("clear_tool_results",), ())
     )
     assert list(cleared(gone)) == [2]
 
@@ -117,9 +112,7 @@ def test_a_stub_that_another_edit_removed_is_nothing_to_look_at() -> None:
 def test_what_one_digest_leaves_over_a_later_one_may_take() -> None:
     ids = json.dumps([f"key-{at:04d}" for at in range(400)])
     sizes = [len(text_at(cleared(draft(called("{}"), result(ids)), digest_chars=100), 1))]
-    after = cleared(
-        draft(called("{}", "{}"), result("no value in it, " * 20), result(ids, 1)), digest_chars=100
-    )
+    after = cleared(draft(called("{}", "{}"), result("no value in it, " * 20), result(ids, 1)), digest_chars=100)
     sizes.append(len(text_at(after, 2)))
     assert 90 < sizes[1] - sizes[0] <= 100
 
@@ -141,9 +134,7 @@ def keys(at: int) -> str:
 
 def sizes(changed: Mapping[int, Message | None]) -> list[int]:
     """Return the characters of the digest in each stub."""
-    return [
-        len(digest_in(message.text, f"ref_{at}")) for at, message in changed.items() if message is not None
-    ]
+    return [len(digest_in(message.text, f"ref_{at}")) for at, message in changed.items() if message is not None]
 
 
 def test_the_first_digest_may_take_characters_in_advance_and_the_others_make_up_for_it() -> None:
@@ -175,12 +166,7 @@ def test_what_was_taken_in_advance_is_not_taken_again_at_the_next_move() -> None
 @pytest.mark.parametrize("digest_chars", [20, 100, 300])
 @pytest.mark.parametrize(
     "full",
-    [
-        [True] * 30,
-        [False] * 4 + [True] * 26,
-        [True, True, False] * 10,
-        [True] * 10 + [False] * 10 + [True] * 10,
-    ],
+    [[True] * 30, [False] * 4 + [True] * 26, [True, True, False] * 10, [True] * 10 + [False] * 10 + [True] * 10],
     ids=["each", "all but the first", "two of three", "the first and the last"],
 )
 def test_on_average_digests_have_so_many_characters(full: Sequence[bool], digest_chars: int) -> None:
@@ -320,17 +306,10 @@ def test_long_arguments_are_cut_and_say_so(arguments: str) -> None:
 
 
 def test_arguments_stay_json_and_keep_what_is_short() -> None:
-    document = {
-        "path": "src/a.c",
-        "line": 12345678901234567890,
-        "x": 1.5,
-        "text": "see buildDir in K77. " * 9,
-    }
+    document = {"path": "src/a.c", "line": 12345678901234567890, "x": 1.5, "text": "see buildDir in K77. " * 9}
     shorter = json.loads(shorter_arguments(json.dumps(document), 60, frozenset()))
     assert {**shorter, "text": document["text"]} == document
-    assert shorter["text"] == "[cleared: 189 characters; K77 buildDir]".replace(
-        "K77 buildDir", "buildDir,K77"
-    )
+    assert shorter["text"] == "[cleared: 189 characters; K77 buildDir]".replace("K77 buildDir", "buildDir,K77")
 
 
 def test_long_lists_and_deep_documents_are_cut() -> None:
@@ -341,16 +320,13 @@ def test_long_lists_and_deep_documents_are_cut() -> None:
     assert "[cleared]" in json.dumps(shorter["deep"])
 
 
-@pytest.mark.parametrize(
-    "arguments", ["[" * 100_000, "no json " * 20, json.dumps(["x"] * 99), '{"a": "' + "x" * 99]
-)
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "no json " * 20, json.dumps(["x"] * 99), '{"a": "' + "x" * 99])
 def test_what_is_no_json_object_becomes_one(arguments: str) -> None:
     assert list(json.loads(shorter_arguments(arguments, 0, frozenset()))) == ["cleared"]
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    ["", "no json", "[1, 2]", '{"a": NaN}', '{ "a" : 1.10 }', "[" * 20, json.dumps({"a": ["x"] * 12})],
+    "arguments", ["", "no json", "[1, 2]", '{"a": NaN}', '{ "a" : 1.10 }', "[" * 20, json.dumps({"a": ["x"] * 12})]
 )
 def test_what_would_not_get_shorter_stays(arguments: str) -> None:
     assert shorter_arguments(arguments, 0, frozenset()) == arguments

@@ -173,17 +173,7 @@ PIECES = st.one_of(
     JSON.map(json.dumps),
     JSON.map(lambda value: f"text={json.dumps(value)!r}"),
     st.sampled_from(
-        [
-            "\n",
-            "\n\n\n",
-            "\x1b[31m",
-            "a line 1\n" * 9,
-            "10%\r20%\r",
-            "<html><p>",
-            "&lt;p>",
-            '["\\ud800", 1]',
-            "  \n",
-        ]
+        ["\n", "\n\n\n", "\x1b[31m", "a line 1\n" * 9, "10%\r20%\r", "<html><p>", "&lt;p>", '["\\ud800", 1]', "  \n"]
     ),
 )
 TEXTS = st.lists(PIECES, max_size=8).map("".join)
@@ -199,9 +189,7 @@ EDITS = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(EDITS, TEXTS)
-def test_it_gets_shorter_the_same_each_time_and_its_own_work_stays(
-    edit: CompactToolOutput, text: str
-) -> None:
+def test_it_gets_shorter_the_same_each_time_and_its_own_work_stays(edit: CompactToolOutput, text: str) -> None:
     original = result(text)
     once = edit.shorten(original, entry(original))
     assert edit.shorten(result(text), entry(original)) == once
@@ -214,10 +202,7 @@ def test_it_gets_shorter_the_same_each_time_and_its_own_work_stays(
 
 # -------------------------------------------------------------------------------- real tool results
 
-HEAVY = [
-    "tau-airline-t00-r2.json",
-    "tau-airline-t46-r3.json",
-]
+HEAVY = ["tau-airline-t00-r2.json", "tau-airline-t46-r3.json"]
 """Conversations whose tool results are JSON for the most part."""
 
 

@@ -66,10 +66,7 @@ def test_an_older_copy_that_is_cut_puts_the_newer_one_back_and_later_ones_point_
 def test_an_older_copy_that_is_dropped_puts_the_newer_one_back() -> None:
     draft = pointed()
     dropped = draft.after([draft.removing(place, "other", "") for place in (1, 2)])
-    assert texts(dropped.after(list(DeduplicateResults().afterwards(dropped))))[2:5:2] == [
-        LONG,
-        POINTER.format(4),
-    ]
+    assert texts(dropped.after(list(DeduplicateResults().afterwards(dropped))))[2:5:2] == [LONG, POINTER.format(4)]
 
 
 def test_an_older_copy_that_is_in_no_draft_any_more_puts_the_newer_one_back() -> None:
@@ -81,10 +78,7 @@ def test_an_older_copy_that_is_in_no_draft_any_more_puts_the_newer_one_back() ->
         entries=draft.entries[3:],
         made_by=draft.made_by[3:],
     )
-    assert texts(later.after(list(DeduplicateResults().afterwards(later))))[1:4:2] == [
-        LONG,
-        POINTER.format(4),
-    ]
+    assert texts(later.after(list(DeduplicateResults().afterwards(later))))[1:4:2] == [LONG, POINTER.format(4)]
 
 
 def test_what_is_put_back_is_what_was_first_sent() -> None:
@@ -134,11 +128,7 @@ def test_words_of_a_tool_that_look_like_a_pointer_are_words() -> None:
 
 def test_a_cut_does_not_grow_by_words_that_look_like_a_pointer() -> None:
     policy = Policy.model_validate(
-        {
-            "trigger": {"every_request": True},
-            "keep": {"rounds": 0},
-            "edits": [{"type": "deduplicate_results"}],
-        }
+        {"trigger": {"every_request": True}, "keep": {"rounds": 0}, "edits": [{"type": "deduplicate_results"}]}
     )
     lines = ["user go", "assistant | a f", f"tool a {POINTER.format(99)}", "assistant so", "user more"]
     cut = None
@@ -161,12 +151,7 @@ def test_outputs_in_parts_count_by_their_text_and_others_stay() -> None:
     words = {"type": "text", "text": LONG}
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     blocks = messages(["user q1", "assistant | a f, b f, c f, d f"])
-    results = [
-        result("a", words),
-        result("b", words, picture),
-        result("c", words, picture),
-        result("d", words),
-    ]
+    results = [result("a", words), result("b", words, picture), result("c", words, picture), result("d", words)]
     after = check(DeduplicateResults(), draft_of([*blocks, *results]))
     assert after.messages[2:5] == tuple(results[:3])
     assert texts(after)[5].startswith("[same output as the earlier one of f: ")

@@ -159,9 +159,7 @@ def test_in_a_recorded_session_nothing_looks_like_such_a_message() -> None:
 
 AGENTS = st.sampled_from(["Worker: Ann", "Worker: Bob", "Bob"])
 SPOKEN = st.builds(
-    lambda role, speaker, words, tool: [
-        ChatMessage.of({"role": role, "content": f"<{speaker}> [{words} {tool}]"})
-    ],
+    lambda role, speaker, words, tool: [ChatMessage.of({"role": role, "content": f"<{speaker}> [{words} {tool}]"})],
     st.sampled_from(["user", "assistant"]),
     AGENTS,
     st.sampled_from(["调用工具", "calls tool"]),
@@ -176,9 +174,7 @@ SPOKEN = st.builds(
     st.integers(0, 2),
     st.sampled_from([None, "Bob", "Worker: Ann"]),
 )
-def test_it_is_safe_on_any_history(
-    parts: list[list[Message]], keep: int, kept: int, asking: str | None
-) -> None:
+def test_it_is_safe_on_any_history(parts: list[list[Message]], keep: int, kept: int, asking: str | None) -> None:
     history = [message for part in parts for message in part]
     draft = draft_of(history, {"rounds": kept, "spans": 2}, agent=asking)
     after = check(DigestAgentCalls(keep=keep), draft)
@@ -197,10 +193,7 @@ def test_it_is_safe_on_any_history(
     ("text", "told"),
     [
         ("<Agent: Ann> [调用工具 search]", Broadcast(speaker="Agent: Ann", tool="search", chinese=True)),
-        (
-            "  <Agent：Ann>\n[调用工具：search] 参数",
-            Broadcast(speaker="Agent: Ann", tool="search", chinese=True),
-        ),
+        ("  <Agent：Ann>\n[调用工具：search] 参数", Broadcast(speaker="Agent: Ann", tool="search", chinese=True)),
         ("<团队成员: 小王> [调用工具 搜索]", Broadcast(speaker="团队成员: 小王", tool="搜索", chinese=True)),
         ("<Ann> [调用工具 web search]</Ann>", Broadcast(speaker="Ann", tool="web search", chinese=True)),
         ("<Agent: Ann> [calls tool search]", Broadcast(speaker="Agent: Ann", tool="search", chinese=False)),
@@ -223,9 +216,7 @@ def test_what_is_a_broadcast(text: str, told: Broadcast | None) -> None:
 def test_who_speaks_may_stand_in_the_field_of_the_message() -> None:
     pattern = (r"^tool (?P<tool>\S+)",)
     assert broadcast_of("tool search", pattern, None) is None
-    assert broadcast_of("tool search", pattern, "Ann") == Broadcast(
-        speaker="Ann", tool="search", chinese=False
-    )
+    assert broadcast_of("tool search", pattern, "Ann") == Broadcast(speaker="Ann", tool="search", chinese=False)
 
 
 def test_names_are_brought_into_a_form_that_a_digest_can_hold() -> None:

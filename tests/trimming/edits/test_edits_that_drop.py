@@ -49,9 +49,7 @@ def test_it_is_safe_on_any_history(log: list[Message], last: int, kept: int) -> 
     draft = draft_of(log, {"rounds": kept, "spans": 2})
     after = check(KeepRounds(last=last), draft)
     users = [message for message in log if message.role == "user"]
-    assert [message for message in standing(after) if message.role == "user"][-last - 1 :] == users[
-        -last - 1 :
-    ]
+    assert [message for message in standing(after) if message.role == "user"][-last - 1 :] == users[-last - 1 :]
 
 
 # ------------------------------------------------------------------------------------- drop_oldest
@@ -74,9 +72,7 @@ def test_an_empty_log_has_nothing_to_drop() -> None:
 
 @TRIED
 @given(valid(), st.integers(1, 300))
-def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(
-    log: list[Message], target: int
-) -> None:
+def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(log: list[Message], target: int) -> None:
     draft = Case({"before": lines(log), "target": target}).draft()
     changes = list(DropOldest().apply(draft))
     after = draft.after(changes)
@@ -97,10 +93,7 @@ def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(
 def marking(draft: Draft, places: Iterable[int]) -> Draft:
     marked = set(places)
     return replace(
-        draft,
-        entries=tuple(
-            replace(entry, is_internal=place in marked) for place, entry in enumerate(draft.entries)
-        ),
+        draft, entries=tuple(replace(entry, is_internal=place in marked) for place, entry in enumerate(draft.entries))
     )
 
 
@@ -117,12 +110,8 @@ def test_golden_drop_internal(case: MarkedCase) -> None:
 
 
 def test_what_an_earlier_edit_removed_is_left_alone() -> None:
-    draft = MarkedCase(
-        {"before": ["user q1", "assistant | a f", "tool a 1", "user q2"], "internal": [1, 2]}
-    ).draft()
-    emptied = draft.after(
-        [Change(position=1, edit="other", reason="", message=None, tokens_before=10, tokens_after=0)]
-    )
+    draft = MarkedCase({"before": ["user q1", "assistant | a f", "tool a 1", "user q2"], "internal": [1, 2]}).draft()
+    emptied = draft.after([Change(position=1, edit="other", reason="", message=None, tokens_before=10, tokens_after=0)])
     assert [change.position for change in DropInternal().apply(emptied)] == [2]
 
 
@@ -166,9 +155,7 @@ def test_a_budget_is_one_or_the_other() -> None:
 
 def test_only_a_ratio_needs_a_target() -> None:
     def policy(**edit: Any) -> Policy:
-        return Policy.model_validate(
-            {"trigger": {"every_request": True}, "edits": [{"type": "recent_window", **edit}]}
-        )
+        return Policy.model_validate({"trigger": {"every_request": True}, "edits": [{"type": "recent_window", **edit}]})
 
     assert policy(tokens=5).edits
     with pytest.raises(ValidationError, match="recent_window needs a target"):
@@ -207,9 +194,7 @@ def test_its_own_target_takes_the_place_of_the_policys() -> None:
     made = plan(log, policy, "p", PlanningContext(count=count, fixed_tokens=2_000, context_window=80_000))
     assert made.tokens_sent == 2_000 + 9_000
     assert made.target == 20_000
-    assert (
-        plan(log, policy, "p", PlanningContext(count=count)).tokens_sent == 80_000
-    )  # of a window that nobody knows
+    assert plan(log, policy, "p", PlanningContext(count=count)).tokens_sent == 80_000  # of a window that nobody knows
 
 
 def test_of_a_recorded_session_the_newest_that_fits_stays() -> None:

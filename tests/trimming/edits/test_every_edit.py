@@ -63,8 +63,7 @@ def _with_halves() -> tuple[Entry, ...]:
         ]
     made = [ChatMessage(orjson.dumps(each)) for each in log]
     return tuple(
-        Entry(message=each, tokens=count(each), ref=f"ref_{at:016}", position=at)
-        for at, each in enumerate(made)
+        Entry(message=each, tokens=count(each), ref=f"ref_{at:016}", position=at) for at, each in enumerate(made)
     )
 
 
@@ -93,9 +92,7 @@ def _hold(path: Path, trimming: Policy, chance: Random) -> int:
     return _holds(*session(path), trimming, chance)
 
 
-def _holds(
-    instructions: tuple[Message, ...], log: tuple[Entry, ...], trimming: Policy, chance: Random
-) -> int:
+def _holds(instructions: tuple[Message, ...], log: tuple[Entry, ...], trimming: Policy, chance: Random) -> int:
     """Check a policy on a session; return how often the cut moved and something was changed."""
     known = PlanningContext(
         count=count,
@@ -207,13 +204,7 @@ def draft(*before: str, pin: str = "^$never") -> Case:
     return Case({"before": list(before), "pin": [{"regex": pin}]})
 
 
-LOG = (
-    "user a long question",
-    "assistant | a f",
-    "tool a a long result",
-    "assistant | f()",
-    "function f another one",
-)
+LOG = ("user a long question", "assistant | a f", "tool a a long result", "assistant | f()", "function f another one")
 
 
 def test_it_asks_for_each_result_of_both_forms_and_for_nothing_else() -> None:

@@ -124,7 +124,5 @@ def test_it_is_safe_on_any_history(parts: list[list[Message]], keep: int, kept: 
     ]
     newest = places[max(0, len(places) - keep) :]
     assert left == [
-        place
-        for number, place in enumerate(places)
-        if place in draft.protected or number >= len(places) - len(newest)
+        place for number, place in enumerate(places) if place in draft.protected or number >= len(places) - len(newest)
     ]

@@ -56,9 +56,7 @@ def test_rounds_older_than_those_that_stay_become_one_summary() -> None:
     assert standing(after) == list(draft.messages[12:])
     summary = after.summary
     assert summary is not None
-    assert summary.text.startswith(
-        "Archived Session Summary\nRounds 1-3: 12 messages (3 user, 6 assistant, 3 tool).\n"
-    )
+    assert summary.text.startswith("Archived Session Summary\nRounds 1-3: 12 messages (3 user, 6 assistant, 3 tool).\n")
     assert replace(summary, text="", state={}) == Summary(
         text="",
         role="merge",
@@ -80,9 +78,7 @@ def test_too_few_rounds_change_nothing() -> None:
 
 def test_what_stands_before_the_first_question_is_covered_too() -> None:
     draft = draft_of(messages(["assistant welcome", *talk(3)]))
-    assert summed(edit(), draft).text.splitlines()[1] == (
-        "Rounds 1-1: 5 messages (3 assistant, 1 user, 1 tool)."
-    )
+    assert summed(edit(), draft).text.splitlines()[1] == ("Rounds 1-1: 5 messages (3 assistant, 1 user, 1 tool).")
 
 
 def test_what_is_protected_is_not_covered_and_stays() -> None:
@@ -143,9 +139,7 @@ def test_the_first_summary_waits_for_messages() -> None:
 
 def next_draft(before: Draft, more: Sequence[str]) -> Draft:
     """Return what stands, with its summary, and what came since."""
-    stood = [
-        (entry, message) for entry, message in zip(before.entries, before.messages, strict=True) if message
-    ]
+    stood = [(entry, message) for entry, message in zip(before.entries, before.messages, strict=True) if message]
     new = log(*more)
     start = before.entries[-1].position + 1
     later = [replace(entry, position=start + place) for place, entry in enumerate(new)]
@@ -153,9 +147,7 @@ def next_draft(before: Draft, more: Sequence[str]) -> Draft:
     made = draft_of(entries)
     return replace(
         made,
-        entries=tuple(
-            replace(entry, position=old.position) for entry, old in zip(made.entries, entries, strict=True)
-        ),
+        entries=tuple(replace(entry, position=old.position) for entry, old in zip(made.entries, entries, strict=True)),
         summary=before.summary,
     )
 
@@ -386,9 +378,7 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
         text="before", role="merge", until=8, tokens=100, kind="model", covered_messages=8, covered_tokens=999
     )
     stands = replace(draft, summary=model)
-    assert wishes(by_model(min_messages=38), stands) == [
-        SummaryRequest(stop=28, room=5 * each + 99, urgent=True)
-    ]
+    assert wishes(by_model(min_messages=38), stands) == [SummaryRequest(stop=28, room=5 * each + 99, urgent=True)]
     assert wishes(by_model(min_new_messages=20), stands) != []
     assert wishes(by_model(min_new_messages=21), stands) == []
     assert wishes(by_model(growth_ratio=(5 * each - 1) / 100), stands) != []
@@ -399,14 +389,10 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     assert by_model(min_new_messages=16).request(replace(newer, prepared=ready(12))) is not None
     assert by_model(min_new_messages=17).request(replace(newer, prepared=ready(12))) is None
     # What lies in gaps is new too; one made of numbers is none, but covers what is not there.
-    dropped = replace(
-        stands, gaps=(Gap(start=8, stop=20, edit="drop_oldest", reason="", tokens=5000, tool_calls=0),)
-    )
+    dropped = replace(stands, gaps=(Gap(start=8, stop=20, edit="drop_oldest", reason="", tokens=5000, tool_calls=0),))
     assert by_model(min_new_messages=32).request(dropped) is not None
     counted = replace(draft, summary=replace(model, kind="statistics"))
-    assert by_model(min_new_messages=99).request(counted) == SummaryRequest(
-        stop=28, room=7 * each - 1, urgent=False
-    )
+    assert by_model(min_new_messages=99).request(counted) == SummaryRequest(stop=28, room=7 * each - 1, urgent=False)
     assert by_model().request(replace(counted, summary=replace(model, kind="statistics", until=28))) is None
 
 
@@ -417,9 +403,7 @@ def test_it_has_room_by_what_the_log_has_however_little_is_still_sent() -> None:
     assert by_model(lower=2000).request(short) == SummaryRequest(stop=28, room=int(0.26 * 2000), urgent=False)
     # Without a limit as much as a model may write, and as code's part may take where more is replaced.
     assert by_model(max_tokens=1234).request(short) == SummaryRequest(stop=28, room=1234, urgent=False)
-    assert by_model(max_tokens=130).request(short) == SummaryRequest(
-        stop=28, room=max(130, sent - 1), urgent=False
-    )
+    assert by_model(max_tokens=130).request(short) == SummaryRequest(stop=28, room=max(130, sent - 1), urgent=False)
     # Who asks gets one that makes the view smaller.
     asked = by_model().request(short, whole=True)
     assert asked == (SummaryRequest(stop=28, room=sent - 1, urgent=False) if sent > 120 else None)
@@ -467,12 +451,7 @@ def test_a_recipe_names_what_the_text_depends_on() -> None:
     assert int(recipe, 16) >= 0
     same = by_model(upper=9, lower=9, role="user", keep_rounds=7, soft=0.5, growth_ratio=3, budget_ratio=1)
     assert same.recipe == recipe
-    others: list[dict[str, Any]] = [
-        {"heading": "Before"},
-        {"prompt": "Sum up."},
-        {"language": "zh"},
-        {"max_tokens": 9},
-    ]
+    others: list[dict[str, Any]] = [{"heading": "Before"}, {"prompt": "Sum up."}, {"language": "zh"}, {"max_tokens": 9}]
     recipes = {by_model(**each).recipe for each in [*others, {"max_generations": 9}]}
     assert len(recipes | {recipe}) == 6
 
@@ -560,16 +539,7 @@ def test_it_is_safe_on_any_history(
 
 # ---------------------------------------------------------------------------------------- coverage
 
-LOG = (
-    "assistant hi",
-    "user 1",
-    "assistant | a f",
-    "tool a 1",
-    "user 2",
-    "assistant 2",
-    "user 3",
-    "assistant 3",
-)
+LOG = ("assistant hi", "user 1", "assistant | a f", "tool a 1", "user 2", "assistant 2", "user 3", "assistant 3")
 
 
 def stops(draft: Draft, keep_rounds: int) -> list[int]:
@@ -603,10 +573,7 @@ def test_of_a_preamble_alone_spans_may_go() -> None:
 
 def test_what_is_protected_is_not_counted_and_ends_nothing_in_the_current_round() -> None:
     draft = replace(draft_of(messages((*LOG, "assistant 4"))), protected=frozenset({1, 2, 3, 6, 7}))
-    assert [(each.stop, each.messages, each.rounds) for each in beginnings(draft, 0)] == [
-        (4, 1, 0),
-        (6, 3, 1),
-    ]
+    assert [(each.stop, each.messages, each.rounds) for each in beginnings(draft, 0)] == [(4, 1, 0), (6, 3, 1)]
 
 
 def test_what_is_gone_is_not_counted_but_new_where_no_summary_covers_it() -> None:
@@ -619,9 +586,7 @@ def test_what_is_gone_is_not_counted_but_new_where_no_summary_covers_it() -> Non
 
 def test_what_earlier_moves_dropped_is_new_where_no_summary_covers_it() -> None:
     draft = draft_of(messages(LOG))
-    entries = tuple(
-        replace(each, position=each.position + (10 if each.position < 4 else 20)) for each in draft.entries
-    )
+    entries = tuple(replace(each, position=each.position + (10 if each.position < 4 else 20)) for each in draft.entries)
     gaps = (
         Gap(start=0, stop=10, edit="e", reason="", tokens=500, tool_calls=2),
         Gap(start=14, stop=24, edit="e", reason="", tokens=1000, tool_calls=0),
