@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Executable, text
+from sqlalchemy import Executable
+from sqlalchemy import text as sql_text
 
 from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
 from proxy.errors import StoreUnavailable
