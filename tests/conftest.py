@@ -25,7 +25,7 @@ LONG = (
     "tests/e2e/test_node_sdk.py",
     "tests/e2e/test_recorded_sdks.py",
     "tests/test_benchmarks.py",
-    "tests/cli/test_workers.py",
+    "tests/cli/test_serving.py",
     "tests/e2e/test_container.py",
     "tests/e2e/test_dirty_histories.py",
 )
