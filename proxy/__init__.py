@@ -1,25 +1,26 @@
-"""Palimpsest: a reverse proxy for the Chat Completions API that keeps everything and sends less.
+"""Palimpsest: a reverse proxy for LLM APIs that keeps everything and sends less.
 
-The floors, each of which imports only from those below it:
+The rooms, each of which imports only from those below it:
 
-    __main__    the command line
-    commands    one file for each group of commands
-    app         opens, wires, closes
-    api, demo   HTTP, thin; the demonstration with its practice upstream
-    exchange    one chat completion, top to bottom (read `exchange/exchange.py` first)
-    backtest    sessions that happened, replayed under policies; beside `exchange`
-    upstream    the provider behind the proxy
-    store       sessions in SQLite or PostgreSQL
-    tokens      counting
-    models      context windows, prices, how providers cache
-    telemetry   what the process says of itself
-    settings    the configuration file
-    trimming    history + policy -> plan -> view; pure
-    history     node names, reconciliation, spans, rounds; pure
-    wire        messages, requests, headers, events; pure
-    errors      every error on purpose
+    __main__        the command line's entry point
+    cli             one file for each group of commands
+    server, demo    HTTP: the ASGI app, authentication, the endpoints; the demonstration
+    pipeline        one exchange, top to bottom (start with `pipeline/exchange.py`)
+    backtest        recorded sessions replayed under policies, offline; beside `pipeline`
+    summaries       summaries by a model
+    recall          the tools that the proxy answers itself
+    upstream        the provider behind the proxy
+    store           sessions in SQLite or PostgreSQL
+    tokens, models  counting; context windows, prices and prompt caches
+    telemetry       the log
+    config          the configuration file
+    trimming        history + policy -> plan -> view; pure
+    textscan        values, digests and shorter forms of texts; pure
+    conversation    node ids, reconciliation, placement, spans; pure
+    dialects        what travels, as bytes and plain data; `base.py` is the seam between APIs; pure
+    errors          every error on purpose
 
-`docs/architecture.md` tells the way of one request through them.
+`docs/architecture.md` follows one request through them, and says which files to touch to add something.
 """
 
 __version__ = "0.1.0"
