@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round
 from proxy.dialects import Call, Message, Span
-from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, Prepared, Size, Summary
+from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Summary
 from proxy.trimming.settings import Target
 
 
@@ -63,7 +63,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     """Tokens that the model takes, where known, as upstream counts them."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here."""
-    prepared: Prepared | None = None
+    prepared: ReadySummary | None = None
     """The newest summary by a model that may be used; None without one."""
     gaps: tuple[Gap, ...] = ()
     """What earlier trims dropped: it is no part of the log that is looked at."""

@@ -215,7 +215,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         return dialect.spoken("user" if self.role == "user" else "system", self.text)
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class ReadySummary(Struct, frozen=True, kw_only=True):
     """A summary that a model made of the beginning of the branch; the next trim may use it."""
 
     text: str
@@ -305,7 +305,7 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     """What the model's input costs; `cost: auto` needs it."""
     scale: float = 1.0
     """How many tokens upstream counts for one that is counted here: limits are in upstream's."""
-    prepared: Prepared | None = None
+    prepared: ReadySummary | None = None
     """The newest summary by a model that lies on the branch and that the policy may use; None without one."""
     keeps: bool = True
     """Whether a new cut is kept for the next request; where it is not, `cost: auto` never pays."""
@@ -323,7 +323,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Version of the policy; empty for `off`."""
     cut: Cut | None
     """The cut in force for this request: the current one, or the new one after a trim."""
-    moved: bool
+    trimmed: bool
     """Whether this request was trimmed: then the cut is new."""
     fired: str
     """What fired, in words ("tokens 51234 > 50000"); empty where nothing did."""
@@ -352,7 +352,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     will change while the policy stays. The last is the longest; one before it was so earlier."""
     summary: Summary | None = None
     """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
-    wanted: SummaryRequest | None = None
+    summary_request: SummaryRequest | None = None
     """A summary that should be made of what was not summed up yet; None where none is due."""
     needs_whole: bool = False
     """Whether the log must be trimmed and could not be: decide again, with every entry of the log given."""
@@ -363,7 +363,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
         What `earlier` sums up is not among them.
         """
-        if not self.moved:
+        if not self.trimmed:
             return self.arrivals + (self.cut.changes if self.cut is not None else ())
         new = set(self.made)
         old = [change for change in self.cut.changes if change not in new] if self.cut is not None else []

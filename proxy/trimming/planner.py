@@ -123,7 +123,7 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: Pla
         policy=name,
         version=policy.version,
         cut=None,
-        moved=False,
+        trimmed=False,
         fired="",
         arrivals=(),
         tokens_before=tokens,
@@ -148,7 +148,7 @@ def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool
         policy=OFF,
         version="",
         cut=None,
-        moved=False,
+        trimmed=False,
         fired="",
         arrivals=(),
         tokens_before=context.fixed_tokens + sum(tokens),
@@ -263,7 +263,7 @@ class _Planning:
             policy=self.name,
             version=policy.version,
             cut=cut,
-            moved=made is not None,
+            trimmed=made is not None,
             fired=fired,
             arrivals=(self.base if made is not None else history).log.changes,
             tokens_before=self.tokens,
@@ -277,7 +277,7 @@ class _Planning:
             target=self.aim if self.aim is not None else _budget(policy, context),
             settled=self._settled(made) if not view.notes else (),
             summary=made.summary if made is not None else history.summary,
-            wanted=self._request(made, view, costs) if not self.start else None,
+            summary_request=self._request(made, view, costs) if not self.start else None,
             needs_whole=needs_whole,
         )
 
@@ -319,7 +319,7 @@ class _Planning:
     def _costs(self, *, always: bool) -> Costs | None:
         """Return what is needed to judge a trim by its cost; None where that is not asked, or not now."""
         policy, context, history = self.policy, self.context, self.history
-        if policy.trigger is None or not policy.reckons or not context.keeps:
+        if policy.trigger is None or not policy.uses_cost or not context.keeps:
             return None
         entries, tokens = history.log.entries, history.tokens
         if not always:

@@ -128,7 +128,7 @@ class Policy(Section, frozen=True):
         yield from _idle(self.on_arrival, "on_arrival")
 
     @property
-    def doubts(self) -> tuple[tuple[str, *Place], ...]:
+    def warnings(self) -> tuple[tuple[str, *Place], ...]:
         """What is allowed and still does nothing: what is said of it, and the way to it."""
         found: list[tuple[str, *Place]] = []
         if self.trigger is not None and self.trigger.every_request:
@@ -154,7 +154,7 @@ class Policy(Section, frozen=True):
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property
-    def reckons(self) -> bool:
+    def uses_cost(self) -> bool:
         """Whether anything in it depends on what a trim costs."""
         return (self.trigger is not None and self.trigger.cost is not None) or any(edit.must_pay for edit in self.edits)
 

@@ -669,7 +669,7 @@ def test_a_move_lets_it_go_before_anything_else_and_the_view_stays_so() -> None:
     assert made.settled == (4,)
     more = [*entries, *log(*TALK, "user 6")[10:]]
     again = plan(more, policy, "p", KNOWN, made.cut)
-    assert not again.moved
+    assert not again.trimmed
     assert again.view == (*made.view, more[-1].message)
     off = Policy()
     assert len(plan(entries, off, "p", KNOWN).view) == 16
