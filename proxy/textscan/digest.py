@@ -38,14 +38,10 @@ from proxy.textscan.scan import (
     values_of_text,
 )
 
-HEAD: Final = 24_000
-"""Characters of the beginning that are read."""
-TAIL: Final = 8_000
-"""Characters of the end that are read."""
-CUT: Final = "…"
-"""Stands where something is left out: what holds it is no value."""
-_TAGS: Final = 5
-"""So many closing tags make a page."""
+HEAD: Final = 24_000  # characters of the beginning that are read
+TAIL: Final = 8_000  # characters of the end that are read
+CUT: Final = "…"  # stands where something is left out: what holds it is no value
+_TAGS: Final = 5  # so many closing tags make a page
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _BACKSLASHES: Final = re.compile(
@@ -198,34 +194,23 @@ _WORTH: Final[Mapping[Kind, float]] = {
     "cjk": 1,
 }
 """What a value is worth by its shape, where nothing else is known of it."""
-_DEFINED: Final = 11
-"""What a name is worth that a program defines."""
+_DEFINED: Final = 11  # what a name is worth that a program defines
 _NUMBER_UNDER_KEY: Final = 3.5
-_TERM: Final = 6
-"""What a CJK term is worth that stands alone, or is short."""
+_TERM: Final = 6  # what a CJK term is worth that stands alone, or is short
 _TERM_LETTERS: Final = 4
-_ONE_WORD: Final = 3
-"""What a leaf of one ordinary word is worth."""
+_ONE_WORD: Final = 3  # what a leaf of one ordinary word is worth
 _TIME_OF_DAY: Final = 1.5
-_WHOLE: Final = 1.3
-"""By how much more a value is worth that is all that stands under its key."""
-_NAMES: Final = 1.5
-"""By how much more one under a key that says it names something."""
-_TELLS: Final = 0.35
-"""By how much less one under a key that says it describes something."""
-_AGAIN: Final = 0.4
-"""By how much more one that stands there again and again, for each factor e."""
+_WHOLE: Final = 1.3  # by how much more a value is worth that is all that stands under its key
+_NAMES: Final = 1.5  # by how much more one under a key that says it names something
+_TELLS: Final = 0.35  # by how much less one under a key that says it describes something
+_AGAIN: Final = 0.4  # by how much more one that stands there again and again, for each factor e
 
 _LONGEST: Final = 120
-_LONGEST_WORDS: Final = 60
-"""Characters of a string of several words: a longer one is prose."""
+_LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer one is prose
 _MOST_WORDS: Final = 4
-_DENSE: Final = 12
-"""Of a long document so many values are read as if each had so many characters."""
-_SHORT: Final = 4000
-"""Characters of a text of which many are remembered."""
-_SHORTEST: Final = 2
-"""Characters of a value, digits of a number."""
+_DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
+_SHORT: Final = 4000  # characters of a text of which many are remembered
+_SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
     r"(?:^|[_\b-])(?:ids?|keys?|codes?|number|no|num|names?|title|url|uri|link|path|file|sha|hash|ref|token"
@@ -250,8 +235,7 @@ _DEFINES: Final = re.compile(
     r"(?<![\w$])((?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}"
     r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+))"
 )
-_DEFINED_LONGEST: Final = 36
-"""Characters of the longest words before a name that is defined."""
+_DEFINED_LONGEST: Final = 36  # characters of the longest words before a name that is defined
 _MAYBE_DEFINED: Final = re.compile(
     # Spaces are few: each is asked for the last two letters before it, then for the word.
     r"[ ](?<=[cefinopsu][cefmnlst][ ])(?:(?<=class[ ])|(?<=interface[ ])|(?<=function[ ])|(?<=def[ ])"
@@ -280,15 +264,11 @@ _DIGIT: Final = re.compile(r"\d")
 class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     """A value that may be kept."""
 
-    text: str
-    """The value, verbatim."""
-    label: str
-    """The key that it stands under; empty where it stands under none."""
+    text: str  # the value, verbatim
+    label: str  # the key that it stands under; empty where it stands under none
     worth: float
-    place: int
-    """Its place among the candidates of the text."""
-    times: int = 1
-    """How often it stands there."""
+    place: int  # its place among the candidates of the text
+    times: int = 1  # how often it stands there
 
 
 def candidates_of(text: str) -> Sequence[Candidate]:
@@ -321,8 +301,7 @@ _kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
 _of_short: Final = lru_cache(maxsize=256)(_read)
 _of_long: Final = lru_cache(maxsize=8)(_read)
 
-_Found: TypeAlias = "dict[str, Candidate]"
-"""Candidates by their text."""
+_Found: TypeAlias = "dict[str, Candidate]"  # candidates by their text
 
 
 def _add(found: _Found, value: str, label: str, worth: float, times: int) -> None:
@@ -447,14 +426,10 @@ def _worth_of_words(text: str, kind: Kind, *, whole: bool) -> float:
     return _WORTH["text" if whole else kind]
 
 
-_NEAR: Final = 100
-"""After so many characters of values their label is said again, so that it stands near each of them."""
-_LEAST: Final = 4
-"""With fewer characters left, nothing more is looked for, nor an error line."""
-_ERROR_SHARE: Final = 2
-"""An error line takes up at most this part (a half) of the characters."""
-_ERROR_BEGINS: Final = 60
-"""Characters of its line before the word that tells an error."""
+_NEAR: Final = 100  # after so many characters of values their label is said again, so that it stands near each of them
+_LEAST: Final = 4  # with fewer characters left, nothing more is looked for, nor an error line
+_ERROR_SHARE: Final = 2  # an error line takes up at most this part (a half) of the characters
+_ERROR_BEGINS: Final = 60  # characters of its line before the word that tells an error
 
 _ERROR: Final = re.compile(
     r"(?<![\w-])(?:\w{0,60}(?:Error|Exception)|error|ERROR|fatal|FATAL|panic|FAILED|FAIL|Traceback)(?![\w-])"

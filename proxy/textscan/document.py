@@ -187,8 +187,7 @@ def _is_deeper(value: JsonValue) -> bool:
     return True
 
 
-FEWEST: Final = 4
-"""Escapes from which on it pays: the quotation marks cost as much."""
+FEWEST: Final = 4  # escapes from which on it pays: the quotation marks cost as much
 
 _TRIPLE: Final = '"""'
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\u0085\u2028\u2029]")
@@ -206,8 +205,7 @@ def spelled(text: str) -> str:
     return f"{prefix}{_TRIPLE}{text}{_TRIPLE}"
 
 
-SMALLEST: Final = 60
-"""Characters of the smallest document that is looked for between other lines."""
+SMALLEST: Final = 60  # characters of the smallest document that is looked for between other lines
 
 _AHEAD: Final = r"(?=\[\s{0,80}[\[{\"]|\{\s{0,80}\")(?=[^\n]{60}|[^\n]*[{[,]\s*$)"
 _BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"])", re.MULTILINE)
@@ -215,31 +213,24 @@ _BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"])
 
 Each alternative begins with a character of its own, so that a search passes over all others quickly.
 """
-_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)
-"""The same where the text begins."""
+_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)  # the same where the text begins
 _LITERAL: Final = re.compile(r"'((?:[^'\\\n]++|\\.)*+)'|\"((?:[^\"\\\n]++|\\.)*+)\"")
 _ESCAPE: Final = re.compile(r"\\(?:([nrt'\"\\])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|)")
 _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t"}
-_LONG_TEXT: Final = 200
-"""Characters of the shortest text in quotes that is looked for."""
+_LONG_TEXT: Final = 200  # characters of the shortest text in quotes that is looked for
 _END_OF_LINE: Final = "\\n"
-_TRIES: Final = 4
-"""Places in one line where a document is looked for."""
-_DUST: Final = 100_000
-"""Of longer texts, those that are little but brackets and commas are not read."""
+_TRIES: Final = 4  # places in one line where a document is looked for
+_DUST: Final = 100_000  # of longer texts, those that are little but brackets and commas are not read
 _OPEN: Final = ("{", "[", ",")
-OPENING: Final = ("{", "[")
-"""What a document begins with."""
+OPENING: Final = ("{", "[")  # what a document begins with
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
     """A document, or a text that was in quotes, and the text that it was."""
 
     source: str
-    value: JsonValue
-    """The document; where there is one on each line, the list of them; the text."""
-    is_lines: bool = False
-    """Whether it is a document on each line (JSON Lines)."""
+    value: JsonValue  # the document; where there is one on each line, the list of them; the text
+    is_lines: bool = False  # whether it is a document on each line (JSON Lines)
 
 
 def is_dust(text: str) -> bool:
@@ -371,10 +362,8 @@ def _line_end(text: str, start: int) -> int:
 class Leaf(Struct, frozen=True, kw_only=True):
     """A string or a number of a JSON document."""
 
-    key: str
-    """The last name on the way to it; empty where there is none."""
-    text: str
-    """The string as it reads, or the number as it is written."""
+    key: str  # the last name on the way to it; empty where there is none
+    text: str  # the string as it reads, or the number as it is written
     is_number: bool
 
 

@@ -20,8 +20,7 @@ from typing import Final
 
 from proxy.textscan.document import quoted
 
-FULL_OUTPUT: Final = "full_output"
-"""The field of a compacted document that holds the ref."""
+FULL_OUTPUT: Final = "full_output"  # the field of a compacted document that holds the ref
 
 
 def omitted(what: str, kinds: str = "") -> str:
@@ -62,8 +61,7 @@ def weight(text: str) -> int:
     return len(_PIECE.findall(text))
 
 
-_WIDE: Final = 80
-"""So many blanks in a row are no layout."""
+_WIDE: Final = 80  # so many blanks in a row are no layout
 
 # Colours, cursor movements, titles of windows; a link (8) holds an address and stays. Each repetition ends
 # where another class of characters begins, so that a search is one pass.
@@ -73,8 +71,7 @@ _BLANK_ENDS: Final = (" \n", "\t\n")
 _EMPTY_LINES: Final = re.compile(r"(?<!\n)\n{3,}")
 _STATE: Final = re.compile(r"[\d.,:/%|#=<>~*+\-\s\\━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]+")
 """What changes from one state of a progress bar to the next."""
-_UNIT: Final = re.compile(r"(?<=#)[A-Za-z?]{1,5}(?=#|$)")
-"""A unit of measure between two numbers (kB, MiB, eta, s)."""
+_UNIT: Final = re.compile(r"(?<=#)[A-Za-z?]{1,5}(?=#|$)")  # a unit of measure between two numbers (kB, MiB, eta, s)
 
 
 def tidied(text: str) -> str:
@@ -105,16 +102,14 @@ def _kind_of_state(state: str) -> str:
     return _UNIT.sub("", _STATE.sub("#", state)).replace("#", "")
 
 
-SMALLEST: Final = 200
-"""Characters of the shortest blob."""
+SMALLEST: Final = 200  # characters of the shortest blob
 
 _SAMPLE: Final = 2000
 # One attempt for each run of these characters: it begins where the run begins.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
 _LONG: Final = 60
 _PART: Final = 1 << 18
-_LONG_WORD: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{_LONG}}}")
-"""What every blob begins with."""
+_LONG_WORD: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{_LONG}}}")  # what every blob begins with
 _WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
 
 
@@ -157,8 +152,7 @@ def _kind_of_bytes(sample: str) -> str | None:
     return "base64" if mixed and len(set(sample)) > 24 else None
 
 
-FEWEST: Final = 3
-"""A run of so many lines or more is left out; a mark costs as much as a shorter one."""
+FEWEST: Final = 3  # a run of so many lines or more is left out; a mark costs as much as a shorter one
 
 # Tried at the beginning of a word only; letters and digits are two classes: one pass.
 _NUMBERED: Final = re.compile(r"\b[^\W\d]*+\d\w*+")

@@ -20,30 +20,20 @@ from proxy.textscan.plaintext import FULL_OUTPUT, alarms, omitted, without_blobs
 
 COMPRESSED: Final = "compressed"
 PREVIEW: Final = "_preview"
-ELLIPSIS: Final = "…"
-"""Name of the member that tells how many others are not shown."""
+ELLIPSIS: Final = "…"  # name of the member that tells how many others are not shown
 
-_FEWEST_SCALARS: Final = 10
-"""A list of so many scalars or fewer is short."""
-_MEMBERS: Final = 40
-"""An object of more is a map, of which the first and the last members are shown."""
-_FIELDS: Final = 8
-"""Fields of an item that are shown, those of `_TELLING` not counted."""
+_FEWEST_SCALARS: Final = 10  # a list of so many scalars or fewer is short
+_MEMBERS: Final = 40  # an object of more is a map, of which the first and the last members are shown
+_FIELDS: Final = 8  # fields of an item that are shown, those of `_TELLING` not counted
 _ALARMS: Final = 10
 _OUTLIERS: Final = 5
-_SLACK: Final = 30
-"""A text that is longer by so little is not worth a mark."""
-_LINES: Final = 5
-"""Lines telling of something gone wrong that are shown of a text beyond its beginning."""
-_SHORT: Final = 200
-"""Characters of a text that can be a status or a message; in a longer one any word may stand."""
+_SLACK: Final = 30  # a text that is longer by so little is not worth a mark
+_LINES: Final = 5  # lines telling of something gone wrong that are shown of a text beyond its beginning
+_SHORT: Final = 200  # characters of a text that can be a status or a message; in a longer one any word may stand
 _FEW_VALUES: Final = 8
-_FEW_LETTERS: Final = 40
-"""What holds a status has few values, of few letters."""
-_LARGEST: Final = 5000
-"""Items of the longest list in which items unlike the others are looked for."""
-_RARE: Final = 20
-"""What one in so many items has is rare."""
+_FEW_LETTERS: Final = 40  # what holds a status has few values, of few letters
+_LARGEST: Final = 5000  # items of the longest list in which items unlike the others are looked for
+_RARE: Final = 20  # what one in so many items has is rare
 
 _TELLING: Final = re.compile(
     r"(?:^|_)(?:id|ids|uuid|key|ref|name|title|status|state|success|ok|error|errors|message|code|type|kind|count"
@@ -60,12 +50,9 @@ _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
 class _Preview(Struct, kw_only=True):
     """One cutting of one document."""
 
-    keep: int
-    """Items at each end of a list."""
-    longest: int
-    """Characters of a text."""
-    lost: bool = False
-    """Whether anything is not shown."""
+    keep: int  # items at each end of a list
+    longest: int  # characters of a text
+    lost: bool = False  # whether anything is not shown
 
     def value(self, value: JsonValue) -> JsonValue:
         """Return a value as it is shown."""

@@ -31,22 +31,17 @@ Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quote
 `date` a date or a time of day, `path` also a file name, `quoted` a string between quotation marks,
 `cjk` a term in CJK characters, `text` the words of a JSON leaf that have no other shape."""
 
-IDENTIFYING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
-"""Kinds of values that name something."""
+IDENTIFYING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})  # kinds of values that name something
 
-SHORTEST: Final = 2
-"""Characters of the shortest value."""
-LONGEST: Final = 200
-"""Characters of the longest one: what is longer is prose or a document, and its own values count."""
-CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-"""CJK characters, inside of a class."""
+SHORTEST: Final = 2  # characters of the shortest value
+LONGEST: Final = 200  # characters of the longest one: what is longer is prose or a document, and its own values count
+CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"  # CJK characters, inside of a class
 
 CJK_CHARACTER: Final = re.compile(f"[{CJK}]")
 _CJK_TERM: Final = re.compile(f"[{CJK}]+")
 _CJK_EMPTY: Final = re.compile("[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]")
 """Characters that join terms and belong to none: a run is divided at them, for want of a dictionary."""
-_CJK_LONGEST: Final = 12
-"""A longer run is a sentence without punctuation, not a term."""
+_CJK_LONGEST: Final = 12  # a longer run is a sentence without punctuation, not a term
 
 TRIVIA: Final = frozenset(
     "true false null none nil undefined yes no on off ok n/a na nan auto default all any "  # noqa: SIM905 - readable
@@ -54,10 +49,8 @@ TRIVIA: Final = frozenset(
 )
 """What has the shape of an atom and means nothing alone."""
 
-TELLING: Final = re.compile(r"[^\W_]")
-"""What a piece must hold to say anything."""
-JOINTS: Final = re.compile(r"[=:&]+")
-"""What stands between a name and its value."""
+TELLING: Final = re.compile(r"[^\W_]")  # what a piece must hold to say anything
+JOINTS: Final = re.compile(r"[=:&]+")  # what stands between a name and its value
 
 _DIGIT: Final = re.compile(r"\d")
 _LETTER: Final = re.compile(r"[^\W\d_]")
@@ -74,8 +67,7 @@ _EMAIL: Final = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
 _FILE_NAME: Final = re.compile(r"[\w@+-][\w.@+-]+\.(?:[A-Za-z][A-Za-z0-9]{0,3}|ipynb|sqlite|swift)|[\w@+-]\.[A-Za-z]")
 _DOTTED: Final = re.compile(r"\w{2,}(?:\.\w{2,})+")
 _WORDS_AND_SLASH: Final = re.compile(r"[A-Za-z]+/[A-Za-z]+")
-_GROUPED: Final = 6
-"""Characters of the shortest number in groups (555-0199) that identifies something."""
+_GROUPED: Final = 6  # characters of the shortest number in groups (555-0199) that identifies something
 
 
 def kind_of(piece: str) -> Kind | None:
@@ -147,15 +139,12 @@ def terms_of(run: str) -> Iterator[str]:
 
 
 _VALUES: Final = 5000
-_DENSEST: Final = 16
-"""So many values of a text are told, and one more for each so many of its characters."""
+_DENSEST: Final = 16  # so many values of a text are told, and one more for each so many of its characters
 _HEAD: Final = 150_000
-_TAIL: Final = 50_000
-"""Characters of the beginning and of the end of a longer text that are read."""
+_TAIL: Final = 50_000  # characters of the beginning and of the end of a longer text that are read
 _BREAKS: Final = r"""\s"'`<>()\[\]{},;|*“”‘’，。、；：？！（）《》【】「」…·\\"""
 """Characters, inside of a class, that no piece holds, unless it is quoted."""
-_SPACES: Final = _BREAKS.replace("\"'`", "")
-"""The same without quotation marks."""
+_SPACES: Final = _BREAKS.replace("\"'`", "")  # the same without quotation marks
 _PIECES: Final = re.compile(
     # Ordinary words are passed over here: most of a text is these, and nothing is to be done about them.
     rf"(?:(?:[A-Za-z]?[a-z]*+|[^\W\d_A-Za-z{CJK}]++)[.:!?]*+[{_SPACES}]++|\"{{2,}}+|'{{2,}}+|`{{2,}}+)*+"
@@ -173,23 +162,18 @@ It matches everywhere and gives nothing back, so that each character is passed o
 is not closed costs what stands before the next one.
 """
 _RUNS: Final = re.compile(rf"[{CJK}]++|[^{_BREAKS}{CJK}]++")
-_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))
-"""Where a text may be cut: rather at white space."""
+_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))  # where a text may be cut: rather at white space
 _PLAIN: Final = re.compile(r"[A-Za-z]?[a-z]*+[.:!?]*+")
 _QUOTES: Final = frozenset("\"'`")
 _PADDING: Final = " \t\\"
 """What may stand between a quotation mark and the quoted string: a backslash, in JSON inside of JSON."""
 _JOINING: Final = frozenset(":=")
 _EDGES_OF_PATHS: Final = ".:!?=&@$^+"
-_EDGES: Final = _EDGES_OF_PATHS + "#~/-"
-"""Punctuation that may stand beside a piece and is none of it."""
-_RUN_LONGEST: Final = 2 * LONGEST
-"""A longer run without space is encoded data, not a name with its value."""
-_SEEN: Final = 48
-"""Characters of a piece of which it is not remembered what is in it."""
+_EDGES: Final = _EDGES_OF_PATHS + "#~/-"  # punctuation that may stand beside a piece and is none of it
+_RUN_LONGEST: Final = 2 * LONGEST  # a longer run without space is encoded data, not a name with its value
+_SEEN: Final = 48  # characters of a piece of which it is not remembered what is in it
 _SEEN_MOST: Final = 16_384
-_NESTED: Final = 3
-"""How many times JSON inside of JSON is opened."""
+_NESTED: Final = 3  # how many times JSON inside of JSON is opened
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of an emoji, which no text that is sent can hold, and the escape that may stand for one in JSON."""
@@ -198,10 +182,8 @@ _LABELS: Final = re.compile(r"[^\W\d][\w-]*+")
 _NAMES: Final = re.compile(r"[^\W_]|[:=\n]")
 _BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})
 """What most often stands between two values of a row."""
-_LABEL_REACH: Final = 60
-"""Characters before a value in which its label is looked for."""
-_ROW: Final = 8
-"""Characters between two values of one row, at most: they have one label."""
+_LABEL_REACH: Final = 60  # characters before a value in which its label is looked for
+_ROW: Final = 8  # characters between two values of one row, at most: they have one label
 
 
 Labels: TypeAlias = Literal["all", "numbers", "none"]
@@ -211,13 +193,11 @@ Labels: TypeAlias = Literal["all", "numbers", "none"]
 class Value(Struct, frozen=True, gc=False, kw_only=True):
     """A piece of a text that a later step may need verbatim."""
 
-    text: str
-    """The piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)."""
+    text: str  # the piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)
     kind: Kind
     label: str = ""
     """What names it: the key that it stands under, or the key or word before it on its line; may be empty."""
-    is_leaf: bool = False
-    """Whether it is the first value of a leaf of a JSON document, most often the leaf itself."""
+    is_leaf: bool = False  # whether it is the first value of a leaf of a JSON document, most often the leaf itself
 
 
 def values_of(text: str, labels: Labels = "all") -> list[Value]:
@@ -520,12 +500,9 @@ def end_of(text: str, most: int) -> str:
     return text[start + border + 1 :]
 
 
-MOST: Final = 400
-"""Atoms of one call at most: of a whole file that is written, the first ones stand for the others."""
-NEAR: Final = 120
-"""Characters around an occurrence in which words still name it."""
-SMALLEST_NUMBER: Final = 10
-"""Numbers below are everywhere: finding one again says nothing."""
+MOST: Final = 400  # atoms of one call at most: of a whole file that is written, the first ones stand for the others
+NEAR: Final = 120  # characters around an occurrence in which words still name it
+SMALLEST_NUMBER: Final = 10  # numbers below are everywhere: finding one again says nothing
 
 _EMPTY_WORDS: Final = frozenset(
     "the and for with from that this are was were has have had not but you your our "  # noqa: SIM905 - readable
@@ -537,8 +514,7 @@ _EMPTY_WORDS: Final = frozenset(
 """Words that name nothing: they label no value."""
 
 _STEPPED: Final = frozenset({"path", "url"})
-_STEP: Final = re.compile(r"[^/?&=#:]+")
-"""A step of a path or a URL."""
+_STEP: Final = re.compile(r"[^/?&=#:]+")  # a step of a path or a URL
 CHUNKS: Final = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 """The chunks that atoms are made of, with what is no letter, digit or underscore between: wherever an atom
 stands at word boundaries, its chunks are chunks of the text (but for the letter of an escape before it)."""

@@ -34,10 +34,8 @@ from msgspec import Struct
 
 from proxy.textscan.document import CONTAINERS, OBJECTS, JsonValue, Members, Number, is_items, is_members
 
-KEY: Final = "<key>"
-"""Stands for the key of a row."""
-PER_LINE: Final = " per line"
-"""Ends the heading of records that were a line each."""
+KEY: Final = "<key>"  # stands for the key of a row
+PER_LINE: Final = " per line"  # ends the heading of records that were a line each
 
 _HEADING: Final = re.compile(r"\{.*\}(?: per line)?\Z", re.DOTALL)
 _NAME: Final = re.compile(r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?")
@@ -48,10 +46,8 @@ _LITERAL: Final = re.compile(r"null|true|false|NaN|-?(?:Infinity|(?:0|[1-9][0-9]
 """A text that would be taken for something else."""
 _TABLE_COST: Final = 8
 _NESTED_COST: Final = 6
-_KEY_COST: Final = 3
-"""Characters that a form needs beside its names and values; a key has quotes and a colon."""
-_ABSENT_COST: Final = 5
-"""Characters of a cell for what is not there."""
+_KEY_COST: Final = 3  # characters that a form needs beside its names and values; a key has quotes and a colon
+_ABSENT_COST: Final = 5  # characters of a cell for what is not there
 
 
 _Fields: TypeAlias = "dict[str, JsonValue]"
@@ -61,14 +57,12 @@ class _Column(Struct, frozen=True, kw_only=True):
     """One key of records."""
 
     name: str
-    constant: str | None = None
-    """What all records have, as it is written in the heading; None where they differ."""
+    constant: str | None = None  # what all records have, as it is written in the heading; None where they differ
     inner: tuple[_Column, ...] = ()
     """Where every value is an object with the same keys, or a list of such objects: these."""
     is_list: bool = False
     is_optional: bool = False
-    cells: tuple[_Column, ...] = ()
-    """Of the inner ones those that a row holds anything of."""
+    cells: tuple[_Column, ...] = ()  # of the inner ones those that a row holds anything of
 
     @property
     def has_cell(self) -> bool:

@@ -37,26 +37,19 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, 
 
 RISK: Final = 0.035
 """What trimming may cost at most beyond what it has saved, as a part of the input's cost without trimming."""
-EXPECTED_TURNS: Final = 8
-"""Turns to be expected at least of a session that has just begun."""
+EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_STEP: Final = log(1.05)
-"""By how much a view grows between two times that a trim is tried out."""
-_SMALLEST: Final = 2048
-"""Tokens of a view that is never worth a thought."""
+_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
+_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 
 
 class Balance(Struct, frozen=True, kw_only=True):
     """What a trim changes in cost."""
 
-    loss: float
-    """By how much this request becomes dearer; negative where it becomes cheaper."""
-    gain: float
-    """By how much each later one becomes cheaper."""
-    freed: int
-    """Tokens that are not sent any more."""
-    rewritten: int
-    """Tokens of this request that the cache does not hold then."""
+    loss: float  # by how much this request becomes dearer; negative where it becomes cheaper
+    gain: float  # by how much each later one becomes cheaper
+    freed: int  # tokens that are not sent any more
+    rewritten: int  # tokens of this request that the cache does not hold then
 
     def pays_within(self, turns: float) -> bool:
         """Tell whether it costs less in the end, if so many turns follow."""
@@ -72,30 +65,21 @@ class Balance(Struct, frozen=True, kw_only=True):
         )
 
 
-NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)
-"""What a trim that changes nothing changes in cost."""
+NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)  # what a trim that changes nothing changes in cost
 
 
 class Costs(Struct, frozen=True, kw_only=True):
     """What is known of a branch when a trim is judged."""
 
     prices: Prices
-    warm: bool
-    """Whether the provider's cache still holds what the last request sent."""
-    messages: tuple[Message | None, ...]
-    """What would be sent without the trim, by place; None where nothing is."""
-    tokens: tuple[int, ...]
-    """Tokens of that."""
-    summary: Summary | None
-    """What would be sent before it."""
-    fixed: int
-    """Tokens of instructions and tools."""
-    cached: int
-    """How many places the last request spoke of."""
-    account: Account
-    """What input has cost before this request."""
-    reads: tuple[int, ...]
-    """For each place how many requests there have been since it came, or since the last trim."""
+    warm: bool  # whether the provider's cache still holds what the last request sent
+    messages: tuple[Message | None, ...]  # what would be sent without the trim, by place; None where nothing is
+    tokens: tuple[int, ...]  # tokens of that
+    summary: Summary | None  # what would be sent before it
+    fixed: int  # tokens of instructions and tools
+    cached: int  # how many places the last request spoke of
+    account: Account  # what input has cost before this request
+    reads: tuple[int, ...]  # for each place how many requests there have been since it came, or since the last trim
 
     @property
     def stays(self) -> int:

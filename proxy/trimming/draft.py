@@ -23,8 +23,7 @@ class Result(Struct, frozen=True, kw_only=True):
     place: int
     message: Message
     span: Span
-    call: Call | None
-    """The call that it answers, as it was before any trimming; None where it answers none."""
+    call: Call | None  # the call that it answers, as it was before any trimming; None where it answers none
 
     @property
     def tool(self) -> str:
@@ -36,41 +35,26 @@ class Draft(Struct, frozen=True, kw_only=True):
     """The log without its gaps, what now stands at each place of it, and what must not be touched."""
 
     entries: tuple[Entry, ...]
-    messages: tuple[Message | None, ...]
-    """What stands at each position now; None where it was removed."""
-    tokens: tuple[int, ...]
-    """Tokens of what stands there, hidden rounds included; 0 where nothing does."""
-    spans: tuple[Span, ...]
-    """Spans of the log, whatever was removed from it."""
-    rounds: tuple[Round, ...]
-    """Rounds of the log; the last one is the current one, the others are history."""
-    protected: frozenset[int]
-    """Positions that no edit may touch; a span is protected as a whole or not at all."""
-    count: Count
-    """Counts the tokens of a message that an edit made."""
-    fixed_tokens: int = 0
-    """Tokens of what is sent beside the log."""
-    target: int | None = None
-    """How many tokens may be sent; None where no limit is set and each edit runs once."""
+    messages: tuple[Message | None, ...]  # what stands at each position now; None where it was removed
+    tokens: tuple[int, ...]  # tokens of what stands there, hidden rounds included; 0 where nothing does
+    spans: tuple[Span, ...]  # spans of the log, whatever was removed from it
+    rounds: tuple[Round, ...]  # rounds of the log; the last one is the current one, the others are history
+    protected: frozenset[int]  # positions that no edit may touch; a span is protected as a whole or not at all
+    count: Count  # counts the tokens of a message that an edit made
+    fixed_tokens: int = 0  # tokens of what is sent beside the log
+    target: int | None = None  # how many tokens may be sent; None where no limit is set and each edit runs once
     made_by: tuple[tuple[str, ...], ...] = ()
     """For each place the types of the edits that made what stands there, those of earlier trims and of
     `on_arrival` included, the first one first; empty where the original stands."""
-    summary: Summary | None = None
-    """What is sent in the place of what an edit summed up."""
-    agent: str | None = None
-    """Name of the agent that asks."""
-    context_window: int | None = None
-    """Tokens that the model takes, where known, as upstream counts them."""
-    scale: float = 1.0
-    """How many tokens upstream counts for one that is counted here."""
-    prepared: ReadySummary | None = None
-    """The newest summary by a model that may be used; None without one."""
-    gaps: tuple[Gap, ...] = ()
-    """What earlier trims dropped: it is no part of the log that is looked at."""
+    summary: Summary | None = None  # what is sent in the place of what an edit summed up
+    agent: str | None = None  # name of the agent that asks
+    context_window: int | None = None  # tokens that the model takes, where known, as upstream counts them
+    scale: float = 1.0  # how many tokens upstream counts for one that is counted here
+    prepared: ReadySummary | None = None  # the newest summary by a model that may be used; None without one
+    gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: it is no part of the log that is looked at
     hidden: Mapping[int, Hidden] = {}
     """By place what is sent with a message that the client was not shown; a message that changes loses it."""
-    tight: bool = False
-    """Whether a summary by a model must make it smaller: nothing after it would make room for more."""
+    tight: bool = False  # whether a summary by a model must make it smaller: nothing after it would make room for more
 
     @property
     def end(self) -> int:

@@ -26,25 +26,19 @@ from proxy.trimming.policy import Policy
 
 _Item = TypeVar("_Item")
 
-KEPT_APART: Final = 8
-"""Adjacent gaps that are kept apart, each with its own reason; of more, the oldest become one."""
+KEPT_APART: Final = 8  # adjacent gaps that are kept apart, each with its own reason; of more, the oldest become one
 
 _POSITION: Final[Callable[[Entry], int]] = attrgetter("position")
-_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))
-"""What is missing after the last of it."""
+_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))  # what is missing after the last of it
 
 
 class Arrived(Struct, frozen=True, kw_only=True):
     """The log, or a part of it, after `on_arrival`."""
 
-    entries: tuple[Entry, ...]
-    """The messages as they would be sent if nothing were trimmed, by position."""
-    messages: tuple[Message | None, ...]
-    """What stands in the place of each; None where a recorded decision removed it."""
-    tokens: tuple[int, ...]
-    """Tokens of what stands there, hidden rounds included."""
-    decided: tuple[tuple[Change, ...], ...]
-    """For each message what was decided when it was first sent, or just now."""
+    entries: tuple[Entry, ...]  # the messages as they would be sent if nothing were trimmed, by position
+    messages: tuple[Message | None, ...]  # what stands in the place of each; None where a recorded decision removed it
+    tokens: tuple[int, ...]  # tokens of what stands there, hidden rounds included
+    decided: tuple[tuple[Change, ...], ...]  # for each message what was decided when it was first sent, or just now
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -76,13 +70,10 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
     log: Arrived
     messages: tuple[Message | None, ...]
     tokens: tuple[int, ...]
-    changes: tuple[Change, ...] = ()
-    """What earlier trims did to messages of this log, by place."""
+    changes: tuple[Change, ...] = ()  # what earlier trims did to messages of this log, by place
     summary: Summary | None = None
-    hidden: Mapping[int, Hidden] = {}
-    """By place what is sent with messages of this log that the client was not shown."""
-    gaps: tuple[Gap, ...] = ()
-    """What earlier trims dropped: this log lies between."""
+    hidden: Mapping[int, Hidden] = {}  # by place what is sent with messages of this log that the client was not shown
+    gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: this log lies between
 
     @property
     def touched(self) -> bool:

@@ -43,11 +43,9 @@ from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
 from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
 from proxy.trimming.view import View, view_of
 
-OFF: Final = "off"
-"""Name of the policy in a plan that bypasses trimming."""
+OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
-ASKED: Final = "a summary was asked for"
-"""What fires where somebody asked for a summary."""
+ASKED: Final = "a summary was asked for"  # what fires where somebody asked for a summary
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
 """The warning where `cost: auto` decides by prices that nobody gave."""

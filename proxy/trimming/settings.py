@@ -14,11 +14,9 @@ from pydantic_core import PydanticCustomError
 from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
 
 _RE2: Final[Any] = re2
-_PATIENCE: Final = 4
-"""Without a target, a view that stays above its trigger waits for a fourth of the trigger more."""
+_PATIENCE: Final = 4  # without a target, a view that stays above its trigger waits for a fourth of the trigger more
 
-IDLE: Final = "idle"
-"""How the words begin that say that time alone has passed."""
+IDLE: Final = "idle"  # how the words begin that say that time alone has passed
 
 UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` cannot be used"
 """What is said where a `ratio` stands and nobody knows of what."""
@@ -106,14 +104,10 @@ class _Threshold(Struct, frozen=True, kw_only=True):
     key: str
     value: int
     limit: float
-    after: int
-    """The same size right after the last trim; 0 where there was none."""
-    target: int | None = None
-    """How far to trim then; None where nothing says it."""
-    share: float | None = None
-    """Where the limit is a part of the window: which."""
-    window: int | None = None
-    """That window, in tokens."""
+    after: int  # the same size right after the last trim; 0 where there was none
+    target: int | None = None  # how far to trim then; None where nothing says it
+    share: float | None = None  # where the limit is a part of the window: which
+    window: int | None = None  # that window, in tokens
 
     @property
     def fires(self) -> bool:

@@ -22,18 +22,14 @@ from proxy.textscan import beginning_of, identifiers
 
 Language: TypeAlias = Literal["en", "zh"]
 
-_READ: Final = 20_000
-"""Characters of a message in which values are looked for."""
-_REQUEST: Final = 200
-"""Characters of a request that are kept."""
-_REPLY: Final = 600
-"""Characters of a reply that are kept."""
+_READ: Final = 20_000  # characters of a message in which values are looked for
+_REQUEST: Final = 200  # characters of a request that are kept
+_REPLY: Final = 600  # characters of a reply that are kept
 _FIRST_REQUESTS: Final = 10
 _NEWEST_REQUESTS: Final = 30
 _VALUES: Final = 100
 _TOOLS: Final = 100
-_OFTEN: Final = 2
-"""A value that stands in fewer messages is not shown, unless it was the argument of a call."""
+_OFTEN: Final = 2  # a value that stands in fewer messages is not shown, unless it was the argument of a call
 
 _HAN: Final = re.compile("[\u3400-\u9fff]")
 _KANA: Final = re.compile("[\u3040-\u30ff\uac00-\ud7af]")
@@ -55,37 +51,31 @@ class ToolUse(BaseModel, frozen=True):
 
     name: str
     calls: int = 0
-    errors: int = 0
-    """Of these calls, those whose result says that it failed."""
+    errors: int = 0  # of these calls, those whose result says that it failed
 
 
 class UserRequest(BaseModel, frozen=True):
     """What a user asked."""
 
-    number: int
-    """Its place among the requests, from 1."""
-    text: str
-    """Its first line, cut."""
+    number: int  # its place among the requests, from 1
+    text: str  # its first line, cut
 
 
 class Seen(BaseModel, frozen=True):
     """A value that stood in messages."""
 
     text: str
-    times: int
-    """Messages in which it stood; as the argument of a call it counts twice."""
+    times: int  # messages in which it stood; as the argument of a call it counts twice
 
 
 class Detail(Struct, frozen=True, kw_only=True):
     """How much is shown."""
 
     requests: int
-    request: int
-    """Characters of one of them."""
+    request: int  # characters of one of them
     tools: int
     values: int
-    reply: int
-    """Characters of the last reply."""
+    reply: int  # characters of the last reply
 
 
 DETAILS: Final = (
@@ -104,21 +94,14 @@ class Statistics(BaseModel, frozen=True):
     """Of a part of a conversation; its JSON form is what the next ones are made from."""
 
     rounds: int = 0
-    roles: Mapping[str, int] = {}
-    """Messages of each role."""
-    tools: tuple[ToolUse, ...] = ()
-    """In the order of their first calls."""
+    roles: Mapping[str, int] = {}  # messages of each role
+    tools: tuple[ToolUse, ...] = ()  # in the order of their first calls
     requests: tuple[UserRequest, ...] = ()
-    requested: int = 0
-    """How many requests there were, those included that are not kept."""
-    values: tuple[Seen, ...] = ()
-    """In the order in which they were first seen."""
-    reply: str = ""
-    """The newest reply of the assistant, cut."""
-    han: int = 0
-    """Chinese characters of what user and assistant said, where it is not Japanese or Korean."""
-    words: int = 0
-    """Words in other writing."""
+    requested: int = 0  # how many requests there were, those included that are not kept
+    values: tuple[Seen, ...] = ()  # in the order in which they were first seen
+    reply: str = ""  # the newest reply of the assistant, cut
+    han: int = 0  # chinese characters of what user and assistant said, where it is not Japanese or Korean
+    words: int = 0  # words in other writing
 
     @property
     def messages(self) -> int:
@@ -300,8 +283,7 @@ class _Wording(Struct, frozen=True, kw_only=True):
     requests: str
     values: str
     reply: str
-    roles: Mapping[str, str]
-    """Roles whose name is another one."""
+    roles: Mapping[str, str]  # roles whose name is another one
 
 
 _WORDS: Final[Mapping[Language, _Wording]] = {

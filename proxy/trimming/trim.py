@@ -30,8 +30,7 @@ BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
 _PARTS: Final = (1, 4)
 """Tool output is cut to as many bytes as the target has tokens, about a fourth of what may be sent; then,
 where that is not enough, to a fourth of that."""
-_ANY: Final = 2**31 - 1
-"""A number of lines that no limit is."""
+_ANY: Final = 2**31 - 1  # a number of lines that no limit is
 _PASSES: Final = 8
 """How often the edits of one trim run at most, where what was put back makes them run again: of an output
 that came again and again they clear one copy each time."""
@@ -46,22 +45,14 @@ _by_position: Final = attrgetter("position")
 class Trim(Struct, frozen=True, kw_only=True):
     """What was decided about what was left of the log."""
 
-    made: tuple[Change, ...]
-    """Message by message, by position."""
-    gaps: Sequence[Gap]
-    """Spans that are not sent any more, and were until now."""
-    changes: tuple[Change, ...]
-    """What else was done to messages that are no gap now, by this trim and by earlier ones."""
-    summary: Summary | None
-    """What is sent in the place of some of the gaps."""
-    balance: Balance
-    """What it changes in cost; nothing where costs do not count."""
-    last: int | None
-    """The last place of that log that was changed and is no gap now; None where there is none."""
-    draft: Draft
-    """All of that as the edits left it."""
-    request: SummaryRequest | None
-    """A summary by a model that would have been used, and was not there."""
+    made: tuple[Change, ...]  # message by message, by position
+    gaps: Sequence[Gap]  # spans that are not sent any more, and were until now
+    changes: tuple[Change, ...]  # what else was done to messages that are no gap now, by this trim and by earlier ones
+    summary: Summary | None  # what is sent in the place of some of the gaps
+    balance: Balance  # what it changes in cost; nothing where costs do not count
+    last: int | None  # the last place of that log that was changed and is no gap now; None where there is none
+    draft: Draft  # all of that as the edits left it
+    request: SummaryRequest | None  # a summary by a model that would have been used, and was not there
 
 
 class ReleaseHidden(BaseEdit, frozen=True):

@@ -19,8 +19,7 @@ class View(Struct, frozen=True, kw_only=True):
     """What would be sent."""
 
     messages: tuple[Message, ...]
-    tokens: int
-    """With those of instructions and tools, and of a summary that is merged into the instructions."""
+    tokens: int  # with those of instructions and tools, and of a summary that is merged into the instructions
     notes: tuple[str, ...] = ()
 
     @property

@@ -22,8 +22,8 @@ from proxy.trimming.model import (
     Hidden,
     Plan,
     PlanningContext,
-    ReadySummary,
     Prices,
+    ReadySummary,
     Size,
     Step,
     Summary,
@@ -907,7 +907,11 @@ def test_a_log_that_would_go_out_as_it_came_wants_its_summary_before_the_trigger
     large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
     known = replace(KNOWN, context_window=100_000)
     made = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", known)
-    assert (made.trimmed, made.fired, made.summary_request) == (False, "", SummaryRequest(stop=6, room=1199, urgent=False))
+    assert (made.trimmed, made.fired, made.summary_request) == (
+        False,
+        "",
+        SummaryRequest(stop=6, room=1199, urgent=False),
+    )
 
 
 def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked_for() -> None:
@@ -967,7 +971,9 @@ def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_soon
     assert first.made[-1].position == 3
     known = replace(
         KNOWN,
-        prepared=ReadySummary(text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800),
+        prepared=ReadySummary(
+            text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800
+        ),
     )
     # All that it covers is gone: between two moves nothing changes.
     longer = tenfold(log(*turns(1, 6), "user 1"))
@@ -1155,7 +1161,9 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     # And where an edit must pay, one that would not is not waited for.
     strict = policy(trigger={"tokens": 3200}, edits=[{**sums, "when": {"cost": "auto"}}])
     assert plan(log(*lines_of[:11]), strict, "p", known).summary_request is None
-    assert plan(log(*lines_of[:119]), strict, "p", known).summary_request == SummaryRequest(stop=116, room=12759, urgent=True)
+    assert plan(log(*lines_of[:119]), strict, "p", known).summary_request == SummaryRequest(
+        stop=116, room=12759, urgent=True
+    )
 
 
 def hid(entry: Entry) -> Entry:

@@ -19,26 +19,16 @@ from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
 
-_LONGEST: Final = 6
-"""A digest is at most so many times as long as `digest_chars`, whatever others have left over."""
-_ADVANCE: Final = 3
-"""Characters of so many digests may be taken in advance: what is cleared first is often built upon."""
-_INPUT_SHARE: Final = 3
-"""In a cleared argument, a digest has a third of the characters that one of a result has."""
-_SHORTER: Final = 0.75
-"""Where a digest is too dear, the next one tried has at most this part of its characters."""
-_CHEAPEST: Final = 16
-"""Tokens of the message with the shortest stub; what costs no more is not looked at."""
-_NAME: Final = 100
-"""Characters of a tool's name that are repeated."""
-_ARGUMENTS: Final = 80
-"""Characters of a call's arguments that are repeated."""
-_STRING: Final = 80
-"""Characters of a string among arguments that stays as it is."""
-_ITEMS: Final = 10
-"""Items of a list among arguments that stay."""
-_LEVELS: Final = 32
-"""Levels of arguments that are looked into."""
+_LONGEST: Final = 6  # a digest is at most so many times as long as `digest_chars`, whatever others have left over
+_ADVANCE: Final = 3  # characters of so many digests may be taken in advance: what is cleared first is often built upon
+_INPUT_SHARE: Final = 3  # in a cleared argument, a digest has a third of the characters that one of a result has
+_SHORTER: Final = 0.75  # where a digest is too dear, the next one tried has at most this part of its characters
+_CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
+_NAME: Final = 100  # characters of a tool's name that are repeated
+_ARGUMENTS: Final = 80  # characters of a call's arguments that are repeated
+_STRING: Final = 80  # characters of a string among arguments that stays as it is
+_ITEMS: Final = 10  # items of a list among arguments that stay
+_LEVELS: Final = 32  # levels of arguments that are looked into
 
 
 class ClearToolResults(BaseEdit, frozen=True):

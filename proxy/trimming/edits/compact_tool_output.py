@@ -40,11 +40,9 @@ Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 _MEDIA_BYTES_PER_TOKEN: Final = 3
 """Where a result holds more than text, its count tells nothing of the text: so many bytes are a token."""
 
-_HOPELESS: Final = 50
-"""A table of records has hardly ever less than this part of their size."""
+_HOPELESS: Final = 50  # a table of records has hardly ever less than this part of their size
 
-_NEAR: Final = 1.4
-"""Bytes tell tokens within this factor; nearer to the limit the weight is asked."""
+_NEAR: Final = 1.4  # bytes tell tokens within this factor; nearer to the limit the weight is asked
 _BLANK: Final = re.compile(r"[\[{,:]\s")
 """White space between the signs of a document, which none that is written here has."""
 _LARGE: Final = 200_000

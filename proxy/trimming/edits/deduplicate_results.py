@@ -17,8 +17,7 @@ from proxy.trimming.model import Change, Entry
 _POINTER: Final = re.compile(
     r"\[same output as the earlier one of (.{0,200}): (\d{1,12}) characters; ref=(\S{1,200})\]"
 )
-_NAME: Final = 100
-"""Characters of a tool's name that are told at most."""
+_NAME: Final = 100  # characters of a tool's name that are told at most
 
 
 class _WholeResult(Struct, frozen=True, kw_only=True):
@@ -27,8 +26,7 @@ class _WholeResult(Struct, frozen=True, kw_only=True):
     position: int
     tool: str
     ref: str
-    size: int
-    """Characters of its text."""
+    size: int  # characters of its text
 
 
 class DeduplicateResults(BaseEdit, frozen=True):

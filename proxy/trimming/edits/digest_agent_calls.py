@@ -45,8 +45,7 @@ _DIGEST: Final = re.compile(
     r"(?:共 ([0-9]{1,9}) 次|([0-9]{1,9}) in all)\]</\1>"
 )
 _COUNT: Final = re.compile("[0-9]{1,9}")
-_NAME: Final = 200
-"""Characters of a name that are told at most."""
+_NAME: Final = 200  # characters of a name that are told at most
 
 
 def checked_pattern(regex: str) -> str:
@@ -79,12 +78,9 @@ _COLON: Final = re.compile("[:：]")
 class _AgentCalls(Struct, kw_only=True):
     """What one agent told of its calls."""
 
-    chinese: bool
-    """Whether the first of it is in Chinese."""
-    calls: list[tuple[int, str]] = []
-    """Position and tool of each message that stands whole."""
-    digests: list[tuple[int, Digest]] = []
-    """Those that an earlier trim made, with their positions."""
+    chinese: bool  # whether the first of it is in Chinese
+    calls: list[tuple[int, str]] = []  # position and tool of each message that stands whole
+    digests: list[tuple[int, Digest]] = []  # those that an earlier trim made, with their positions
 
 
 class DigestAgentCalls(BaseEdit, frozen=True):
@@ -175,19 +171,16 @@ def _is_said(message: Message) -> bool:
 class Broadcast(Struct, frozen=True, kw_only=True):
     """One call of another agent's, as it told of it."""
 
-    speaker: str
-    """Type and name of the agent, as a digest shows them; the name alone where there is no type."""
+    speaker: str  # type and name of the agent, as a digest shows them; the name alone where there is no type
     tool: str
-    chinese: bool
-    """Whether it is told in Chinese."""
+    chinese: bool  # whether it is told in Chinese
 
 
 class Digest(Struct, frozen=True, kw_only=True):
     """Many calls of one agent, counted by tool."""
 
     speaker: str
-    tools: Mapping[str, int]
-    """How often each tool was called, in the order of its first call."""
+    tools: Mapping[str, int]  # how often each tool was called, in the order of its first call
     chinese: bool
 
     @property

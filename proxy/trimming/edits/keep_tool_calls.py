@@ -19,8 +19,7 @@ class _Call(Struct, frozen=True, kw_only=True):
     """One tool call and where its results stand."""
 
     span: Span
-    index: int
-    """Place among the block's calls."""
+    index: int  # place among the block's calls
     name: str
     results: tuple[int, ...]
 

@@ -23,28 +23,21 @@ Mode: TypeAlias = Literal["model", "statistics"]
 
 _REASON: Final = "it is summed up"
 _RECIPE_BYTES: Final = 6
-_LEAST_ROOM: Final = 120
-"""Tokens below which no model is asked: heading and preface take some 50 of them."""
+_LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
     """A beginning of the log that may be covered."""
 
-    stop: int
-    """Place after the last message of it."""
-    until: int
-    """Position of the first message that is not in it."""
-    messages: int
-    """Messages of it that stand and are not protected."""
-    tokens: int
-    """Their tokens."""
-    rounds: int
-    """Whole rounds in which there are any."""
+    stop: int  # place after the last message of it
+    until: int  # position of the first message that is not in it
+    messages: int  # messages of it that stand and are not protected
+    tokens: int  # their tokens
+    rounds: int  # whole rounds in which there are any
     new_messages: int
     """Messages of it that no summary covers yet and that are not protected, those dropped before included."""
-    new_tokens: int
-    """Their tokens, as they would be sent if nothing were trimmed."""
+    new_tokens: int  # their tokens, as they would be sent if nothing were trimmed
 
 
 class _CoveredTogether(Struct, frozen=True, kw_only=True):
@@ -52,10 +45,8 @@ class _CoveredTogether(Struct, frozen=True, kw_only=True):
 
     start: int
     stop: int
-    is_round: bool
-    """Whether it is a whole round that a user's message begins."""
-    ends: bool
-    """Whether a beginning may end after it."""
+    is_round: bool  # whether it is a whole round that a user's message begins
+    ends: bool  # whether a beginning may end after it
 
 
 class Summarize(BaseEdit, frozen=True):
