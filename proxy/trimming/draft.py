@@ -1,8 +1,4 @@
-"""The picture that an edit looks at: the log as it stands after the edits before it.
-
-Nothing in it changes. An edit returns changes, and the next one sees another draft. It does not
-know who looks at it nor why.
-"""
+"""What an edit looks at: the log as it stands after the edits before it."""
 
 from __future__ import annotations
 
@@ -44,8 +40,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     fixed_tokens: int = 0  # tokens of what is sent beside the log
     target: int | None = None  # how many tokens may be sent; None where no limit is set and each edit runs once
     made_by: tuple[tuple[str, ...], ...] = ()
-    """For each place the types of the edits that made what stands there, those of earlier trims and of
-    `on_arrival` included, the first one first; empty where the original stands."""
+    """For each place the types of all edits that made what stands there, the first one first."""
     summary: Summary | None = None  # what is sent in the place of what an edit summed up
     agent: str | None = None  # name of the agent that asks
     context_window: int | None = None  # tokens that the model takes, where known, as upstream counts them
@@ -80,13 +75,8 @@ class Draft(Struct, frozen=True, kw_only=True):
         left += [message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)]
         return Size(tokens=self.total, messages=len(left), tool_calls=sum(message.is_result for message in left))
 
-    @property
-    def within_target(self) -> bool:
-        """Whether nothing more need be trimmed; never without a target."""
-        return self.within(None)
-
-    def within(self, target: Target | None) -> bool:
-        """Whether so much is sent at most; with None, as much as the draft's own target says."""
+    def within(self, target: Target | None = None) -> bool:
+        """Tell whether no more is sent than `target`, or else the draft's own target; False without one."""
         limit = self.limit(target)
         return limit is not None and self.total <= limit
 
@@ -118,9 +108,9 @@ class Draft(Struct, frozen=True, kw_only=True):
                     yield Result(place=place, message=message, span=span, call=call)
 
     def history_before(self, last: int) -> int:
-        """Return where the newest `last` rounds of the history begin; 0 where there are not more than these.
+        """Return where the newest `last` rounds of the history begin; 0 where there are no more.
 
-        The current round is no history; what precedes the first user message is no round.
+        The current round is no history, nor is what precedes the first user message.
         """
         history = [each for each in self.rounds[:-1] if each.number > 0]
         if len(history) <= last:
@@ -129,14 +119,8 @@ class Draft(Struct, frozen=True, kw_only=True):
 
     def removing(self, position: int, edit: str, reason: str) -> Change:
         """Return the change that takes away what stands at `position`."""
-        return Change(
-            position=position,
-            edit=edit,
-            reason=reason,
-            message=None,
-            tokens_before=self.tokens[position],
-            tokens_after=0,
-        )
+        before = self.tokens[position]
+        return Change(position=position, edit=edit, reason=reason, message=None, tokens_before=before, tokens_after=0)
 
     def replacing(self, position: int, edit: str, reason: str, message: Message) -> Change:
         """Return the change that puts `message` in the place of what stands at `position`."""
@@ -155,18 +139,10 @@ class Draft(Struct, frozen=True, kw_only=True):
         made_by = list(self.made_by) or [()] * len(self.messages)
         for change in changes:
             made_by[change.position] += (change.edit,)
-        hidden = self.hidden
-        if hidden:
-            changed = {change.position for change in changes}
-            hidden = {place: rounds for place, rounds in hidden.items() if place not in changed}
-        return replace(
-            self,
-            messages=messages,
-            tokens=tokens,
-            made_by=tuple(made_by),
-            summary=summary or self.summary,
-            hidden=hidden,
-        )
+        changed = {change.position for change in changes}
+        hidden = {place: rounds for place, rounds in self.hidden.items() if place not in changed}
+        made, summary = tuple(made_by), summary or self.summary
+        return replace(self, messages=messages, tokens=tokens, made_by=made, summary=summary, hidden=hidden)
 
 
 def overlay(

@@ -1,13 +1,13 @@
 """What trimming reads and what it decides, as plain records: `history + policy + context -> plan -> view`.
 
-Positions are those of the log of one branch: 0 is its oldest message, instructions not counted. Inside a
-draft they are places in what is left of the log; the planner translates.
+Positions are those of the log of one branch: 0 is its oldest message, instructions not counted. A place is an
+index into what is left of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -106,22 +106,16 @@ class Hidden(Struct, frozen=True, kw_only=True):
 
 
 class Entry(Struct, frozen=True, gc=False, kw_only=True):
-    """One message of the branch, as trimming sees it.
-
-    It is in no circle, and there are as many as messages: the garbage collector need not look at them.
-    """
+    """One message of the branch, as trimming sees it. No cycle leads through it: the garbage collector skips it."""
 
     message: Message  # the message as it is sent when nothing is trimmed, without our own fields
     tokens: int  # its tokens
     ref: str  # the name under which its original can be read again (`GET /sessions/{id}/refs/{ref}`)
     position: int  # place of the message in the log of the branch, wherever the entries that are given begin
-    arrival: tuple[Change, ...] | None = None
-    """What `on_arrival` decided when it was first sent; None where it is sent for the first time now."""
+    arrival: tuple[Change, ...] | None = None  # what `on_arrival` decided; None where it is sent for the first time
     agent: str | None = None  # name of the agent that the message says it is from
     is_internal: bool = False  # whether it is marked as one that no user is shown
-    hidden: Hidden | None = None
-    """What is sent with it that the client was not shown; None where there is nothing. It goes as soon as the
-    message is changed or dropped."""
+    hidden: Hidden | None = None  # what is sent with it that the client was not shown, until it is changed or dropped
 
 
 class Gap(Struct, frozen=True, kw_only=True):
@@ -142,14 +136,8 @@ class Gap(Struct, frozen=True, kw_only=True):
     def part(self, start: int, messages: int) -> Gap:
         """Return a part of the gap with its share of the sums: what each message had is not known."""
         share = messages / self.messages
-        return Gap(
-            start=start,
-            stop=start + messages,
-            edit=self.edit,
-            reason=self.reason,
-            tokens=round(self.tokens * share),
-            tool_calls=round(self.tool_calls * share),
-        )
+        tokens, tool_calls = round(self.tokens * share), round(self.tool_calls * share)
+        return replace(self, start=start, stop=start + messages, tokens=tokens, tool_calls=tool_calls)
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -163,8 +151,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     covered_messages: int  # messages that are not sent, but summed up here
     covered_tokens: int  # their tokens
     generation: int = 1  # how many summaries it is made from, itself included
-    state: Mapping[str, object] = {}
-    """JSON: what the next one needs to be made of this one and of what is new; of `statistics`."""
+    state: Mapping[str, object] = {}  # JSON from which the next one is made; of `statistics`
     model: str | None = None  # the model that made it; None where none did
 
     def message(self, dialect: Dialect) -> Message:
@@ -182,9 +169,7 @@ class ReadySummary(Struct, frozen=True, kw_only=True):
     covered_messages: int  # messages that it stands for: all before `until`
     covered_tokens: int  # their tokens
     generation: int = 1  # how many summaries it is made from, itself included
-    asked: bool = False
-    """Whether somebody asked for it (a user, or the model itself): it is used at once, whatever the trigger
-    says."""
+    asked: bool = False  # whether a user or the model asked for it: it is then used at once, whatever the trigger says
 
 
 class SummaryRequest(Struct, frozen=True, kw_only=True):
@@ -213,8 +198,7 @@ class Cut(Struct, frozen=True, kw_only=True):
     position: int  # number of messages of the log that lie before the cut
     policy: str  # name of the policy
     version: str  # version of the policy that made it
-    changes: tuple[Change, ...]
-    """What is done to messages outside the gaps, one change or several for each (in order), by position."""
+    changes: tuple[Change, ...]  # what is done to messages outside the gaps, by position; several of one in order
     tokens: int  # tokens of the whole view, fixed ones included, right after the trim
     messages: int  # messages of the view right after the trim
     tool_calls: int  # tool results of the view right after the trim
@@ -233,12 +217,11 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     idle: float | None = None  # seconds since the session's last request; None where there was none, or nobody knows
     prices: Prices | None = None  # what the model's input costs; `cost: auto` needs it
     scale: float = 1.0  # how many tokens upstream counts for one that is counted here: limits are in upstream's
-    prepared: ReadySummary | None = None
-    """The newest summary by a model that lies on the branch and that the policy may use; None without one."""
+    prepared: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
     keeps: bool = True  # whether a new cut is kept for the next request; where it is not, `cost: auto` never pays
     fork: int | None = None
-    """Position from which on the messages are this request's own, where others go on from the same place. A
-    trim that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
+    """Position where this request branches off from others. A trim that changes nothing beyond it puts the cut
+    there, where all of them can use it."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -246,43 +229,34 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     policy: str  # name of the policy, `off` where trimming is bypassed
     version: str  # version of the policy; empty for `off`
-    cut: Cut | None  # the cut in force for this request: the current one, or the new one after a trim
-    trimmed: bool  # whether this request was trimmed: then the cut is new
-    fired: str  # what fired, in words ("tokens 51234 > 50000"); empty where nothing did
-    arrivals: tuple[Change, ...]
-    """What `on_arrival` changes outside `earlier` (already recorded or decided now), by position."""
+    cut: Cut | None = None  # the cut in force for this request: the current one, or the new one after a trim
+    trimmed: bool = False  # whether this request was trimmed: then the cut is new
+    fired: str = ""  # what fired, in words ("tokens 51234 > 50000"); empty where nothing did
+    arrivals: tuple[Change, ...] = ()  # what `on_arrival` changes outside `earlier`, recorded or now, by position
     tokens_before: int  # tokens of the request if nothing were trimmed
     tokens_sent: int  # tokens of the view, repairs included
     view: tuple[Message, ...]  # the messages of the log that are sent, in order; instructions not among them
     warnings: tuple[str, ...] = ()  # what was repaired or could not be done, in words
-    decided: tuple[tuple[Change, ...], ...] = ()
-    """For each entry that was given what `on_arrival` decided, recorded or now: what is to be recorded."""
+    decided: tuple[tuple[Change, ...], ...] = ()  # for each given entry what `on_arrival` decided: to be recorded
     made: tuple[Change, ...] = ()  # what the edits decided at this request's trim, message by message, by position
-    earlier: tuple[Gap, ...] = ()
-    """What earlier trims dropped of the messages that the request speaks of, and this one left so."""
+    earlier: tuple[Gap, ...] = ()  # what earlier trims dropped of the messages that the request speaks of
     messages_before: int = 0  # messages of the log that the request speaks of, those in gaps included
     target: int | None = None  # how many tokens were to be sent at most after a trim, as upstream counts them
     settled: tuple[int, ...] = ()
-    """Numbers of messages of the view, from its beginning: each is where a part ends that no later trim
-    will change while the policy stays. The last is the longest; one before it was so earlier."""
-    summary: Summary | None = None
-    """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
-    summary_request: SummaryRequest | None = None
-    """A summary that should be made of what was not summed up yet; None where none is due."""
-    needs_whole: bool = False
-    """Whether the log must be trimmed and could not be: decide again, with every entry of the log given."""
+    """Message counts from the start of the view: up to each of them no later trim changes anything while the
+    policy stays."""
+    summary: Summary | None = None  # the summary in force; one with role `merge` is still to be added to instructions
+    summary_request: SummaryRequest | None = None  # a summary that a model should make; None where none is due
+    needs_whole: bool = False  # whether to decide again with every entry of the log, since it must be trimmed
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Every change of a single message that led to this view: those of arrival first, then by position.
-
-        What `earlier` sums up is not among them.
-        """
+        """Changes of single messages that led to this view: those on arrival, then the others by position."""
         if not self.trimmed:
             return self.arrivals + (self.cut.changes if self.cut is not None else ())
         new = set(self.made)
         old = [change for change in self.cut.changes if change not in new] if self.cut is not None else []
-        return self.arrivals + tuple(sorted([*old, *self.made], key=_position))
+        return self.arrivals + tuple(sorted([*old, *self.made], key=attrgetter("position")))
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -298,7 +272,3 @@ class Plan(Struct, frozen=True, kw_only=True):
         names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
         # Hidden rounds that were let go are no edit of anybody's, and nobody was shown them.
         return tuple([name for name in dict.fromkeys(names) if name != HIDDEN_ROUNDS])
-
-
-def _position(change: Change) -> int:
-    return change.position

@@ -1,8 +1,4 @@
-"""A policy as the operator writes it: whom it serves, when to trim, how far, what to keep and how.
-
-A wrong policy is an error here and says what is allowed. What a policy *does* stands elsewhere:
-in its edits, and in the planner that runs them.
-"""
+"""A policy as the operator writes it: whom it serves, when to trim, how far, what to keep and how."""
 
 from __future__ import annotations
 
@@ -166,8 +162,7 @@ class Policy(Section, frozen=True):
             return True
         if trigger is not None and trigger.ratio is not None:
             return False  # beside other keys it is one of several ways to fire
-        conditions = [edit.when for edit in self.on_arrival + self.edits]
-        return any(when is not None and when.ratio is not None for when in conditions)
+        return any(edit.when is not None and edit.when.ratio is not None for edit in self.on_arrival + self.edits)
 
     @cached_property
     def summarizer(self) -> Summarize | None:
@@ -208,8 +203,7 @@ def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
 def _leaves_nothing_to(first: Edit, second: Edit) -> bool:
     """Tell whether `second`, run after `first`, can surely change nothing.
 
-    Both are of one type and `first` runs whenever `second` does. Then it must have the same settings, or keep
-    less of what they count; whatever else they differ in may matter.
+    So it is if `first` is of the same type, runs whenever `second` does and has the same settings, or keeps less.
     """
     if first.type != second.type or first.when not in {None, second.when}:
         return False

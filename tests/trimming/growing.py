@@ -14,10 +14,9 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import Change, Entry, Hidden, Plan, PlanningContext, ReadySummary, SummaryRequest
-from proxy.trimming.planner import compaction, plan
+from proxy.trimming.planner import compaction, merged, plan
 from proxy.trimming.policy import Policy
 from proxy.trimming.trim import protected
-from proxy.trimming.view import merged
 from tests.support import api_rules
 from tests.trimming.notation import DIALECT
 

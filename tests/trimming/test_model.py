@@ -11,7 +11,7 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import NO_RESULT
 from proxy.trimming.model import Change, Cut, Gap, Hidden, Plan, PlanningContext, Summary, SummaryRole
-from proxy.trimming.view import View, merged, view_of
+from proxy.trimming.planner import View, merged, view_of
 from tests.trimming.notation import DIALECT, count, entries, line, lines, message, messages
 
 # -------------------------------------------------------------------------------------------- plan
