@@ -3,16 +3,15 @@ r"""The values of a text that a later step is most likely to need, within so man
     error line; id=A1,A2,A3 title="two words" src/main.c buildDir
 
 Values of one label stand side by side, each verbatim, in the order of the text; what has no label stands
-alone. Where a value holds a space or a comma it is put between quotation marks.
+alone. A value that holds a space or a comma is put between quotation marks.
 
-Which values later steps use is a property of the kind of thing, not of any tool: ids, codes and names are
-used again, descriptions are not; what stands alone under a key is used more than a word of prose; what a
-program defines is used more than what it calls. The numbers below say how much more. They were set by hand
-on real sessions, and a little more or less of any one changes little.
+Ids, codes and names are used again, descriptions are not; what stands alone under a key is used more than a word
+of prose; what a program defines is used more than what it calls. The numbers below say how much more. They were
+set by hand on real sessions; a little more or less changes little.
 
-The text is read under its wrapping. Tools print JSON inside of strings (`\"id\": \"A1\"`, `\\n`), pages with
-their markup, and colours. What looks like an escape may be a step of a Windows path
-(`C:\temp\run-42.log`): where a text does not show which of the two it is, the word behind it is left out.
+The text is read without its wrapping: JSON inside of strings (`\"id\": \"A1\"`, `\\n`), markup, colours. What
+looks like an escape may be a step of a Windows path (`C:\temp\run-42.log`): where that is not clear, the word
+behind it is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import log
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import Struct
 
@@ -274,8 +273,7 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
 def candidates_of(text: str) -> Sequence[Candidate]:
     """Return what may be kept of a text, each value once, first what is worth most for what it costs.
 
-    Of equally good ones the earlier comes first. What was read last is remembered: a digest that is too dear
-    is made again, and so are those of a trim that did not pay.
+    What was read last is remembered: a digest that is too dear is made again.
     """
     return _of_short(text) if len(text) <= _SHORT else _of_long(text)
 
@@ -301,27 +299,25 @@ _kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
 _of_short: Final = lru_cache(maxsize=256)(_read)
 _of_long: Final = lru_cache(maxsize=8)(_read)
 
-_Found: TypeAlias = "dict[str, Candidate]"  # candidates by their text
 
-
-def _add(found: _Found, value: str, label: str, worth: float, times: int) -> None:
+def _add(found: dict[str, Candidate], value: str, label: str, worth: float, times: int) -> None:
     """Add a value that stands there so many times."""
-    held = found.get(value)
-    if held is None:
-        found[value] = Candidate(text=value, label=label, worth=worth, place=len(found), times=times)
-    else:
-        worth = max(held.worth, worth)
-        found[value] = Candidate(
-            text=value, label=held.label or label, worth=worth, place=held.place, times=held.times + times
-        )
+    place, held = len(found), found.get(value)
+    if held is not None:
+        label, worth, place, times = held.label or label, max(held.worth, worth), held.place, held.times + times
+    found[value] = Candidate(text=value, label=label, worth=worth, place=place, times=times)
 
 
-def _in_document(text: str) -> _Found:
-    """Return the values of a JSON document; of anything else none."""
-    found: _Found = {}
+def _in_document(text: str) -> dict[str, Candidate]:
+    """Return the values of a JSON document; of a long one, like `ends_of`, the first and the last."""
+    found: dict[str, Candidate] = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
         return found
-    for value, times in Counter(_values_of_ends(text)).items():
+    values = values_of_document(text, "numbers")
+    if len(text) > HEAD + TAIL:
+        first = HEAD // _DENSE
+        values = [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
+    for value, times in Counter(values).items():
         worth = _worth(value.text, value.kind, value.label if value.is_leaf else None)
         if worth:
             label = value.label if value.is_leaf or value.kind == "number" else ""
@@ -329,21 +325,10 @@ def _in_document(text: str) -> _Found:
     return found
 
 
-def _values_of_ends(text: str) -> Sequence[Value]:
-    """Return the values of a document; of a long one, like `ends_of`, the first and the last."""
-    values = values_of_document(text, "numbers")
-    if len(text) <= HEAD + TAIL:
-        return values
-    first = HEAD // _DENSE
-    return [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
-
-
-def _in_text(text: str, values: Iterable[Value]) -> _Found:
+def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
     """Return the values of any other text, then the words that stand alone under a key."""
-    found: _Found = {}
-    keys = _keys(text)
-    defined = _defined(text)
-    is_cut = CUT in text
+    found: dict[str, Candidate] = {}
+    keys, defined, is_cut = _keys(text), _defined(text), CUT in text
     for value, times in Counter(values).items():
         piece = value.text
         if is_cut and CUT in piece:
@@ -405,7 +390,9 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
         return _WORTH[kind]
     whole = key is not None
     if kind in _OF_WORDS:
-        worth = _worth_of_words(text, kind, whole=whole)
+        if len(text) > _LONGEST_WORDS or text[0] == "(":
+            return 0  # prose, or a remark
+        worth: float = _ONE_WORD if _WORDS.fullmatch(text) else _WORTH["text" if whole else kind]
     elif kind == "number":
         digits = len(text) if text.isdecimal() else len(_DIGIT.findall(text))
         worth = 0 if digits < _SHORTEST else _NUMBER_UNDER_KEY if whole else _WORTH[kind]
@@ -415,15 +402,6 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
         is_time = kind == "date" and ":" in text and "-" not in text
         worth = (_TIME_OF_DAY if is_time else _WORTH[kind]) * (_WHOLE if whole else 1)
     return worth * _factor(key) if key is not None else worth
-
-
-def _worth_of_words(text: str, kind: Kind, *, whole: bool) -> float:
-    """Return what a string of words is worth: one in brackets is a remark, a long one is prose."""
-    if len(text) > _LONGEST_WORDS or text[0] == "(":
-        return 0
-    if _WORDS.fullmatch(text):
-        return _ONE_WORD
-    return _WORTH["text" if whole else kind]
 
 
 _NEAR: Final = 100  # after so many characters of values their label is said again, so that it stands near each of them
@@ -447,10 +425,7 @@ _EDGES: Final = ".:!?"
 def digest_of(text: str, budget: int, known: Collection[str] = frozenset()) -> str:
     """Return the values of a text that a later step is most likely to need, in at most `budget` characters.
 
-    Args:
-        text: Any text: JSON, a page, a log, a program, prose.
-        budget: Characters that may be returned; with 0 nothing is.
-        known: Words that stand elsewhere anyway (`words_of`), and need not be said again.
+    `known` are words that stand elsewhere anyway (`words_of`), and need not be said again.
     """
     if budget <= 0:
         return ""

@@ -4,17 +4,15 @@ Numbers keep their digits (1.10, 1e5, twenty digits), objects their order and th
 their characters; only white space and needless escapes go.
 
 A document inside a text begins on a line of its own or after a colon and ends where its line ends, or it is
-what a string in quotes holds, as Python writes its objects (`text='{"a": 1}'`); and it is worth the trouble.
-Where the whole text is one line, as Python writes an object, a long text in quotes is found as well, with its
-escapes undone: in several lines it may be a program, which must stay as it is. What cannot be delimited for
-sure is text.
+what a string in quotes holds, as Python writes its objects (`text='{"a": 1}'`). Where the whole text is one
+line, a long text in quotes is found as well, with its escapes undone. What cannot be delimited for sure is text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias, TypeGuard
@@ -24,10 +22,7 @@ from msgspec import Struct
 from proxy.dialects.jsontext import is_object
 
 DEEPEST: Final = 64
-"""Levels of nesting that are looked into; a deeper text is no document here.
-
-Far below what the interpreter's stack holds, so that the answer never depends on who asks.
-"""
+"""Levels of nesting that are looked into, far fewer than the stack holds; a deeper text is no document here."""
 
 OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
@@ -69,10 +64,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 class UnreadableError(Exception):
-    """No document stands at a place.
-
-    `reached` is how far reading came: what was spent on finding out.
-    """
+    """No document stands at a place. `reached` is how far reading came."""
 
     def __init__(self, reached: int) -> None:
         super().__init__("no JSON document")
@@ -100,11 +92,7 @@ def read(text: str) -> list[JsonValue] | Members | None:
 
 
 def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members, int]:
-    """Return the object or array that begins at `start`, and where it stops.
-
-    Raises:
-        UnreadableError: there is none, or it is deeper than `DEEPEST`.
-    """
+    """Return the object or array that begins at `start`, and where it stops; else raise `UnreadableError`."""
     if text[start : start + 1] not in {"{", "["}:
         raise UnreadableError(start)
     try:
@@ -127,51 +115,15 @@ def quoted(text: str) -> str:
     return _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
-def write(value: list[JsonValue] | Members, text: Callable[[str], str] = quoted) -> str:
-    """Return the compact text of a document, an object or an array; `text` is how its strings are written."""
-    written: list[str] = []
-    _Writer(written, text).add(value)
-    return "".join(written)
-
-
-class _Writer:
-    """One writing of one document."""
-
-    __slots__ = ("_names", "_text", "_written")
-
-    def __init__(self, written: list[str], text: Callable[[str], str]) -> None:
-        """Write into `written`, strings by `text`."""
-        self._written = written
-        self._text = text
-        self._names: dict[str, str] = {}
-        """Names that were written before."""
-
-    def add(self, value: JsonValue) -> None:
-        """Add the pieces of the text of an object or an array."""
-        written, names, text = self._written, self._names, self._text
-        before = "{" if is_members(value) else "["
-        for name, member in _held(value):
-            if name is not None:
-                named = names.get(name)
-                if named is None:
-                    named = names[name] = f"{quoted(name)}:"
-                before += named
-            if type(member) is str:
-                written.append(before + text(member))
-            elif type(member) is Number:
-                written.append(before + member)
-            elif type(member) in CONTAINERS:
-                written.append(before)
-                self.add(member)
-            else:
-                written.append(before + _CONSTANTS[member])
-            before = ","
-        written.append(("}" if value else "{}") if is_members(value) else ("]" if value else "[]"))
-
-
-def _held(value: JsonValue) -> Iterable[tuple[Any, Any]]:
-    """Return what an object or an array holds, an object's by name."""
-    return value if is_members(value) else zip(repeat(None), value)
+def write(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
+    """Return the compact text of a value of a document; `text` is how its strings are written."""
+    if is_members(value):
+        return f"{{{','.join([f'{quoted(name)}:{write(member, text)}' for name, member in value])}}}"
+    if is_items(value):
+        return f"[{','.join([write(item, text) for item in value])}]"
+    if isinstance(value, Number):
+        return value
+    return text(value) if isinstance(value, str) else _CONSTANTS[value]
 
 
 def _is_deeper(value: JsonValue) -> bool:
@@ -309,7 +261,7 @@ def _between(text: str) -> list[str | Embedded]:
 def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tuple[Embedded | None, int]:
     """Return the document that begins at `start`, None where there is none, and what was spent in vain.
 
-    `end` is where its line ends; `is_whole` tells that there is no other one, and that it is no document.
+    `end` is where its line ends; `is_whole` tells that there is no other line, and that it is no document.
     """
     line = text[start:end].rstrip()
     if len(line) >= SMALLEST and not is_whole and (value := read(line)) is not None:

@@ -1,9 +1,8 @@
 """A document with its long lists and long texts cut, so that what it tells can still be told.
 
 Flags, counts, totals, ids and cursors stay. Of a long list the first and the last items stay, and between
-them those that tell of something gone wrong or are unlike the others; how many are not shown is said in their
-place. The list `k` is then `k_preview`, and its object has `"compressed": true`. What is shown is verbatim.
-It does not know tokens.
+them those that tell of something gone wrong or are unlike the others; a mark says how many are not shown. The
+list `k` is then `k_preview`, and its object has `"compressed": true`. What is shown is verbatim.
 """
 
 from __future__ import annotations
@@ -160,11 +159,7 @@ class _Preview(Struct, kw_only=True):
 def preview(value: JsonValue, keep: int, longest: int, ref: str | None = None) -> JsonValue | None:
     """Return a document as it is shown; None where nothing of it is left out.
 
-    Args:
-        value: The document.
-        keep: Items at each end of a long list.
-        longest: Characters of a long text.
-        ref: Where the whole of it can be read; None where that is said elsewhere.
+    Of a long list `keep` items stay at each end, of a long text `longest` characters. `ref` is named in it.
     """
     cutting = _Preview(keep=keep, longest=longest)
     if is_items(value):

@@ -9,8 +9,7 @@
                         the words that name what stands at a place
 
 A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
-Each function takes time that grows with the length of the text and no faster, whatever the text is: nothing
-looks further back or forth than a fixed number of characters.
+Each function takes time in proportion to the text: nothing looks further than a fixed number of characters.
 """
 
 from __future__ import annotations
@@ -86,18 +85,6 @@ def shape_of(piece: str) -> Kind | None:
     """Return the shape of a run of characters without space and CJK; None for ordinary words."""
     if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
         return None
-    if piece.isalnum() and piece.isascii():
-        # What most are; with a digit first it may still be a number with its unit.
-        if piece.isalpha():
-            return "id" if INNER_CAPITAL.search(piece) else None
-        if piece.isdigit():
-            return "number"
-        return "id" if piece[0].isalpha() else _shape_of_mixed(piece)
-    return _shape_of_mixed(piece)
-
-
-def _shape_of_mixed(piece: str) -> Kind | None:
-    """Return the shape of a run that is not long, and not only of ASCII letters or of ASCII digits."""
     if piece.isalpha():
         return "id" if INNER_CAPITAL.search(piece) else None
     digits = _DIGIT.search(piece) is not None
@@ -203,19 +190,13 @@ class Value(Struct, frozen=True, gc=False, kw_only=True):
 def values_of(text: str, labels: Labels = "all") -> list[Value]:
     """Return the values of any text in the order of its own: the leaves of JSON, or what has a value's shape.
 
-    Of a JSON document each number and each string comes with its key; a string of more than one word is
-    followed by what has a shape inside of it, and one that is JSON by its own leaves. Truth values and nulls
-    are none. The same value comes as often as it stands there. What holds half an emoji (a lone surrogate) is
-    no value.
+    Of a JSON document each number and each string comes with its key; a string of several words is followed by what
+    has a shape inside of it, one that is JSON by its own leaves. The same value comes as often as it stands there.
+    What holds half an emoji (a lone surrogate) is no value. `labels` says which values get one that is no key.
 
-    So that no text takes long, not all of every text is read. Of a text (or of a string inside of JSON) of
-    more than 200,000 characters the first 150,000 and the last 50,000 are; JSON of more than 100,000 that is
-    little but brackets and commas is a text like any other; and no more than 5000 values come, with one more
-    for each 16 characters.
-
-    Args:
-        text: Any text.
-        labels: Which values get a label, where the label is not a key of JSON.
+    Of a text (or a string inside of JSON) of more than 200,000 characters the first 150,000 and the last 50,000 are
+    read, JSON of more than 100,000 that is little but brackets and commas is a text like any other, and no more than
+    5000 values come, with one more for each 16 characters.
     """
     reading = _Reading(text, labels)
     reading.add(text, "", _NESTED)
@@ -251,7 +232,10 @@ class _Reading:
         """Begin to read `text`; `labels` says which values get one."""
         self._labels = labels
         self._most = _VALUES + len(text) // _DENSEST
-        self._may_hold_half = _may_hold_half(text)
+        # Whether the text, or the JSON that it is, may hold a lone surrogate.
+        self._may_hold_half = ("\\u" in text and _HALF_ESCAPED.search(text) is not None) or (
+            not text.isascii() and _HALF.search(text) is not None
+        )
         self._values: list[Value] = []
 
     def taken(self) -> list[Value]:
@@ -259,11 +243,11 @@ class _Reading:
         values = list(_without_halves(self._values)) if self._may_hold_half else self._values
         return values[: self._most] if len(values) > self._most else values
 
-    def add(self, text: str, label: str, nested: int) -> None:
-        """Add the values of a text that may be JSON, `nested` times inside of JSON."""
+    def add(self, text: str, label: str, nested: int, *, is_leaf: bool = False) -> None:
+        """Add the values of a text that may be JSON, `nested` times inside of JSON; of a leaf, if it is one."""
         document = document_in(text) if nested and not is_dust(text) else None
         if document is None:
-            self.add_text(text, label)
+            self.add_text(text, label, is_leaf=is_leaf)
         else:
             self.add_document(document, label, nested)
 
@@ -279,7 +263,7 @@ class _Reading:
                 continue
             stripped = leaf.strip()
             if stripped.startswith(OPENING):
-                self._add_nested(stripped, named, nested)
+                self.add(stripped, named, nested - 1, is_leaf=True)
                 continue
             kind, holds = _leaf_seen(stripped) if len(stripped) < _SEEN else _in_leaf(stripped)
             if kind is not None:
@@ -287,21 +271,10 @@ class _Reading:
             if holds:
                 self.add_text(leaf, named, is_leaf=kind is None)
 
-    def _add_nested(self, text: str, label: str, nested: int) -> None:
-        """Add the values of a leaf that may be a document itself."""
-        document = document_in(text) if nested > 1 and not is_dust(text) else None
-        if document is None:
-            self.add_text(text, label, is_leaf=True)
-        else:
-            self.add_document(document, label, nested - 1)
-
     def add_text(self, text: str, label: str, *, is_leaf: bool = False) -> None:  # noqa: C901  one loop: a call for each piece costs a third of its time
-        """Add what has a value's shape in a text, with the key or word before it on its line.
+        """Add what has a value's shape in a text, with the key or word before it on its line, else `label`.
 
-        Args:
-            text: The text.
-            label: What names a value that nothing on its line does.
-            is_leaf: Whether the first value stands for the leaf that the text is.
+        With `is_leaf` the first value stands for the leaf that the text is.
         """
         most, values = self._most, self._values
         is_named, only_numbers = self._labels != "none", self._labels == "numbers"
@@ -337,21 +310,9 @@ class _Reading:
                 looked = len(starts) - 1
                 if begins != row:
                     row, known = begins, _label(text, begins) or label
-                values += [_with_label(value, known) for value in found]
+                values += [each if each.label else Value(text=each.text, kind=each.kind, label=known) for each in found]
             if len(values) >= most:
                 return
-
-
-def _with_label(value: Value, label: str) -> Value:
-    """Return the value, under this label where it has none of its own."""
-    return value if value.label else Value(text=value.text, kind=value.kind, label=label)
-
-
-def _may_hold_half(text: str) -> bool:
-    """Tell whether a text, or the JSON that it is, may hold a lone surrogate."""
-    if "\\u" in text and _HALF_ESCAPED.search(text) is not None:
-        return True
-    return not text.isascii() and _HALF.search(text) is not None
 
 
 def _without_halves(values: Iterable[Value]) -> Iterator[Value]:
@@ -372,14 +333,9 @@ def _pieces(text: str) -> Iterable[re.Match[str]]:
 
 
 def _row(text: str, starts: Sequence[int], stops: Sequence[int], last: int, row: int) -> int:
-    """Return where the row begins in which the newest of some values stands.
+    """Return where the row begins in which the newest of the values from `starts` to `stops` stands.
 
-    Args:
-        text: The text.
-        starts: Where each value begins.
-        stops: Where each ends.
-        last: Place of a value of which the row is known; less than 0 where there is none.
-        row: Where that begins.
+    `last` is the index of a value whose row is known to begin at `row`; less than 0 without one.
     """
     place, first = len(starts) - 1, max(last, 0)
     while place > first and not _is_new_row(text, stops[place - 1], starts[place]):
@@ -409,12 +365,9 @@ _leaf_seen: Final = lru_cache(_SEEN_MOST)(_in_leaf)
 
 def _in_quoted(inner: str) -> tuple[Value, ...]:
     """Return a quoted string, then what has a shape inside of it, where it has none itself."""
-    if len(inner) < SHORTEST or inner in TRIVIA:
+    if len(inner) < SHORTEST or inner in TRIVIA or not TELLING.search(inner):
         return ()
-    is_plain = inner.isalnum() and inner.isascii()
-    if not is_plain and not TELLING.search(inner):
-        return ()
-    kind = shape_of(inner) if is_plain else kind_of(inner)
+    kind = kind_of(inner)
     if kind is not None:
         return (Value(text=inner, kind=kind),)
     quoted = Value(text=inner, kind="quoted")
@@ -426,8 +379,6 @@ def _in_quoted(inner: str) -> tuple[Value, ...]:
 def _in_run(run: str) -> tuple[Value, ...]:
     """Return the values of a run of characters without space; of `name=value` and `file:12` each side."""
     if run.isalpha() and run.isascii():
-        if run.islower():
-            return ()
         return (Value(text=run, kind="id"),) if INNER_CAPITAL.search(run) and len(run) <= LONGEST else ()
     if CJK_CHARACTER.match(run):
         return tuple([Value(text=term, kind="cjk") for term in terms_of(run)])
@@ -449,12 +400,7 @@ def _in_run(run: str) -> tuple[Value, ...]:
 
 
 def _in_piece(piece: str) -> tuple[tuple[Value, ...], bool, bool]:
-    """Return the values of a quoted string or of a run.
-
-    Returns:
-        The values; whether the first one is a quoted string without a shape; whether there is a number among
-        them, without a label.
-    """
+    """Return the values of a quoted string or of a run, whether the first has no shape, whether one is a number."""
     values = _in_quoted(piece[1:-1].strip(_PADDING)) if piece[0] in _QUOTES else _in_run(piece)
     if not values:
         return values, False, False
@@ -477,8 +423,7 @@ def _label(text: str, start: int) -> str:
 def beginning_of(text: str, most: int) -> str:
     """Return the beginning of a text, at most so many characters, in which no value is cut in two.
 
-    It ends with a line or, where the line is long, at white space; where there is none either, before what
-    ends a piece.
+    It ends with a line; where the line is long, at white space, or else before what ends a piece.
     """
     if len(text) <= most:
         return text
@@ -527,9 +472,8 @@ _WORD_ESCAPES: Final = frozenset("nrt")
 def atoms_of_arguments(arguments: str) -> tuple[str, ...]:
     """Return the atoms of a call's arguments, JSON or free text, each once, in order of appearance.
 
-    They are leaves of one line (2 to 200 characters), what has the shape of a path, an address, an
-    identifier, a date or a number of at least 10 inside of longer ones, quoted strings, CJK terms. The
-    steps of a path or a URL that have a shape are atoms too: a listing shows the name of a file alone.
+    They are leaves of one line (2 to 200 characters), what has the shape of a value, quoted strings and CJK terms;
+    of a path or URL its steps too, since a listing shows the name of a file alone. Numbers are at least 10.
     """
     found: dict[str, None] = {}
     for piece in filter(_is_atom, _with_steps(values_of(arguments, "none"))):
@@ -562,11 +506,10 @@ def occurs(atom: str, text: str) -> bool:
 
 
 def stands_alone(text: str, start: int, stop: int) -> bool:
-    r"""Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
+    """Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
 
-    Its neighbours are no letters, digits or underscores; between CJK characters, and between one and
-    anything else, there is always a boundary. A digit does not end at a decimal point with a digit behind
-    it. A letter that belongs to an escape (`\n`, in text that is JSON inside of JSON) is no neighbour.
+    Its neighbours are no letters, digits or underscores, but for CJK characters and the letter of an escape.
+    A digit does not end at a decimal point with a digit behind it.
     """
     if start:
         before, first = text[start - 1], text[start]
@@ -592,8 +535,8 @@ def stands_alone(text: str, start: int, stop: int) -> bool:
 def labels_of(text: str, start: int, stop: int) -> frozenset[str]:
     """Return the words that name what stands at text[start:stop], in small letters.
 
-    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are
-    none, the words of its line within that distance. Of CJK text they are its terms.
+    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are none, the
+    words of its line within that distance.
     """
     before, after = text[max(0, start - NEAR) : start], text[stop : stop + NEAR]
     keys = naming_words(" ".join([*_KEY.findall(before), *_KEY.findall(after)]))
@@ -622,10 +565,7 @@ def _is_atom(piece: str) -> bool:
     """Tell whether a value, or a step of one, is an atom: long enough, short enough, and not everywhere."""
     if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
         return False
-    return not NUMBER.fullmatch(piece) or _size(piece) >= SMALLEST_NUMBER
-
-
-def _size(number: str) -> float:
-    """Return the size of what has the shape of a number, its sign and unit aside."""
-    digits = "".join(character for character in number if character.isdigit() or character == ".")
-    return float(digits or 0)
+    if not NUMBER.fullmatch(piece):
+        return True
+    digits = "".join(character for character in piece if character.isdigit() or character == ".")
+    return float(digits or 0) >= SMALLEST_NUMBER

@@ -16,10 +16,9 @@ What follows a list's name in braces is what each of its rows holds. In it
     id=<key>        the key of the row, where rows have keys (`{"seats{id=<key>,x}": {"A1": [2]}}`)
 
 A list without a name is an object with nothing before the braces (`{"{id,x}": [[1, 2], [4, 5]]}`), and
-records that were a line each have `per line` behind them. A row that has an object more than it needs holds
-in it what few records have. Nothing is lost but the order of keys, and every value stands there as it was. A
-document that has such a name already is left alone, so that no table can be mistaken. It does not know
-tokens: what pays is judged by length.
+records that were a line each have `per line` behind them. An object at the end of a row holds what few records
+have. Nothing is lost but the order of keys. A document that has such a name already is left alone. What pays is
+judged by length.
 """
 
 from __future__ import annotations
