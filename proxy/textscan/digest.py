@@ -96,13 +96,15 @@ def readable(text: str) -> str:
     if text.count("</") >= _TAGS:
         for opening, closing in _UNSEEN:
             text = _without(text, opening, closing)
-        text = _ENTITY.sub(" ", _TAG.sub(_seen, text))
+        text = _TAG.sub(lambda tag: f"\n{' '.join(_ATTRIBUTE.findall(tag[0]))}\n", text)
+        text = _ENTITY.sub(" ", text)
     return text
 
 
 def _unescaped(text: str) -> str:
     """Return the text with escapes undone, those of JSON inside of JSON too, where they are any for sure."""
-    depths = _depths(text)
+    # How many times the text is surely escaped, in parts of it: the backslashes of a line's end.
+    depths = set[int]() if _PLAIN.search(text) else {len(found[1]) + 1 for found in _CERTAIN.finditer(text)}
     kept: list[str] = []
     end = line_end = opened = deepest = 0
     for found in _BACKSLASHES.finditer(text):
@@ -123,7 +125,8 @@ def _unescaped(text: str) -> str:
         kept.append(text[end:start])
         end = stop
         if which == _CODE:
-            kept.append(_character(int(text[stop - 4 : stop], 16)))
+            meant = chr(int(text[stop - 4 : stop], 16))
+            kept.append(meant if meant.isprintable() or _HALF.match(meant) else " ")
             continue
         # It stands inside of a string, whose quotation mark has as many backslashes less one.
         depth = stop - start - 1 if which == _LETTER else len(found[_DRIVE]) + 1
@@ -134,7 +137,8 @@ def _unescaped(text: str) -> str:
             kept.append(found[0])
         else:
             kept.append(CUT)
-            end = _end_of_word(text, stop)
+            after = _NO_PATH.search(text, stop)
+            end = len(text) if after is None else after.start()
     whole = "".join([*kept, text[end:]])
     if whole.isascii() or not _HALF.search(whole):
         return whole
@@ -142,33 +146,9 @@ def _unescaped(text: str) -> str:
     return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\ufffd", " ")
 
 
-def _depths(text: str) -> Collection[int]:
-    """Return how many times the text is surely escaped, in parts of it: the backslashes of a line's end."""
-    if _PLAIN.search(text) is not None:
-        return ()
-    return {len(found[1]) + 1 for found in _CERTAIN.finditer(text)}
-
-
 def _is_path(steps: str) -> bool:
     """Tell whether steps after a drive are those of a path, not lines of text after a colon."""
     return _STEP.search(steps) is not None or not (_SPACE.search(steps) or _ESCAPED_LINE.search(steps))
-
-
-def _end_of_word(text: str, start: int) -> int:
-    """Return the place after the characters of a path from `start` on."""
-    found = _NO_PATH.search(text, start)
-    return len(text) if found is None else found.start()
-
-
-def _character(code: int) -> str:
-    """Return what an escape of four hexadecimal digits stands for; a space for what is not printed."""
-    meant = chr(code)
-    return meant if meant.isprintable() or _HALF.match(meant) else " "
-
-
-def _seen(tag: re.Match[str]) -> str:
-    """Return what a reader sees of a tag, or may follow."""
-    return f"\n{' '.join(_ATTRIBUTE.findall(tag.group()))}\n"
 
 
 def _without(text: str, opening: str, closing: str) -> str:
@@ -278,6 +258,12 @@ def candidates_of(text: str) -> Sequence[Candidate]:
     return _of_short(text) if len(text) <= _SHORT else _of_long(text)
 
 
+def _cost(candidate: Candidate) -> float:
+    """Return what is smaller the more a candidate is worth for its length."""
+    worth, times = candidate.worth, candidate.times
+    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
+
+
 def _read(text: str) -> tuple[Candidate, ...]:
     found = _in_document(text)
     if not found:
@@ -285,14 +271,7 @@ def _read(text: str) -> tuple[Candidate, ...]:
         # What is not wrapped was no document before either.
         values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
         found = _in_text(shown, values)
-    candidates = tuple(found.values())
-    return tuple(sorted(candidates, key=_cost))
-
-
-def _cost(candidate: Candidate) -> float:
-    """Return what is smaller the more a candidate is worth for its length."""
-    worth, times = candidate.worth, candidate.times
-    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
+    return tuple(sorted(found.values(), key=_cost))
 
 
 _kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
@@ -463,14 +442,11 @@ def _error_line(text: str, most: int) -> str:
         line_start = text.rfind("\n", 0, start) + 1
         if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
             line = text[line_start:].partition("\n")[0].strip()
-            return line if len(line) <= most else _cut(line, most)
+            if len(line) <= most:
+                return line
+            beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place
+            return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
     return ""
-
-
-def _cut(line: str, most: int) -> str:
-    """Return the beginning of a line that is too long, cut where a word ends if there is such a place."""
-    beginning, space, _ = line[:most].rpartition(" ")
-    return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
 
 
 def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[Candidate]:
@@ -480,7 +456,7 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
     said = error
     for candidate in candidates_of(text):
         value, label = candidate.text, candidate.label
-        if len(value) > budget or _is_known(value, known):
+        if len(value) > budget or value in known or (" " in value and all(word in known for word in value.split())):
             continue
         cost = len(_shown(value)) + 1 + (len(label) + 1 if label and label not in labels else 0)
         if cost > budget + 1 or (value in said and occurs(value, said)):
@@ -494,28 +470,20 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
     return chosen
 
 
-def _is_known(value: str, known: Collection[str]) -> bool:
-    """Tell whether a value, or each word of it, stands elsewhere."""
-    return value in known or (" " in value and all(word in known for word in value.split()))
-
-
 def _rendered(chosen: Iterable[Candidate]) -> str:
-    """Return the values under their labels, in the order of the text."""
+    """Return the values under their labels, in the order of the text.
+
+    A label is said again before it is too far away.
+    """
     groups: dict[str, list[str]] = {}
     for candidate in sorted(chosen, key=lambda candidate: candidate.place):
-        groups.setdefault(candidate.label, []).append(_shown(candidate.text))
-    return " ".join(_group(label, values) for label, values in groups.items())
-
-
-def _group(label: str, values: Iterable[str]) -> str:
-    """Return values under their label, which is said again before it is too far away."""
-    rows: list[str] = []
-    for value in values:
+        label, value = candidate.label, _shown(candidate.text)
+        rows = groups.setdefault(label, [])
         if rows and len(rows[-1]) + len(value) <= _NEAR:
             rows[-1] += f",{value}"
         else:
             rows.append(f"{label}={value}" if label else value)
-    return " ".join(rows)
+    return " ".join(row for rows in groups.values() for row in rows)
 
 
 def _shown(value: str) -> str:

@@ -322,9 +322,7 @@ class Leaf(Struct, frozen=True, kw_only=True):
 def leaves_of(text: str) -> list[Leaf] | None:
     """Return strings and numbers of a JSON object or array in its order; None where the text is none."""
     document = document_in(text)
-    if document is None:
-        return None
-    return [Leaf(key=key, text=found, is_number=is_number) for key, found, is_number in walk(document)]
+    return None if document is None else list(walk(document))
 
 
 def document_in(text: str) -> Any:
@@ -341,14 +339,14 @@ def _nothing(_: str) -> None:
     """Stand for NaN and the infinities, which are no numbers to look for."""
 
 
-def walk(document: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield the leaves of a document: the last name on the way to each, its text, whether it is a number."""
+def walk(document: Any) -> Iterator[Leaf]:
+    """Yield the leaves of a document in its order."""
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", _items(document))]
     while stack:
         name, items = stack[-1]
         for key, item in items:
             if isinstance(item, str):
-                yield name if key is None else key, item, type(item) is Number
+                yield Leaf(key=name if key is None else key, text=item, is_number=type(item) is Number)
             elif isinstance(item, (dict, list)):
                 stack.append((name if key is None else key, _items(item)))
                 break

@@ -42,6 +42,7 @@ _TELLING: Final = re.compile(
 _VERDICT: Final = re.compile(
     r"^(?:is_?)?(?:error|errors|exception|failure|failed|fault|warning|warnings)$", re.IGNORECASE
 )
+_HTTP_ERROR: Final = re.compile("[45][0-9]{2}")
 _SUCCESS: Final = frozenset({"ok", "success", "succeeded", "successful", "passed", "valid"})
 _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
 
@@ -193,15 +194,11 @@ def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
         if _VERDICT.search(name) and (isinstance(value, (tuple, list)) or str(value).lower() not in _NOTHING):
             return True
         if isinstance(value, Number):
-            if name.lower() in {"status", "code", "status_code", "statuscode"} and _is_http_error(value):
+            if name.lower() in {"status", "code", "status_code", "statuscode"} and _HTTP_ERROR.fullmatch(value):
                 return True
         elif isinstance(value, str) and len(value) <= _SHORT and alarms(value):
             return True
     return False
-
-
-def _is_http_error(number: Number) -> bool:
-    return len(number) == len("404") and "400" <= number <= "599"
 
 
 def _outliers(items: Sequence[JsonValue]) -> list[int]:
@@ -217,15 +214,14 @@ def _outliers(items: Sequence[JsonValue]) -> list[int]:
     for name in records[0]:
         if not all(name in fields for fields in records):
             continue
-        values = [_status(fields[name]) for fields in records]
+        # Truth values and short texts are compared.
+        values = [
+            value
+            if isinstance(value, (bool, str)) and (value in {True, False} or len(str(value)) <= _FEW_LETTERS)
+            else None
+            for value in (fields[name] for fields in records)
+        ]
         counts = Counter(values)
         if 1 < len(counts) <= min(_FEW_VALUES, len(items) // 4):
             found.update(place for place, value in enumerate(values) if counts[value] <= rare)
     return sorted(found)
-
-
-def _status(value: JsonValue) -> str | bool | None:
-    """Return what is compared of a value: a truth value or a short text; of any other nothing."""
-    if isinstance(value, bool):
-        return value
-    return value if isinstance(value, str) and len(value) <= _FEW_LETTERS else None

@@ -254,14 +254,14 @@ class _Reading:
     def add_document(self, document: Any, label: str, nested: int) -> None:
         """Add the leaves of a document, and the values inside of the longer ones."""
         values, most = self._values, self._most
-        for key, leaf, is_number in walk(document):
+        for leaf in walk(document):
             if len(values) >= most:
                 return
-            named = key or label
-            if is_number:
-                values.append(Value(text=leaf, kind="number", label=named, is_leaf=True))
+            named = leaf.key or label
+            if leaf.is_number:
+                values.append(Value(text=leaf.text, kind="number", label=named, is_leaf=True))
                 continue
-            stripped = leaf.strip()
+            stripped = leaf.text.strip()
             if stripped.startswith(OPENING):
                 self.add(stripped, named, nested - 1, is_leaf=True)
                 continue
@@ -269,7 +269,7 @@ class _Reading:
             if kind is not None:
                 values.append(Value(text=stripped, kind=kind, label=named, is_leaf=True))
             if holds:
-                self.add_text(leaf, named, is_leaf=kind is None)
+                self.add_text(leaf.text, named, is_leaf=kind is None)
 
     def add_text(self, text: str, label: str, *, is_leaf: bool = False) -> None:  # noqa: C901  one loop: a call for each piece costs a third of its time
         """Add what has a value's shape in a text, with the key or word before it on its line, else `label`.
