@@ -216,9 +216,7 @@ def _outliers(items: Sequence[JsonValue]) -> list[int]:
             continue
         # Truth values and short texts are compared.
         values = [
-            value
-            if isinstance(value, (bool, str)) and (value in {True, False} or len(str(value)) <= _FEW_LETTERS)
-            else None
+            value if isinstance(value, bool) or (isinstance(value, str) and len(value) <= _FEW_LETTERS) else None
             for value in (fields[name] for fields in records)
         ]
         counts = Counter(values)

@@ -237,7 +237,7 @@ def _with_cells(columns: Iterable[_Column]) -> tuple[_Column, ...]:
 
 def _cells(fields: _Fields, columns: Sequence[_Column]) -> list[JsonValue]:
     """Return the cells of a record; `columns` are those that have one."""
-    row = [fields.get(column.name) for column in columns]
+    row: list[JsonValue] = [fields.get(column.name) for column in columns]
     for place, value in enumerate(row):
         if type(value) in CONTAINERS:
             column = columns[place]

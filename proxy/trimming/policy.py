@@ -167,8 +167,7 @@ class Policy(Section, frozen=True):
     @cached_property
     def summarizer(self) -> Summarize | None:
         """The first edit by which a model sums up; None without one."""
-        models = (edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model")
-        return next(models, None)
+        return next((edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model"), None)
 
     @property
     def summarizing(self) -> Summarize:
@@ -178,8 +177,7 @@ class Policy(Section, frozen=True):
     @cached_property
     def budget(self) -> Target | None:
         """What edits keep to of themselves: the first such budget; None where none has one."""
-        budgets = (edit.budget for edit in self.edits)
-        return next((budget for budget in budgets if budget is not None), None)
+        return next((edit.budget for edit in self.edits if edit.budget is not None), None)
 
     @cached_property
     def arrival_edits(self) -> tuple[ToolOutputEdit, ...]:
@@ -194,10 +192,11 @@ class Policy(Section, frozen=True):
 def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
     """Yield the edits of the list `name` to which one before them leaves nothing."""
     for place, edit in enumerate(edits):
-        before = (at for at, other in enumerate(edits[:place]) if _leaves_nothing_to(other, edit))
-        if (earlier := next(before, None)) is not None:
-            said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
-            yield said, name, place
+        for earlier, other in enumerate(edits[:place]):
+            if _leaves_nothing_to(other, edit):
+                said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
+                yield said, name, place
+                break
 
 
 def _leaves_nothing_to(first: Edit, second: Edit) -> bool:

@@ -27,8 +27,7 @@ from proxy.trimming.policy import Keep, Policy
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
 """The warning where an overflow left no other way."""
 
-_PARTS: Final = (1, 4)
-"""Tool output is cut to as many bytes as the target has tokens, then to a fourth of that."""
+_PARTS: Final = (1, 4)  # tool output is cut to as many bytes as the target has tokens, then to a fourth of that
 _ANY: Final = 2**31 - 1  # a number of lines that no limit is
 _PASSES: Final = 8
 """How often the edits of one trim run at most. They run again where something was put back: of an output that
@@ -166,7 +165,9 @@ def trim(
     edits: Sequence[BaseEdit] = (_RELEASE, *policy.edits) if draft.hidden else policy.edits
     edited, made, request = _run(draft, edits, context, costs, paying=paying)
     is_new = edited.summary is not None and edited.summary != draft.summary and edited.summary.kind == "model"
-    if is_new and _is_too_much(edited, policy, context, strict=strict):
+    is_within = edited.within()
+    is_too_much = not is_within if strict or is_within else is_above(policy, context, edited.size)
+    if is_new and is_too_much:
         # Nothing made room for the summary: it is used only if it makes room itself.
         tight = _run(replace(draft, tight=True), edits, context, costs, paying=paying)
         if tight[0].total < edited.total:
@@ -217,13 +218,6 @@ def rescue(
 def is_above(policy: Policy, context: PlanningContext, size: Size) -> bool:
     """Tell whether a view of this size is above a threshold of the policy's trigger."""
     return policy.trigger is not None and any(share > 1 for share in policy.trigger.shares(size, context))
-
-
-def _is_too_much(draft: Draft, policy: Policy, context: PlanningContext, *, strict: bool) -> bool:
-    """Tell whether the view is above the target, if that must be met, or else above the trigger."""
-    if strict or draft.within():
-        return not draft.within()
-    return is_above(policy, context, draft.size)
 
 
 def _run(
