@@ -226,7 +226,7 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
     def by_price(self) -> bool:
         """Whether anything in it depends on prices or on the lifetime of the cache."""
         waits = self.policy.trigger is not None and self.policy.trigger.idle_seconds == "auto"
-        return self.policy.reckons or waits
+        return self.policy.uses_cost or waits
 
     def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:
         """Start on a history. Cuts and decisions on arrival are kept, as the proxy keeps them."""
@@ -253,7 +253,7 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
             messages = sent_messages(counted.instructions, planned)
             ahead = len(messages) - len(planned.view)
             settled = tuple([ahead + end - 1 for end in planned.settled])
-            return SentRequest(messages=messages, moved=planned.moved, warnings=planned.warnings, settled=settled)
+            return SentRequest(messages=messages, moved=planned.trimmed, warnings=planned.warnings, settled=settled)
 
         return next_request
 

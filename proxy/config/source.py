@@ -329,7 +329,7 @@ class _Merged:
             at = ("policies", name, "match")
             yield line_about(at, f"{what}: put {name!r} before {catch_all!r}", self._where)
         for name, policy in settings.policies.items():
-            for what, *steps in policy.doubts:
+            for what, *steps in policy.warnings:
                 location = ("policies", name, *steps)
                 if self._owner(location) == location:
                     yield line_about(location, what, self._where)

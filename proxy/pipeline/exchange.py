@@ -77,8 +77,8 @@ class ChatCompletions:
             if exchange.prepared.finishing is not None:
                 await self._repeat_reply(exchange, exchange.prepared.finishing, client)
                 return
-            if exchange.report.plan.wanted is not None and not self._settings.summarizer.background:
-                await self._await_summary(exchange, exchange.report.plan.wanted)
+            if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
+                await self._await_summary(exchange, exchange.report.plan.summary_request)
             sent = await self._sender.send(exchange.prepared, exchange.replanned)
             exchange.report = sent.report
             await self._relay(exchange, sent, client)
@@ -194,7 +194,7 @@ class ChatCompletions:
     def _begin_summary(self, exchange: Exchange, settled: Settled) -> None:
         """Begin the summary that was asked for, now that the messages are stored as nodes."""
         prepared, requested = exchange.prepared, exchange.requested_summary
-        policy, wanted, services = prepared.context.policy, exchange.report.plan.wanted, self._services
+        policy, wanted, services = prepared.context.policy, exchange.report.plan.summary_request, self._services
         if policy is None:
             return
         if isinstance(requested, SummaryRow):

@@ -163,7 +163,7 @@ class Preparer:
         if summary is not None and context.policy is not None:
             planning = replace(planning, prepared=summary)
             made = await plan_of(history, context.policy_name, context.policy, planning)
-        wanted = made.wanted
+        wanted = made.summary_request
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
         warnings += _absent_tools(prepared.tools, made.view)
         report = report_of(
@@ -238,7 +238,7 @@ class Preparer:
         if finishing is not None:
             return (FINISHED,), ""
         warnings: tuple[str, ...] = ()
-        reason, wanted = "", made.wanted
+        reason, wanted = "", made.summary_request
         if wanted is not None and self._settings.summarizer.background:
             reason = self._summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(wanted, history.attempt, made.cut, hindered=reason)
@@ -348,7 +348,7 @@ class PlanCoalescer:
                 if found is not None and (history.standing is None or history.standing.cut.position < fork):
                     history = replace(history, standing=found, borrowed=True)
                 made = await decide(history, fork if kind is Kind.REWIND or contended else None)
-                if made.moved and made.cut is not None and made.cut.position == fork:
+                if made.trimmed and made.cut is not None and made.cut.position == fork:
                     self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
         finally:
             waiting.users -= 1

@@ -117,9 +117,9 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
         place = {
             "position": cut.position,
             # Where it moved to becomes a node when all is settled.
-            "node": None if plan.moved or found is None else found.node,
+            "node": None if plan.trimmed or found is None else found.node,
             "version": cut.version,
-            "moved": plan.moved,
+            "moved": plan.trimmed,
             "fired": plan.fired,
         }
     return {
@@ -137,7 +137,7 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
 
 def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:
     """Return what earlier moves did to what this one drops: the cut that it leaves does not tell it."""
-    if not plan.moved or plan.cut is None or found is None:
+    if not plan.trimmed or plan.cut is None or found is None:
         return ()
     if found.cut.version != plan.version and not plan.earlier:
         return ()  # it was decided about all messages anew

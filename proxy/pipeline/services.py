@@ -18,7 +18,7 @@ from proxy.recall import Recall
 from proxy.store import Store
 from proxy.summaries import Summaries, Summarizer
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
-from proxy.trimming import PlanningContext, Prepared
+from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
 
 
@@ -66,7 +66,7 @@ class Knowledge:
         agent: str | None,
         updated_at: int | None,
         scale: float | None = None,
-        prepared: Prepared | None = None,
+        prepared: ReadySummary | None = None,
         keeps: bool = True,
     ) -> PlanningContext:
         """Return what trimming must be told.

@@ -145,7 +145,7 @@ def _shown(now: SessionView) -> dict[str, Any]:
         "plan": gap_messages(planned.earlier, node_at, tokens) + plan_lines(planned.changes, node_at),
         "cut": None
         if planned.cut is None
-        else {"position": planned.cut.position, "moved": planned.moved, "fired": planned.fired},
+        else {"position": planned.cut.position, "moved": planned.trimmed, "fired": planned.fired},
         "tokens_before": round(planned.tokens_before * known.scale),
         "tokens_sent": round(planned.tokens_sent * known.scale),
         "warnings": list(planned.warnings),

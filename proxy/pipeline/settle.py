@@ -161,7 +161,7 @@ def settlement_of(
     prepared, report = exchange.prepared, exchange.report
     history, made, model = prepared.history, report.plan, prepared.request.model
     arrival = history.arrival
-    new_cut = made.cut if made.moved or history.borrowed else None
+    new_cut = made.cut if made.trimmed or history.borrowed else None
     finished = prepared.finishing is not None
     receipt = receipt_of(report, history.standing)
     receipt |= {
@@ -172,7 +172,7 @@ def settlement_of(
         "error": answered.error,
         "cost": cost,
         "finished": finished,
-        "summarizer": summary_request_of(made.wanted, history.attempt, prepared.no_summary),
+        "summarizer": summary_request_of(made.summary_request, history.attempt, prepared.no_summary),
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }

@@ -7,8 +7,7 @@ from secrets import token_hex
 from msgspec.structs import replace
 
 from proxy.store import SummaryRow, SummaryStatus
-from proxy.trimming import Cut, Policy, SummaryRequest
-from proxy.trimming import Prepared as ReadySummary
+from proxy.trimming import Cut, Policy, ReadySummary, SummaryRequest
 
 
 def prepared_of(row: SummaryRow | None) -> ReadySummary | None:

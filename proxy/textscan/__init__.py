@@ -8,8 +8,7 @@ Compaction, each of one kind of text:
 
     table       records that share their keys, as a table                 nothing is lost
     preview     a document with its long lists and texts cut              what is lost is marked
-    plaintext   terminal output, logs, bytes as text                      what is lost is marked
-    markup      HTML as the text that it shows                            what is lost is marked
+    plaintext   terminal output, logs, bytes as text, HTML as text        what is lost is marked
 
 No function fails on any text, and each takes time in proportion to it.
 """
@@ -29,19 +28,15 @@ from proxy.textscan.document import (
     spelled,
     write,
 )
-from proxy.textscan.markup import is_markup, shown
-from proxy.textscan.plaintext import condensed, ending, names_ref, tidied, weight, without_blobs
+from proxy.textscan.plaintext import condensed, ending, is_markup, names_ref, shown, tidied, weight, without_blobs
 from proxy.textscan.preview import preview
 from proxy.textscan.scan import (
     CHUNKS,
     CJK,
-    INNER_CAPITAL,
     SMALLEST_NUMBER,
     Kind,
-    Value,
     atoms_of_arguments,
     beginning_of,
-    end_of,
     identifiers,
     kind_of,
     labels_of,
@@ -55,18 +50,15 @@ from proxy.textscan.table import tabulated, tabulated_lines
 __all__ = [
     "CHUNKS",
     "CJK",
-    "INNER_CAPITAL",
     "SMALLEST_NUMBER",
     "Embedded",
     "JsonValue",
     "Kind",
     "Number",
-    "Value",
     "atoms_of_arguments",
     "beginning_of",
     "condensed",
     "digest_of",
-    "end_of",
     "ending",
     "identifiers",
     "is_items",

@@ -3,16 +3,15 @@ r"""The values of a text that a later step is most likely to need, within so man
     error line; id=A1,A2,A3 title="two words" src/main.c buildDir
 
 Values of one label stand side by side, each verbatim, in the order of the text; what has no label stands
-alone. Where a value holds a space or a comma it is put between quotation marks.
+alone. A value that holds a space or a comma is put between quotation marks.
 
-Which values later steps use is a property of the kind of thing, not of any tool: ids, codes and names are
-used again, descriptions are not; what stands alone under a key is used more than a word of prose; what a
-program defines is used more than what it calls. The numbers below say how much more. They were set by hand
-on real sessions, and a little more or less of any one changes little.
+Ids, codes and names are used again, descriptions are not; what stands alone under a key is used more than a word
+of prose; what a program defines is used more than what it calls. The numbers below say how much more. They were
+set by hand on real sessions; a little more or less changes little.
 
-The text is read under its wrapping. Tools print JSON inside of strings (`\"id\": \"A1\"`, `\\n`), pages with
-their markup, and colours. What looks like an escape may be a step of a Windows path
-(`C:\temp\run-42.log`): where a text does not show which of the two it is, the word behind it is left out.
+The text is read without its wrapping: JSON inside of strings (`\"id\": \"A1\"`, `\\n`), markup, colours. What
+looks like an escape may be a step of a Windows path (`C:\temp\run-42.log`): where that is not clear, the word
+behind it is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import log
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import Struct
 
@@ -38,14 +37,10 @@ from proxy.textscan.scan import (
     values_of_text,
 )
 
-HEAD: Final = 24_000
-"""Characters of the beginning that are read."""
-TAIL: Final = 8_000
-"""Characters of the end that are read."""
-CUT: Final = "…"
-"""Stands where something is left out: what holds it is no value."""
-_TAGS: Final = 5
-"""So many closing tags make a page."""
+HEAD: Final = 24_000  # characters of the beginning that are read
+TAIL: Final = 8_000  # characters of the end that are read
+CUT: Final = "…"  # stands where something is left out: what holds it is no value
+_TAGS: Final = 5  # so many closing tags make a page
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _BACKSLASHES: Final = re.compile(
@@ -101,13 +96,15 @@ def readable(text: str) -> str:
     if text.count("</") >= _TAGS:
         for opening, closing in _UNSEEN:
             text = _without(text, opening, closing)
-        text = _ENTITY.sub(" ", _TAG.sub(_seen, text))
+        text = _TAG.sub(lambda tag: f"\n{' '.join(_ATTRIBUTE.findall(tag[0]))}\n", text)
+        text = _ENTITY.sub(" ", text)
     return text
 
 
 def _unescaped(text: str) -> str:
     """Return the text with escapes undone, those of JSON inside of JSON too, where they are any for sure."""
-    depths = _depths(text)
+    # How many times the text is surely escaped, in parts of it: the backslashes of a line's end.
+    depths = set[int]() if _PLAIN.search(text) else {len(found[1]) + 1 for found in _CERTAIN.finditer(text)}
     kept: list[str] = []
     end = line_end = opened = deepest = 0
     for found in _BACKSLASHES.finditer(text):
@@ -128,7 +125,8 @@ def _unescaped(text: str) -> str:
         kept.append(text[end:start])
         end = stop
         if which == _CODE:
-            kept.append(_character(int(text[stop - 4 : stop], 16)))
+            meant = chr(int(text[stop - 4 : stop], 16))
+            kept.append(meant if meant.isprintable() or _HALF.match(meant) else " ")
             continue
         # It stands inside of a string, whose quotation mark has as many backslashes less one.
         depth = stop - start - 1 if which == _LETTER else len(found[_DRIVE]) + 1
@@ -139,7 +137,8 @@ def _unescaped(text: str) -> str:
             kept.append(found[0])
         else:
             kept.append(CUT)
-            end = _end_of_word(text, stop)
+            after = _NO_PATH.search(text, stop)
+            end = len(text) if after is None else after.start()
     whole = "".join([*kept, text[end:]])
     if whole.isascii() or not _HALF.search(whole):
         return whole
@@ -147,33 +146,9 @@ def _unescaped(text: str) -> str:
     return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\ufffd", " ")
 
 
-def _depths(text: str) -> Collection[int]:
-    """Return how many times the text is surely escaped, in parts of it: the backslashes of a line's end."""
-    if _PLAIN.search(text) is not None:
-        return ()
-    return {len(found[1]) + 1 for found in _CERTAIN.finditer(text)}
-
-
 def _is_path(steps: str) -> bool:
     """Tell whether steps after a drive are those of a path, not lines of text after a colon."""
     return _STEP.search(steps) is not None or not (_SPACE.search(steps) or _ESCAPED_LINE.search(steps))
-
-
-def _end_of_word(text: str, start: int) -> int:
-    """Return the place after the characters of a path from `start` on."""
-    found = _NO_PATH.search(text, start)
-    return len(text) if found is None else found.start()
-
-
-def _character(code: int) -> str:
-    """Return what an escape of four hexadecimal digits stands for; a space for what is not printed."""
-    meant = chr(code)
-    return meant if meant.isprintable() or _HALF.match(meant) else " "
-
-
-def _seen(tag: re.Match[str]) -> str:
-    """Return what a reader sees of a tag, or may follow."""
-    return f"\n{' '.join(_ATTRIBUTE.findall(tag.group()))}\n"
 
 
 def _without(text: str, opening: str, closing: str) -> str:
@@ -198,34 +173,23 @@ _WORTH: Final[Mapping[Kind, float]] = {
     "cjk": 1,
 }
 """What a value is worth by its shape, where nothing else is known of it."""
-_DEFINED: Final = 11
-"""What a name is worth that a program defines."""
+_DEFINED: Final = 11  # what a name is worth that a program defines
 _NUMBER_UNDER_KEY: Final = 3.5
-_TERM: Final = 6
-"""What a CJK term is worth that stands alone, or is short."""
+_TERM: Final = 6  # what a CJK term is worth that stands alone, or is short
 _TERM_LETTERS: Final = 4
-_ONE_WORD: Final = 3
-"""What a leaf of one ordinary word is worth."""
+_ONE_WORD: Final = 3  # what a leaf of one ordinary word is worth
 _TIME_OF_DAY: Final = 1.5
-_WHOLE: Final = 1.3
-"""By how much more a value is worth that is all that stands under its key."""
-_NAMES: Final = 1.5
-"""By how much more one under a key that says it names something."""
-_TELLS: Final = 0.35
-"""By how much less one under a key that says it describes something."""
-_AGAIN: Final = 0.4
-"""By how much more one that stands there again and again, for each factor e."""
+_WHOLE: Final = 1.3  # by how much more a value is worth that is all that stands under its key
+_NAMES: Final = 1.5  # by how much more one under a key that says it names something
+_TELLS: Final = 0.35  # by how much less one under a key that says it describes something
+_AGAIN: Final = 0.4  # by how much more one that stands there again and again, for each factor e
 
 _LONGEST: Final = 120
-_LONGEST_WORDS: Final = 60
-"""Characters of a string of several words: a longer one is prose."""
+_LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer one is prose
 _MOST_WORDS: Final = 4
-_DENSE: Final = 12
-"""Of a long document so many values are read as if each had so many characters."""
-_SHORT: Final = 4000
-"""Characters of a text of which many are remembered."""
-_SHORTEST: Final = 2
-"""Characters of a value, digits of a number."""
+_DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
+_SHORT: Final = 4000  # characters of a text of which many are remembered
+_SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
     r"(?:^|[_\b-])(?:ids?|keys?|codes?|number|no|num|names?|title|url|uri|link|path|file|sha|hash|ref|token"
@@ -250,8 +214,7 @@ _DEFINES: Final = re.compile(
     r"(?<![\w$])((?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}"
     r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+))"
 )
-_DEFINED_LONGEST: Final = 36
-"""Characters of the longest words before a name that is defined."""
+_DEFINED_LONGEST: Final = 36  # characters of the longest words before a name that is defined
 _MAYBE_DEFINED: Final = re.compile(
     # Spaces are few: each is asked for the last two letters before it, then for the word.
     r"[ ](?<=[cefinopsu][cefmnlst][ ])(?:(?<=class[ ])|(?<=interface[ ])|(?<=function[ ])|(?<=def[ ])"
@@ -280,24 +243,25 @@ _DIGIT: Final = re.compile(r"\d")
 class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     """A value that may be kept."""
 
-    text: str
-    """The value, verbatim."""
-    label: str
-    """The key that it stands under; empty where it stands under none."""
+    text: str  # the value, verbatim
+    label: str  # the key that it stands under; empty where it stands under none
     worth: float
-    place: int
-    """Its place among the candidates of the text."""
-    times: int = 1
-    """How often it stands there."""
+    place: int  # its place among the candidates of the text
+    times: int = 1  # how often it stands there
 
 
 def candidates_of(text: str) -> Sequence[Candidate]:
     """Return what may be kept of a text, each value once, first what is worth most for what it costs.
 
-    Of equally good ones the earlier comes first. What was read last is remembered: a digest that is too dear
-    is made again, and so are those of a trim that did not pay.
+    What was read last is remembered: a digest that is too dear is made again.
     """
     return _of_short(text) if len(text) <= _SHORT else _of_long(text)
+
+
+def _cost(candidate: Candidate) -> float:
+    """Return what is smaller the more a candidate is worth for its length."""
+    worth, times = candidate.worth, candidate.times
+    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
 
 
 def _read(text: str) -> tuple[Candidate, ...]:
@@ -307,42 +271,32 @@ def _read(text: str) -> tuple[Candidate, ...]:
         # What is not wrapped was no document before either.
         values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
         found = _in_text(shown, values)
-    candidates = tuple(found.values())
-    return tuple(sorted(candidates, key=_cost))
-
-
-def _cost(candidate: Candidate) -> float:
-    """Return what is smaller the more a candidate is worth for its length."""
-    worth, times = candidate.worth, candidate.times
-    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
+    return tuple(sorted(found.values(), key=_cost))
 
 
 _kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
 _of_short: Final = lru_cache(maxsize=256)(_read)
 _of_long: Final = lru_cache(maxsize=8)(_read)
 
-_Found: TypeAlias = "dict[str, Candidate]"
-"""Candidates by their text."""
 
-
-def _add(found: _Found, value: str, label: str, worth: float, times: int) -> None:
+def _add(found: dict[str, Candidate], value: str, label: str, worth: float, times: int) -> None:
     """Add a value that stands there so many times."""
-    held = found.get(value)
-    if held is None:
-        found[value] = Candidate(text=value, label=label, worth=worth, place=len(found), times=times)
-    else:
-        worth = max(held.worth, worth)
-        found[value] = Candidate(
-            text=value, label=held.label or label, worth=worth, place=held.place, times=held.times + times
-        )
+    place, held = len(found), found.get(value)
+    if held is not None:
+        label, worth, place, times = held.label or label, max(held.worth, worth), held.place, held.times + times
+    found[value] = Candidate(text=value, label=label, worth=worth, place=place, times=times)
 
 
-def _in_document(text: str) -> _Found:
-    """Return the values of a JSON document; of anything else none."""
-    found: _Found = {}
+def _in_document(text: str) -> dict[str, Candidate]:
+    """Return the values of a JSON document; of a long one, like `ends_of`, the first and the last."""
+    found: dict[str, Candidate] = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
         return found
-    for value, times in Counter(_values_of_ends(text)).items():
+    values = values_of_document(text, "numbers")
+    if len(text) > HEAD + TAIL:
+        first = HEAD // _DENSE
+        values = [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
+    for value, times in Counter(values).items():
         worth = _worth(value.text, value.kind, value.label if value.is_leaf else None)
         if worth:
             label = value.label if value.is_leaf or value.kind == "number" else ""
@@ -350,21 +304,10 @@ def _in_document(text: str) -> _Found:
     return found
 
 
-def _values_of_ends(text: str) -> Sequence[Value]:
-    """Return the values of a document; of a long one, like `ends_of`, the first and the last."""
-    values = values_of_document(text, "numbers")
-    if len(text) <= HEAD + TAIL:
-        return values
-    first = HEAD // _DENSE
-    return [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
-
-
-def _in_text(text: str, values: Iterable[Value]) -> _Found:
+def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
     """Return the values of any other text, then the words that stand alone under a key."""
-    found: _Found = {}
-    keys = _keys(text)
-    defined = _defined(text)
-    is_cut = CUT in text
+    found: dict[str, Candidate] = {}
+    keys, defined, is_cut = _keys(text), _defined(text), CUT in text
     for value, times in Counter(values).items():
         piece = value.text
         if is_cut and CUT in piece:
@@ -426,7 +369,9 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
         return _WORTH[kind]
     whole = key is not None
     if kind in _OF_WORDS:
-        worth = _worth_of_words(text, kind, whole=whole)
+        if len(text) > _LONGEST_WORDS or text[0] == "(":
+            return 0  # prose, or a remark
+        worth: float = _ONE_WORD if _WORDS.fullmatch(text) else _WORTH["text" if whole else kind]
     elif kind == "number":
         digits = len(text) if text.isdecimal() else len(_DIGIT.findall(text))
         worth = 0 if digits < _SHORTEST else _NUMBER_UNDER_KEY if whole else _WORTH[kind]
@@ -438,23 +383,10 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     return worth * _factor(key) if key is not None else worth
 
 
-def _worth_of_words(text: str, kind: Kind, *, whole: bool) -> float:
-    """Return what a string of words is worth: one in brackets is a remark, a long one is prose."""
-    if len(text) > _LONGEST_WORDS or text[0] == "(":
-        return 0
-    if _WORDS.fullmatch(text):
-        return _ONE_WORD
-    return _WORTH["text" if whole else kind]
-
-
-_NEAR: Final = 100
-"""After so many characters of values their label is said again, so that it stands near each of them."""
-_LEAST: Final = 4
-"""With fewer characters left, nothing more is looked for, nor an error line."""
-_ERROR_SHARE: Final = 2
-"""An error line takes up at most this part (a half) of the characters."""
-_ERROR_BEGINS: Final = 60
-"""Characters of its line before the word that tells an error."""
+_NEAR: Final = 100  # after so many characters of values their label is said again, so that it stands near each of them
+_LEAST: Final = 4  # with fewer characters left, nothing more is looked for, nor an error line
+_ERROR_SHARE: Final = 2  # an error line takes up at most this part (a half) of the characters
+_ERROR_BEGINS: Final = 60  # characters of its line before the word that tells an error
 
 _ERROR: Final = re.compile(
     r"(?<![\w-])(?:\w{0,60}(?:Error|Exception)|error|ERROR|fatal|FATAL|panic|FAILED|FAIL|Traceback)(?![\w-])"
@@ -472,10 +404,7 @@ _EDGES: Final = ".:!?"
 def digest_of(text: str, budget: int, known: Collection[str] = frozenset()) -> str:
     """Return the values of a text that a later step is most likely to need, in at most `budget` characters.
 
-    Args:
-        text: Any text: JSON, a page, a log, a program, prose.
-        budget: Characters that may be returned; with 0 nothing is.
-        known: Words that stand elsewhere anyway (`words_of`), and need not be said again.
+    `known` are words that stand elsewhere anyway (`words_of`), and need not be said again.
     """
     if budget <= 0:
         return ""
@@ -513,14 +442,11 @@ def _error_line(text: str, most: int) -> str:
         line_start = text.rfind("\n", 0, start) + 1
         if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
             line = text[line_start:].partition("\n")[0].strip()
-            return line if len(line) <= most else _cut(line, most)
+            if len(line) <= most:
+                return line
+            beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place
+            return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
     return ""
-
-
-def _cut(line: str, most: int) -> str:
-    """Return the beginning of a line that is too long, cut where a word ends if there is such a place."""
-    beginning, space, _ = line[:most].rpartition(" ")
-    return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
 
 
 def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[Candidate]:
@@ -530,7 +456,7 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
     said = error
     for candidate in candidates_of(text):
         value, label = candidate.text, candidate.label
-        if len(value) > budget or _is_known(value, known):
+        if len(value) > budget or value in known or (" " in value and all(word in known for word in value.split())):
             continue
         cost = len(_shown(value)) + 1 + (len(label) + 1 if label and label not in labels else 0)
         if cost > budget + 1 or (value in said and occurs(value, said)):
@@ -544,28 +470,20 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
     return chosen
 
 
-def _is_known(value: str, known: Collection[str]) -> bool:
-    """Tell whether a value, or each word of it, stands elsewhere."""
-    return value in known or (" " in value and all(word in known for word in value.split()))
-
-
 def _rendered(chosen: Iterable[Candidate]) -> str:
-    """Return the values under their labels, in the order of the text."""
+    """Return the values under their labels, in the order of the text.
+
+    A label is said again before it is too far away.
+    """
     groups: dict[str, list[str]] = {}
     for candidate in sorted(chosen, key=lambda candidate: candidate.place):
-        groups.setdefault(candidate.label, []).append(_shown(candidate.text))
-    return " ".join(_group(label, values) for label, values in groups.items())
-
-
-def _group(label: str, values: Iterable[str]) -> str:
-    """Return values under their label, which is said again before it is too far away."""
-    rows: list[str] = []
-    for value in values:
+        label, value = candidate.label, _shown(candidate.text)
+        rows = groups.setdefault(label, [])
         if rows and len(rows[-1]) + len(value) <= _NEAR:
             rows[-1] += f",{value}"
         else:
             rows.append(f"{label}={value}" if label else value)
-    return " ".join(rows)
+    return " ".join(row for rows in groups.values() for row in rows)
 
 
 def _shown(value: str) -> str:

@@ -4,17 +4,15 @@ Numbers keep their digits (1.10, 1e5, twenty digits), objects their order and th
 their characters; only white space and needless escapes go.
 
 A document inside a text begins on a line of its own or after a colon and ends where its line ends, or it is
-what a string in quotes holds, as Python writes its objects (`text='{"a": 1}'`); and it is worth the trouble.
-Where the whole text is one line, as Python writes an object, a long text in quotes is found as well, with its
-escapes undone: in several lines it may be a program, which must stay as it is. What cannot be delimited for
-sure is text.
+what a string in quotes holds, as Python writes its objects (`text='{"a": 1}'`). Where the whole text is one
+line, a long text in quotes is found as well, with its escapes undone. What cannot be delimited for sure is text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias, TypeGuard
@@ -24,10 +22,7 @@ from msgspec import Struct
 from proxy.dialects.jsontext import is_object
 
 DEEPEST: Final = 64
-"""Levels of nesting that are looked into; a deeper text is no document here.
-
-Far below what the interpreter's stack holds, so that the answer never depends on who asks.
-"""
+"""Levels of nesting that are looked into, far fewer than the stack holds; a deeper text is no document here."""
 
 OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
@@ -69,10 +64,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 class UnreadableError(Exception):
-    """No document stands at a place.
-
-    `reached` is how far reading came: what was spent on finding out.
-    """
+    """No document stands at a place. `reached` is how far reading came."""
 
     def __init__(self, reached: int) -> None:
         super().__init__("no JSON document")
@@ -100,11 +92,7 @@ def read(text: str) -> list[JsonValue] | Members | None:
 
 
 def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members, int]:
-    """Return the object or array that begins at `start`, and where it stops.
-
-    Raises:
-        UnreadableError: there is none, or it is deeper than `DEEPEST`.
-    """
+    """Return the object or array that begins at `start`, and where it stops; else raise `UnreadableError`."""
     if text[start : start + 1] not in {"{", "["}:
         raise UnreadableError(start)
     try:
@@ -127,51 +115,15 @@ def quoted(text: str) -> str:
     return _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
-def write(value: list[JsonValue] | Members, text: Callable[[str], str] = quoted) -> str:
-    """Return the compact text of a document, an object or an array; `text` is how its strings are written."""
-    written: list[str] = []
-    _Writer(written, text).add(value)
-    return "".join(written)
-
-
-class _Writer:
-    """One writing of one document."""
-
-    __slots__ = ("_names", "_text", "_written")
-
-    def __init__(self, written: list[str], text: Callable[[str], str]) -> None:
-        """Write into `written`, strings by `text`."""
-        self._written = written
-        self._text = text
-        self._names: dict[str, str] = {}
-        """Names that were written before."""
-
-    def add(self, value: JsonValue) -> None:
-        """Add the pieces of the text of an object or an array."""
-        written, names, text = self._written, self._names, self._text
-        before = "{" if is_members(value) else "["
-        for name, member in _held(value):
-            if name is not None:
-                named = names.get(name)
-                if named is None:
-                    named = names[name] = f"{quoted(name)}:"
-                before += named
-            if type(member) is str:
-                written.append(before + text(member))
-            elif type(member) is Number:
-                written.append(before + member)
-            elif type(member) in CONTAINERS:
-                written.append(before)
-                self.add(member)
-            else:
-                written.append(before + _CONSTANTS[member])
-            before = ","
-        written.append(("}" if value else "{}") if is_members(value) else ("]" if value else "[]"))
-
-
-def _held(value: JsonValue) -> Iterable[tuple[Any, Any]]:
-    """Return what an object or an array holds, an object's by name."""
-    return value if is_members(value) else zip(repeat(None), value)
+def write(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
+    """Return the compact text of a value of a document; `text` is how its strings are written."""
+    if is_members(value):
+        return f"{{{','.join([f'{quoted(name)}:{write(member, text)}' for name, member in value])}}}"
+    if is_items(value):
+        return f"[{','.join([write(item, text) for item in value])}]"
+    if isinstance(value, Number):
+        return value
+    return text(value) if isinstance(value, str) else _CONSTANTS[value]
 
 
 def _is_deeper(value: JsonValue) -> bool:
@@ -187,8 +139,7 @@ def _is_deeper(value: JsonValue) -> bool:
     return True
 
 
-FEWEST: Final = 4
-"""Escapes from which on it pays: the quotation marks cost as much."""
+FEWEST: Final = 4  # escapes from which on it pays: the quotation marks cost as much
 
 _TRIPLE: Final = '"""'
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\u0085\u2028\u2029]")
@@ -206,8 +157,7 @@ def spelled(text: str) -> str:
     return f"{prefix}{_TRIPLE}{text}{_TRIPLE}"
 
 
-SMALLEST: Final = 60
-"""Characters of the smallest document that is looked for between other lines."""
+SMALLEST: Final = 60  # characters of the smallest document that is looked for between other lines
 
 _AHEAD: Final = r"(?=\[\s{0,80}[\[{\"]|\{\s{0,80}\")(?=[^\n]{60}|[^\n]*[{[,]\s*$)"
 _BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"])", re.MULTILINE)
@@ -215,31 +165,24 @@ _BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"])
 
 Each alternative begins with a character of its own, so that a search passes over all others quickly.
 """
-_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)
-"""The same where the text begins."""
+_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)  # the same where the text begins
 _LITERAL: Final = re.compile(r"'((?:[^'\\\n]++|\\.)*+)'|\"((?:[^\"\\\n]++|\\.)*+)\"")
 _ESCAPE: Final = re.compile(r"\\(?:([nrt'\"\\])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|)")
 _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t"}
-_LONG_TEXT: Final = 200
-"""Characters of the shortest text in quotes that is looked for."""
+_LONG_TEXT: Final = 200  # characters of the shortest text in quotes that is looked for
 _END_OF_LINE: Final = "\\n"
-_TRIES: Final = 4
-"""Places in one line where a document is looked for."""
-_DUST: Final = 100_000
-"""Of longer texts, those that are little but brackets and commas are not read."""
+_TRIES: Final = 4  # places in one line where a document is looked for
+_DUST: Final = 100_000  # of longer texts, those that are little but brackets and commas are not read
 _OPEN: Final = ("{", "[", ",")
-OPENING: Final = ("{", "[")
-"""What a document begins with."""
+OPENING: Final = ("{", "[")  # what a document begins with
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
     """A document, or a text that was in quotes, and the text that it was."""
 
     source: str
-    value: JsonValue
-    """The document; where there is one on each line, the list of them; the text."""
-    is_lines: bool = False
-    """Whether it is a document on each line (JSON Lines)."""
+    value: JsonValue  # the document; where there is one on each line, the list of them; the text
+    is_lines: bool = False  # whether it is a document on each line (JSON Lines)
 
 
 def is_dust(text: str) -> bool:
@@ -318,7 +261,7 @@ def _between(text: str) -> list[str | Embedded]:
 def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tuple[Embedded | None, int]:
     """Return the document that begins at `start`, None where there is none, and what was spent in vain.
 
-    `end` is where its line ends; `is_whole` tells that there is no other one, and that it is no document.
+    `end` is where its line ends; `is_whole` tells that there is no other line, and that it is no document.
     """
     line = text[start:end].rstrip()
     if len(line) >= SMALLEST and not is_whole and (value := read(line)) is not None:
@@ -371,19 +314,15 @@ def _line_end(text: str, start: int) -> int:
 class Leaf(Struct, frozen=True, kw_only=True):
     """A string or a number of a JSON document."""
 
-    key: str
-    """The last name on the way to it; empty where there is none."""
-    text: str
-    """The string as it reads, or the number as it is written."""
+    key: str  # the last name on the way to it; empty where there is none
+    text: str  # the string as it reads, or the number as it is written
     is_number: bool
 
 
 def leaves_of(text: str) -> list[Leaf] | None:
     """Return strings and numbers of a JSON object or array in its order; None where the text is none."""
     document = document_in(text)
-    if document is None:
-        return None
-    return [Leaf(key=key, text=found, is_number=is_number) for key, found, is_number in walk(document)]
+    return None if document is None else list(walk(document))
 
 
 def document_in(text: str) -> Any:
@@ -400,14 +339,14 @@ def _nothing(_: str) -> None:
     """Stand for NaN and the infinities, which are no numbers to look for."""
 
 
-def walk(document: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield the leaves of a document: the last name on the way to each, its text, whether it is a number."""
+def walk(document: Any) -> Iterator[Leaf]:
+    """Yield the leaves of a document in its order."""
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", _items(document))]
     while stack:
         name, items = stack[-1]
         for key, item in items:
             if isinstance(item, str):
-                yield name if key is None else key, item, type(item) is Number
+                yield Leaf(key=name if key is None else key, text=item, is_number=type(item) is Number)
             elif isinstance(item, (dict, list)):
                 stack.append((name if key is None else key, _items(item)))
                 break

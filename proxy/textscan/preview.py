@@ -1,9 +1,8 @@
 """A document with its long lists and long texts cut, so that what it tells can still be told.
 
 Flags, counts, totals, ids and cursors stay. Of a long list the first and the last items stay, and between
-them those that tell of something gone wrong or are unlike the others; how many are not shown is said in their
-place. The list `k` is then `k_preview`, and its object has `"compressed": true`. What is shown is verbatim.
-It does not know tokens.
+them those that tell of something gone wrong or are unlike the others; a mark says how many are not shown. The
+list `k` is then `k_preview`, and its object has `"compressed": true`. What is shown is verbatim.
 """
 
 from __future__ import annotations
@@ -20,30 +19,20 @@ from proxy.textscan.plaintext import FULL_OUTPUT, alarms, omitted, without_blobs
 
 COMPRESSED: Final = "compressed"
 PREVIEW: Final = "_preview"
-ELLIPSIS: Final = "…"
-"""Name of the member that tells how many others are not shown."""
+ELLIPSIS: Final = "…"  # name of the member that tells how many others are not shown
 
-_FEWEST_SCALARS: Final = 10
-"""A list of so many scalars or fewer is short."""
-_MEMBERS: Final = 40
-"""An object of more is a map, of which the first and the last members are shown."""
-_FIELDS: Final = 8
-"""Fields of an item that are shown, those of `_TELLING` not counted."""
+_FEWEST_SCALARS: Final = 10  # a list of so many scalars or fewer is short
+_MEMBERS: Final = 40  # an object of more is a map, of which the first and the last members are shown
+_FIELDS: Final = 8  # fields of an item that are shown, those of `_TELLING` not counted
 _ALARMS: Final = 10
 _OUTLIERS: Final = 5
-_SLACK: Final = 30
-"""A text that is longer by so little is not worth a mark."""
-_LINES: Final = 5
-"""Lines telling of something gone wrong that are shown of a text beyond its beginning."""
-_SHORT: Final = 200
-"""Characters of a text that can be a status or a message; in a longer one any word may stand."""
+_SLACK: Final = 30  # a text that is longer by so little is not worth a mark
+_LINES: Final = 5  # lines telling of something gone wrong that are shown of a text beyond its beginning
+_SHORT: Final = 200  # characters of a text that can be a status or a message; in a longer one any word may stand
 _FEW_VALUES: Final = 8
-_FEW_LETTERS: Final = 40
-"""What holds a status has few values, of few letters."""
-_LARGEST: Final = 5000
-"""Items of the longest list in which items unlike the others are looked for."""
-_RARE: Final = 20
-"""What one in so many items has is rare."""
+_FEW_LETTERS: Final = 40  # what holds a status has few values, of few letters
+_LARGEST: Final = 5000  # items of the longest list in which items unlike the others are looked for
+_RARE: Final = 20  # what one in so many items has is rare
 
 _TELLING: Final = re.compile(
     r"(?:^|_)(?:id|ids|uuid|key|ref|name|title|status|state|success|ok|error|errors|message|code|type|kind|count"
@@ -53,6 +42,7 @@ _TELLING: Final = re.compile(
 _VERDICT: Final = re.compile(
     r"^(?:is_?)?(?:error|errors|exception|failure|failed|fault|warning|warnings)$", re.IGNORECASE
 )
+_HTTP_ERROR: Final = re.compile("[45][0-9]{2}")
 _SUCCESS: Final = frozenset({"ok", "success", "succeeded", "successful", "passed", "valid"})
 _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
 
@@ -60,12 +50,9 @@ _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
 class _Preview(Struct, kw_only=True):
     """One cutting of one document."""
 
-    keep: int
-    """Items at each end of a list."""
-    longest: int
-    """Characters of a text."""
-    lost: bool = False
-    """Whether anything is not shown."""
+    keep: int  # items at each end of a list
+    longest: int  # characters of a text
+    lost: bool = False  # whether anything is not shown
 
     def value(self, value: JsonValue) -> JsonValue:
         """Return a value as it is shown."""
@@ -173,11 +160,7 @@ class _Preview(Struct, kw_only=True):
 def preview(value: JsonValue, keep: int, longest: int, ref: str | None = None) -> JsonValue | None:
     """Return a document as it is shown; None where nothing of it is left out.
 
-    Args:
-        value: The document.
-        keep: Items at each end of a long list.
-        longest: Characters of a long text.
-        ref: Where the whole of it can be read; None where that is said elsewhere.
+    Of a long list `keep` items stay at each end, of a long text `longest` characters. `ref` is named in it.
     """
     cutting = _Preview(keep=keep, longest=longest)
     if is_items(value):
@@ -211,15 +194,11 @@ def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
         if _VERDICT.search(name) and (isinstance(value, (tuple, list)) or str(value).lower() not in _NOTHING):
             return True
         if isinstance(value, Number):
-            if name.lower() in {"status", "code", "status_code", "statuscode"} and _is_http_error(value):
+            if name.lower() in {"status", "code", "status_code", "statuscode"} and _HTTP_ERROR.fullmatch(value):
                 return True
         elif isinstance(value, str) and len(value) <= _SHORT and alarms(value):
             return True
     return False
-
-
-def _is_http_error(number: Number) -> bool:
-    return len(number) == len("404") and "400" <= number <= "599"
 
 
 def _outliers(items: Sequence[JsonValue]) -> list[int]:
@@ -235,15 +214,12 @@ def _outliers(items: Sequence[JsonValue]) -> list[int]:
     for name in records[0]:
         if not all(name in fields for fields in records):
             continue
-        values = [_status(fields[name]) for fields in records]
+        # Truth values and short texts are compared.
+        values = [
+            value if isinstance(value, bool) or (isinstance(value, str) and len(value) <= _FEW_LETTERS) else None
+            for value in (fields[name] for fields in records)
+        ]
         counts = Counter(values)
         if 1 < len(counts) <= min(_FEW_VALUES, len(items) // 4):
             found.update(place for place, value in enumerate(values) if counts[value] <= rare)
     return sorted(found)
-
-
-def _status(value: JsonValue) -> str | bool | None:
-    """Return what is compared of a value: a truth value or a short text; of any other nothing."""
-    if isinstance(value, bool):
-        return value
-    return value if isinstance(value, str) and len(value) <= _FEW_LETTERS else None

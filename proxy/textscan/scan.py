@@ -9,8 +9,7 @@
                         the words that name what stands at a place
 
 A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
-Each function takes time that grows with the length of the text and no faster, whatever the text is: nothing
-looks further back or forth than a fixed number of characters.
+Each function takes time in proportion to the text: nothing looks further than a fixed number of characters.
 """
 
 from __future__ import annotations
@@ -31,22 +30,17 @@ Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quote
 `date` a date or a time of day, `path` also a file name, `quoted` a string between quotation marks,
 `cjk` a term in CJK characters, `text` the words of a JSON leaf that have no other shape."""
 
-IDENTIFYING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
-"""Kinds of values that name something."""
+IDENTIFYING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})  # kinds of values that name something
 
-SHORTEST: Final = 2
-"""Characters of the shortest value."""
-LONGEST: Final = 200
-"""Characters of the longest one: what is longer is prose or a document, and its own values count."""
-CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-"""CJK characters, inside of a class."""
+SHORTEST: Final = 2  # characters of the shortest value
+LONGEST: Final = 200  # characters of the longest one: what is longer is prose or a document, and its own values count
+CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"  # CJK characters, inside of a class
 
 CJK_CHARACTER: Final = re.compile(f"[{CJK}]")
 _CJK_TERM: Final = re.compile(f"[{CJK}]+")
 _CJK_EMPTY: Final = re.compile("[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]")
 """Characters that join terms and belong to none: a run is divided at them, for want of a dictionary."""
-_CJK_LONGEST: Final = 12
-"""A longer run is a sentence without punctuation, not a term."""
+_CJK_LONGEST: Final = 12  # a longer run is a sentence without punctuation, not a term
 
 TRIVIA: Final = frozenset(
     "true false null none nil undefined yes no on off ok n/a na nan auto default all any "  # noqa: SIM905 - readable
@@ -54,10 +48,8 @@ TRIVIA: Final = frozenset(
 )
 """What has the shape of an atom and means nothing alone."""
 
-TELLING: Final = re.compile(r"[^\W_]")
-"""What a piece must hold to say anything."""
-JOINTS: Final = re.compile(r"[=:&]+")
-"""What stands between a name and its value."""
+TELLING: Final = re.compile(r"[^\W_]")  # what a piece must hold to say anything
+JOINTS: Final = re.compile(r"[=:&]+")  # what stands between a name and its value
 
 _DIGIT: Final = re.compile(r"\d")
 _LETTER: Final = re.compile(r"[^\W\d_]")
@@ -74,8 +66,7 @@ _EMAIL: Final = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
 _FILE_NAME: Final = re.compile(r"[\w@+-][\w.@+-]+\.(?:[A-Za-z][A-Za-z0-9]{0,3}|ipynb|sqlite|swift)|[\w@+-]\.[A-Za-z]")
 _DOTTED: Final = re.compile(r"\w{2,}(?:\.\w{2,})+")
 _WORDS_AND_SLASH: Final = re.compile(r"[A-Za-z]+/[A-Za-z]+")
-_GROUPED: Final = 6
-"""Characters of the shortest number in groups (555-0199) that identifies something."""
+_GROUPED: Final = 6  # characters of the shortest number in groups (555-0199) that identifies something
 
 
 def kind_of(piece: str) -> Kind | None:
@@ -94,18 +85,6 @@ def shape_of(piece: str) -> Kind | None:
     """Return the shape of a run of characters without space and CJK; None for ordinary words."""
     if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
         return None
-    if piece.isalnum() and piece.isascii():
-        # What most are; with a digit first it may still be a number with its unit.
-        if piece.isalpha():
-            return "id" if INNER_CAPITAL.search(piece) else None
-        if piece.isdigit():
-            return "number"
-        return "id" if piece[0].isalpha() else _shape_of_mixed(piece)
-    return _shape_of_mixed(piece)
-
-
-def _shape_of_mixed(piece: str) -> Kind | None:
-    """Return the shape of a run that is not long, and not only of ASCII letters or of ASCII digits."""
     if piece.isalpha():
         return "id" if INNER_CAPITAL.search(piece) else None
     digits = _DIGIT.search(piece) is not None
@@ -147,15 +126,12 @@ def terms_of(run: str) -> Iterator[str]:
 
 
 _VALUES: Final = 5000
-_DENSEST: Final = 16
-"""So many values of a text are told, and one more for each so many of its characters."""
+_DENSEST: Final = 16  # so many values of a text are told, and one more for each so many of its characters
 _HEAD: Final = 150_000
-_TAIL: Final = 50_000
-"""Characters of the beginning and of the end of a longer text that are read."""
+_TAIL: Final = 50_000  # characters of the beginning and of the end of a longer text that are read
 _BREAKS: Final = r"""\s"'`<>()\[\]{},;|*“”‘’，。、；：？！（）《》【】「」…·\\"""
 """Characters, inside of a class, that no piece holds, unless it is quoted."""
-_SPACES: Final = _BREAKS.replace("\"'`", "")
-"""The same without quotation marks."""
+_SPACES: Final = _BREAKS.replace("\"'`", "")  # the same without quotation marks
 _PIECES: Final = re.compile(
     # Ordinary words are passed over here: most of a text is these, and nothing is to be done about them.
     rf"(?:(?:[A-Za-z]?[a-z]*+|[^\W\d_A-Za-z{CJK}]++)[.:!?]*+[{_SPACES}]++|\"{{2,}}+|'{{2,}}+|`{{2,}}+)*+"
@@ -173,23 +149,18 @@ It matches everywhere and gives nothing back, so that each character is passed o
 is not closed costs what stands before the next one.
 """
 _RUNS: Final = re.compile(rf"[{CJK}]++|[^{_BREAKS}{CJK}]++")
-_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))
-"""Where a text may be cut: rather at white space."""
+_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))  # where a text may be cut: rather at white space
 _PLAIN: Final = re.compile(r"[A-Za-z]?[a-z]*+[.:!?]*+")
 _QUOTES: Final = frozenset("\"'`")
 _PADDING: Final = " \t\\"
 """What may stand between a quotation mark and the quoted string: a backslash, in JSON inside of JSON."""
 _JOINING: Final = frozenset(":=")
 _EDGES_OF_PATHS: Final = ".:!?=&@$^+"
-_EDGES: Final = _EDGES_OF_PATHS + "#~/-"
-"""Punctuation that may stand beside a piece and is none of it."""
-_RUN_LONGEST: Final = 2 * LONGEST
-"""A longer run without space is encoded data, not a name with its value."""
-_SEEN: Final = 48
-"""Characters of a piece of which it is not remembered what is in it."""
+_EDGES: Final = _EDGES_OF_PATHS + "#~/-"  # punctuation that may stand beside a piece and is none of it
+_RUN_LONGEST: Final = 2 * LONGEST  # a longer run without space is encoded data, not a name with its value
+_SEEN: Final = 48  # characters of a piece of which it is not remembered what is in it
 _SEEN_MOST: Final = 16_384
-_NESTED: Final = 3
-"""How many times JSON inside of JSON is opened."""
+_NESTED: Final = 3  # how many times JSON inside of JSON is opened
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of an emoji, which no text that is sent can hold, and the escape that may stand for one in JSON."""
@@ -198,10 +169,8 @@ _LABELS: Final = re.compile(r"[^\W\d][\w-]*+")
 _NAMES: Final = re.compile(r"[^\W_]|[:=\n]")
 _BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})
 """What most often stands between two values of a row."""
-_LABEL_REACH: Final = 60
-"""Characters before a value in which its label is looked for."""
-_ROW: Final = 8
-"""Characters between two values of one row, at most: they have one label."""
+_LABEL_REACH: Final = 60  # characters before a value in which its label is looked for
+_ROW: Final = 8  # characters between two values of one row, at most: they have one label
 
 
 Labels: TypeAlias = Literal["all", "numbers", "none"]
@@ -211,31 +180,23 @@ Labels: TypeAlias = Literal["all", "numbers", "none"]
 class Value(Struct, frozen=True, gc=False, kw_only=True):
     """A piece of a text that a later step may need verbatim."""
 
-    text: str
-    """The piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)."""
+    text: str  # the piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)
     kind: Kind
     label: str = ""
     """What names it: the key that it stands under, or the key or word before it on its line; may be empty."""
-    is_leaf: bool = False
-    """Whether it is the first value of a leaf of a JSON document, most often the leaf itself."""
+    is_leaf: bool = False  # whether it is the first value of a leaf of a JSON document, most often the leaf itself
 
 
 def values_of(text: str, labels: Labels = "all") -> list[Value]:
     """Return the values of any text in the order of its own: the leaves of JSON, or what has a value's shape.
 
-    Of a JSON document each number and each string comes with its key; a string of more than one word is
-    followed by what has a shape inside of it, and one that is JSON by its own leaves. Truth values and nulls
-    are none. The same value comes as often as it stands there. What holds half an emoji (a lone surrogate) is
-    no value.
+    Of a JSON document each number and each string comes with its key; a string of several words is followed by what
+    has a shape inside of it, one that is JSON by its own leaves. The same value comes as often as it stands there.
+    What holds half an emoji (a lone surrogate) is no value. `labels` says which values get one that is no key.
 
-    So that no text takes long, not all of every text is read. Of a text (or of a string inside of JSON) of
-    more than 200,000 characters the first 150,000 and the last 50,000 are; JSON of more than 100,000 that is
-    little but brackets and commas is a text like any other; and no more than 5000 values come, with one more
-    for each 16 characters.
-
-    Args:
-        text: Any text.
-        labels: Which values get a label, where the label is not a key of JSON.
+    Of a text (or a string inside of JSON) of more than 200,000 characters the first 150,000 and the last 50,000 are
+    read, JSON of more than 100,000 that is little but brackets and commas is a text like any other, and no more than
+    5000 values come, with one more for each 16 characters.
     """
     reading = _Reading(text, labels)
     reading.add(text, "", _NESTED)
@@ -271,7 +232,10 @@ class _Reading:
         """Begin to read `text`; `labels` says which values get one."""
         self._labels = labels
         self._most = _VALUES + len(text) // _DENSEST
-        self._may_hold_half = _may_hold_half(text)
+        # Whether the text, or the JSON that it is, may hold a lone surrogate.
+        self._may_hold_half = ("\\u" in text and _HALF_ESCAPED.search(text) is not None) or (
+            not text.isascii() and _HALF.search(text) is not None
+        )
         self._values: list[Value] = []
 
     def taken(self) -> list[Value]:
@@ -279,49 +243,38 @@ class _Reading:
         values = list(_without_halves(self._values)) if self._may_hold_half else self._values
         return values[: self._most] if len(values) > self._most else values
 
-    def add(self, text: str, label: str, nested: int) -> None:
-        """Add the values of a text that may be JSON, `nested` times inside of JSON."""
+    def add(self, text: str, label: str, nested: int, *, is_leaf: bool = False) -> None:
+        """Add the values of a text that may be JSON, `nested` times inside of JSON; of a leaf, if it is one."""
         document = document_in(text) if nested and not is_dust(text) else None
         if document is None:
-            self.add_text(text, label)
+            self.add_text(text, label, is_leaf=is_leaf)
         else:
             self.add_document(document, label, nested)
 
     def add_document(self, document: Any, label: str, nested: int) -> None:
         """Add the leaves of a document, and the values inside of the longer ones."""
         values, most = self._values, self._most
-        for key, leaf, is_number in walk(document):
+        for leaf in walk(document):
             if len(values) >= most:
                 return
-            named = key or label
-            if is_number:
-                values.append(Value(text=leaf, kind="number", label=named, is_leaf=True))
+            named = leaf.key or label
+            if leaf.is_number:
+                values.append(Value(text=leaf.text, kind="number", label=named, is_leaf=True))
                 continue
-            stripped = leaf.strip()
+            stripped = leaf.text.strip()
             if stripped.startswith(OPENING):
-                self._add_nested(stripped, named, nested)
+                self.add(stripped, named, nested - 1, is_leaf=True)
                 continue
             kind, holds = _leaf_seen(stripped) if len(stripped) < _SEEN else _in_leaf(stripped)
             if kind is not None:
                 values.append(Value(text=stripped, kind=kind, label=named, is_leaf=True))
             if holds:
-                self.add_text(leaf, named, is_leaf=kind is None)
-
-    def _add_nested(self, text: str, label: str, nested: int) -> None:
-        """Add the values of a leaf that may be a document itself."""
-        document = document_in(text) if nested > 1 and not is_dust(text) else None
-        if document is None:
-            self.add_text(text, label, is_leaf=True)
-        else:
-            self.add_document(document, label, nested - 1)
+                self.add_text(leaf.text, named, is_leaf=kind is None)
 
     def add_text(self, text: str, label: str, *, is_leaf: bool = False) -> None:  # noqa: C901  one loop: a call for each piece costs a third of its time
-        """Add what has a value's shape in a text, with the key or word before it on its line.
+        """Add what has a value's shape in a text, with the key or word before it on its line, else `label`.
 
-        Args:
-            text: The text.
-            label: What names a value that nothing on its line does.
-            is_leaf: Whether the first value stands for the leaf that the text is.
+        With `is_leaf` the first value stands for the leaf that the text is.
         """
         most, values = self._most, self._values
         is_named, only_numbers = self._labels != "none", self._labels == "numbers"
@@ -357,21 +310,9 @@ class _Reading:
                 looked = len(starts) - 1
                 if begins != row:
                     row, known = begins, _label(text, begins) or label
-                values += [_with_label(value, known) for value in found]
+                values += [each if each.label else Value(text=each.text, kind=each.kind, label=known) for each in found]
             if len(values) >= most:
                 return
-
-
-def _with_label(value: Value, label: str) -> Value:
-    """Return the value, under this label where it has none of its own."""
-    return value if value.label else Value(text=value.text, kind=value.kind, label=label)
-
-
-def _may_hold_half(text: str) -> bool:
-    """Tell whether a text, or the JSON that it is, may hold a lone surrogate."""
-    if "\\u" in text and _HALF_ESCAPED.search(text) is not None:
-        return True
-    return not text.isascii() and _HALF.search(text) is not None
 
 
 def _without_halves(values: Iterable[Value]) -> Iterator[Value]:
@@ -392,14 +333,9 @@ def _pieces(text: str) -> Iterable[re.Match[str]]:
 
 
 def _row(text: str, starts: Sequence[int], stops: Sequence[int], last: int, row: int) -> int:
-    """Return where the row begins in which the newest of some values stands.
+    """Return where the row begins in which the newest of the values from `starts` to `stops` stands.
 
-    Args:
-        text: The text.
-        starts: Where each value begins.
-        stops: Where each ends.
-        last: Place of a value of which the row is known; less than 0 where there is none.
-        row: Where that begins.
+    `last` is the index of a value whose row is known to begin at `row`; less than 0 without one.
     """
     place, first = len(starts) - 1, max(last, 0)
     while place > first and not _is_new_row(text, stops[place - 1], starts[place]):
@@ -429,12 +365,9 @@ _leaf_seen: Final = lru_cache(_SEEN_MOST)(_in_leaf)
 
 def _in_quoted(inner: str) -> tuple[Value, ...]:
     """Return a quoted string, then what has a shape inside of it, where it has none itself."""
-    if len(inner) < SHORTEST or inner in TRIVIA:
+    if len(inner) < SHORTEST or inner in TRIVIA or not TELLING.search(inner):
         return ()
-    is_plain = inner.isalnum() and inner.isascii()
-    if not is_plain and not TELLING.search(inner):
-        return ()
-    kind = shape_of(inner) if is_plain else kind_of(inner)
+    kind = kind_of(inner)
     if kind is not None:
         return (Value(text=inner, kind=kind),)
     quoted = Value(text=inner, kind="quoted")
@@ -446,8 +379,6 @@ def _in_quoted(inner: str) -> tuple[Value, ...]:
 def _in_run(run: str) -> tuple[Value, ...]:
     """Return the values of a run of characters without space; of `name=value` and `file:12` each side."""
     if run.isalpha() and run.isascii():
-        if run.islower():
-            return ()
         return (Value(text=run, kind="id"),) if INNER_CAPITAL.search(run) and len(run) <= LONGEST else ()
     if CJK_CHARACTER.match(run):
         return tuple([Value(text=term, kind="cjk") for term in terms_of(run)])
@@ -469,12 +400,7 @@ def _in_run(run: str) -> tuple[Value, ...]:
 
 
 def _in_piece(piece: str) -> tuple[tuple[Value, ...], bool, bool]:
-    """Return the values of a quoted string or of a run.
-
-    Returns:
-        The values; whether the first one is a quoted string without a shape; whether there is a number among
-        them, without a label.
-    """
+    """Return the values of a quoted string or of a run, whether the first has no shape, whether one is a number."""
     values = _in_quoted(piece[1:-1].strip(_PADDING)) if piece[0] in _QUOTES else _in_run(piece)
     if not values:
         return values, False, False
@@ -497,8 +423,7 @@ def _label(text: str, start: int) -> str:
 def beginning_of(text: str, most: int) -> str:
     """Return the beginning of a text, at most so many characters, in which no value is cut in two.
 
-    It ends with a line or, where the line is long, at white space; where there is none either, before what
-    ends a piece.
+    It ends with a line; where the line is long, at white space, or else before what ends a piece.
     """
     if len(text) <= most:
         return text
@@ -520,12 +445,9 @@ def end_of(text: str, most: int) -> str:
     return text[start + border + 1 :]
 
 
-MOST: Final = 400
-"""Atoms of one call at most: of a whole file that is written, the first ones stand for the others."""
-NEAR: Final = 120
-"""Characters around an occurrence in which words still name it."""
-SMALLEST_NUMBER: Final = 10
-"""Numbers below are everywhere: finding one again says nothing."""
+MOST: Final = 400  # atoms of one call at most: of a whole file that is written, the first ones stand for the others
+NEAR: Final = 120  # characters around an occurrence in which words still name it
+SMALLEST_NUMBER: Final = 10  # numbers below are everywhere: finding one again says nothing
 
 _EMPTY_WORDS: Final = frozenset(
     "the and for with from that this are was were has have had not but you your our "  # noqa: SIM905 - readable
@@ -537,8 +459,7 @@ _EMPTY_WORDS: Final = frozenset(
 """Words that name nothing: they label no value."""
 
 _STEPPED: Final = frozenset({"path", "url"})
-_STEP: Final = re.compile(r"[^/?&=#:]+")
-"""A step of a path or a URL."""
+_STEP: Final = re.compile(r"[^/?&=#:]+")  # a step of a path or a URL
 CHUNKS: Final = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 """The chunks that atoms are made of, with what is no letter, digit or underscore between: wherever an atom
 stands at word boundaries, its chunks are chunks of the text (but for the letter of an escape before it)."""
@@ -551,9 +472,8 @@ _WORD_ESCAPES: Final = frozenset("nrt")
 def atoms_of_arguments(arguments: str) -> tuple[str, ...]:
     """Return the atoms of a call's arguments, JSON or free text, each once, in order of appearance.
 
-    They are leaves of one line (2 to 200 characters), what has the shape of a path, an address, an
-    identifier, a date or a number of at least 10 inside of longer ones, quoted strings, CJK terms. The
-    steps of a path or a URL that have a shape are atoms too: a listing shows the name of a file alone.
+    They are leaves of one line (2 to 200 characters), what has the shape of a value, quoted strings and CJK terms;
+    of a path or URL its steps too, since a listing shows the name of a file alone. Numbers are at least 10.
     """
     found: dict[str, None] = {}
     for piece in filter(_is_atom, _with_steps(values_of(arguments, "none"))):
@@ -586,11 +506,10 @@ def occurs(atom: str, text: str) -> bool:
 
 
 def stands_alone(text: str, start: int, stop: int) -> bool:
-    r"""Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
+    """Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
 
-    Its neighbours are no letters, digits or underscores; between CJK characters, and between one and
-    anything else, there is always a boundary. A digit does not end at a decimal point with a digit behind
-    it. A letter that belongs to an escape (`\n`, in text that is JSON inside of JSON) is no neighbour.
+    Its neighbours are no letters, digits or underscores, but for CJK characters and the letter of an escape.
+    A digit does not end at a decimal point with a digit behind it.
     """
     if start:
         before, first = text[start - 1], text[start]
@@ -616,8 +535,8 @@ def stands_alone(text: str, start: int, stop: int) -> bool:
 def labels_of(text: str, start: int, stop: int) -> frozenset[str]:
     """Return the words that name what stands at text[start:stop], in small letters.
 
-    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are
-    none, the words of its line within that distance. Of CJK text they are its terms.
+    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are none, the
+    words of its line within that distance.
     """
     before, after = text[max(0, start - NEAR) : start], text[stop : stop + NEAR]
     keys = naming_words(" ".join([*_KEY.findall(before), *_KEY.findall(after)]))
@@ -646,10 +565,7 @@ def _is_atom(piece: str) -> bool:
     """Tell whether a value, or a step of one, is an atom: long enough, short enough, and not everywhere."""
     if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
         return False
-    return not NUMBER.fullmatch(piece) or _size(piece) >= SMALLEST_NUMBER
-
-
-def _size(number: str) -> float:
-    """Return the size of what has the shape of a number, its sign and unit aside."""
-    digits = "".join(character for character in number if character.isdigit() or character == ".")
-    return float(digits or 0)
+    if not NUMBER.fullmatch(piece):
+        return True
+    digits = "".join(character for character in piece if character.isdigit() or character == ".")
+    return float(digits or 0) >= SMALLEST_NUMBER

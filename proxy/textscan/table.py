@@ -16,10 +16,9 @@ What follows a list's name in braces is what each of its rows holds. In it
     id=<key>        the key of the row, where rows have keys (`{"seats{id=<key>,x}": {"A1": [2]}}`)
 
 A list without a name is an object with nothing before the braces (`{"{id,x}": [[1, 2], [4, 5]]}`), and
-records that were a line each have `per line` behind them. A row that has an object more than it needs holds
-in it what few records have. Nothing is lost but the order of keys, and every value stands there as it was. A
-document that has such a name already is left alone, so that no table can be mistaken. It does not know
-tokens: what pays is judged by length.
+records that were a line each have `per line` behind them. An object at the end of a row holds what few records
+have. Nothing is lost but the order of keys. A document that has such a name already is left alone. What pays is
+judged by length.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ from msgspec import Struct
 
 from proxy.textscan.document import CONTAINERS, OBJECTS, JsonValue, Members, Number, is_items, is_members
 
-KEY: Final = "<key>"
-"""Stands for the key of a row."""
-PER_LINE: Final = " per line"
-"""Ends the heading of records that were a line each."""
+KEY: Final = "<key>"  # stands for the key of a row
+PER_LINE: Final = " per line"  # ends the heading of records that were a line each
 
 _HEADING: Final = re.compile(r"\{.*\}(?: per line)?\Z", re.DOTALL)
 _NAME: Final = re.compile(r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?")
@@ -48,10 +45,8 @@ _LITERAL: Final = re.compile(r"null|true|false|NaN|-?(?:Infinity|(?:0|[1-9][0-9]
 """A text that would be taken for something else."""
 _TABLE_COST: Final = 8
 _NESTED_COST: Final = 6
-_KEY_COST: Final = 3
-"""Characters that a form needs beside its names and values; a key has quotes and a colon."""
-_ABSENT_COST: Final = 5
-"""Characters of a cell for what is not there."""
+_KEY_COST: Final = 3  # characters that a form needs beside its names and values; a key has quotes and a colon
+_ABSENT_COST: Final = 5  # characters of a cell for what is not there
 
 
 _Fields: TypeAlias = "dict[str, JsonValue]"
@@ -61,14 +56,12 @@ class _Column(Struct, frozen=True, kw_only=True):
     """One key of records."""
 
     name: str
-    constant: str | None = None
-    """What all records have, as it is written in the heading; None where they differ."""
+    constant: str | None = None  # what all records have, as it is written in the heading; None where they differ
     inner: tuple[_Column, ...] = ()
     """Where every value is an object with the same keys, or a list of such objects: these."""
     is_list: bool = False
     is_optional: bool = False
-    cells: tuple[_Column, ...] = ()
-    """Of the inner ones those that a row holds anything of."""
+    cells: tuple[_Column, ...] = ()  # of the inner ones those that a row holds anything of
 
     @property
     def has_cell(self) -> bool:
@@ -101,17 +94,13 @@ def tabulated_lines(values: list[JsonValue]) -> Members | None:
 def _tabulated(value: JsonValue) -> JsonValue:
     """Return a value with tables; one that is a table itself has no name."""
     table = _table_of(value)
-    return value if table is value else _unnamed(table) if isinstance(table, _Table) else table
+    return (tuple(table),) if isinstance(table, _Table) else table
 
 
 class _Table(tuple[str, JsonValue]):
     """A heading, and the rows under it."""
 
     __slots__ = ()
-
-
-def _unnamed(table: _Table) -> Members:
-    return ((table[0], table[1]),)
 
 
 def _table_of(value: JsonValue) -> JsonValue | _Table:
@@ -137,7 +126,7 @@ def _member(name: str, held: JsonValue) -> tuple[str, JsonValue]:
     if not isinstance(made, _Table):
         return name, made
     # Nothing before the braces says that there is no name; and where it ends must be plain.
-    return (f"{name}{made[0]}", made[1]) if name and "{" not in name else (name, _unnamed(made))
+    return (f"{name}{made[0]}", made[1]) if name and "{" not in name else (name, (tuple(made),))
 
 
 def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | None:
@@ -147,11 +136,12 @@ def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | 
     objects = _objects(records)
     if objects is None:
         return None
-    shared = _shared(objects)
+    everywhere = set(objects[0]).intersection(*objects[1:])
+    shared = [name for name in objects[0] if name in everywhere and _NAME.fullmatch(name)]
     # Asked first: what is inside of it is looked into once.
     if not _pays(len(objects), shared, _TABLE_COST):
         return None
-    columns = _columns(objects, shared, names)
+    columns = [_column(name, [fields[name] for fields in objects], names) for name in shared]
     columns += _optional(objects, shared)
     told = frozenset(column.name for column in columns)
     cells = _with_cells(columns)
@@ -178,20 +168,9 @@ def _objects(values: Sequence[JsonValue]) -> list[_Fields] | None:
     return objects
 
 
-def _shared(objects: Sequence[_Fields]) -> list[str]:
-    """Return the keys that all have and a heading can hold, in the order of the first."""
-    shared = set(objects[0]).intersection(*objects[1:])
-    return [name for name in objects[0] if name in shared and _NAME.fullmatch(name)]
-
-
 def _pays(records: int, names: Iterable[str], cost: int) -> bool:
     """Tell whether saying the names once saves more characters than it costs."""
     return (records - 1) * sum(len(name) + _KEY_COST for name in names) > cost
-
-
-def _columns(objects: Sequence[_Fields], names: Iterable[str], keys: Sequence[str] = ()) -> list[_Column]:
-    """Return the columns of these names."""
-    return [_column(name, [fields[name] for fields in objects], keys) for name in names]
 
 
 def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Column:
@@ -199,16 +178,14 @@ def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Col
     first = values[0]
     if type(first) in CONTAINERS:
         is_list = is_items(first)
-        inner = _inner(_elements(values) if is_list else values)
+        if is_list:
+            inner = _inner(list(chain.from_iterable(values)) if all(map(is_items, values)) else [])
+        else:
+            inner = _inner(values)
         return _Column(name=name, inner=inner, is_list=is_list, cells=_with_cells(inner))
     if keys and type(first) is str and first == keys[0] and values == keys:
         return _Column(name=name, constant=KEY)
     return _Column(name=name, constant=_constant(values))
-
-
-def _elements(values: Sequence[JsonValue]) -> list[JsonValue]:
-    """Return what is in lists, one after the other; nothing where one is no list."""
-    return list(chain.from_iterable(values)) if all(map(is_items, values)) else []
 
 
 def _inner(values: Sequence[JsonValue]) -> tuple[_Column, ...]:
@@ -220,7 +197,7 @@ def _inner(values: Sequence[JsonValue]) -> tuple[_Column, ...]:
         return ()
     if not _pays(len(objects), objects[0], _NESTED_COST) or not all(map(_NAME.fullmatch, objects[0])):
         return ()
-    return tuple(_columns(objects, objects[0]))
+    return tuple([_column(name, [fields[name] for fields in objects], ()) for name in objects[0]])
 
 
 def _constant(values: Sequence[JsonValue]) -> str | None:
@@ -260,20 +237,17 @@ def _with_cells(columns: Iterable[_Column]) -> tuple[_Column, ...]:
 
 def _cells(fields: _Fields, columns: Sequence[_Column]) -> list[JsonValue]:
     """Return the cells of a record; `columns` are those that have one."""
-    row = [fields.get(column.name) for column in columns]
+    row: list[JsonValue] = [fields.get(column.name) for column in columns]
     for place, value in enumerate(row):
         if type(value) in CONTAINERS:
-            row[place] = _cell(value, columns[place])
+            column = columns[place]
+            if not column.inner:
+                row[place] = _tabulated(value)
+            elif column.is_list:
+                row[place] = [_cells(dict(item), column.cells) for item in value]
+            else:
+                row[place] = _cells(dict(value), column.cells)
     return row
-
-
-def _cell(value: JsonValue, column: _Column) -> JsonValue:
-    """Return the cell for an object or an array."""
-    if not column.inner:
-        return _tabulated(value)
-    if column.is_list:
-        return [_cells(dict(item), column.cells) for item in value]
-    return _cells(dict(value), column.cells)
 
 
 def _has_table(value: JsonValue) -> bool:

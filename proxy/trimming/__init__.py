@@ -1,6 +1,6 @@
 """What is sent of a history, and why: `history + policy + context -> plan -> view`. Pure.
 
-    planner     `plan`, the entry point: what is sent for one request; also `bypass` and `compaction`
+    planner     `plan`, the entry point: what is sent for one request; also `bypass`, `compaction` and the view
     model       the records: entry, change, gap, summary, cut, context, plan, prices
     policy      a policy as the operator writes it: match, trigger, target, keep, pin, edits
     settings    what its settings are made of: numbers, patterns, triggers, targets
@@ -10,10 +10,8 @@
     edits/      the edits, one file each
     cost        the cost model: whether a trim pays
     statistics  a part of a conversation in numbers and quotes
-    view        the messages that are sent
 
-An edit looks at a draft and returns changes; each edit sees the draft that the one before it left. Nothing
-here reads or writes anything, asks a clock or a provider, or changes what it was given.
+An edit looks at a draft and returns changes; each edit sees the draft that the one before it left.
 """
 
 from __future__ import annotations
@@ -32,19 +30,18 @@ from proxy.trimming.model import (
     Hidden,
     Plan,
     PlanningContext,
-    Prepared,
     Prices,
     PriceSource,
+    ReadySummary,
     Step,
     Summary,
     SummaryRequest,
 )
-from proxy.trimming.planner import bypass, compaction, plan
+from proxy.trimming.planner import bypass, compaction, merged, plan
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
 from proxy.trimming.statistics import Language
 from proxy.trimming.trim import BEYOND_KEEP
-from proxy.trimming.view import merged
 
 __all__ = [
     "BEYOND_KEEP",
@@ -68,9 +65,9 @@ __all__ = [
     "PlanningContext",
     "Policy",
     "Positive",
-    "Prepared",
     "PriceSource",
     "Prices",
+    "ReadySummary",
     "Step",
     "Summarize",
     "Summary",

@@ -1,23 +1,21 @@
 """The cost model: whether a trim pays, what it rewrites in the provider's cache against what it frees.
 
 A token that is read from the cache costs `read`, one that is sent anew costs `write` (uncached input = 1).
-A trim that frees tokens makes every later request cheaper, and this one dearer: from the first message that
-it changes on, everything must be written to the cache again. So it should be made seldom: but when?
+A trim makes every later request cheaper and this one dearer: from its first change on, everything must be
+written to the cache again. When is it time?
 
     interval    Each request since the last trim paid for reading what could have been freed. When these
                 payments add up to what the trim costs, it is time. Where a log grows by `g` tokens a turn,
-                that is when it has grown by sqrt(2 * g * K / read), K being what the trim costs: the
-                interval that is cheapest on the long run. Where it grows otherwise, nobody who cannot
-                foresee its growth does much better.
-    edits       Of several edits, each must pay for what it rewrites itself, within as many turns as there
-                were so far: so many are to be expected of a session of which nothing else is context.
-    risk        The session may end with this very request. So what trims have cost beyond what they have
-                saved stays a small part of what the session would have cost without any.
-    minimum     What is shorter than the shortest prefix that the provider caches is paid in full, again and
-                again. So no trim makes a view so short, unless even that is cheaper than reading it whole.
+                that is when it has grown by sqrt(2 * g * K / read), K being what the trim costs: the cheapest
+                interval in the long run.
+    edits       Each edit must pay for what it rewrites itself, within as many turns as there were so far.
+    risk        The session may end with this request. So what trims have cost beyond what they have saved
+                stays a small part of what the session would have cost without any.
+    minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
+                makes a view so short, unless even that is cheaper than reading it whole.
 
-Costs are in tokens of uncached input. The provider's cache is taken for warm if the session was not idle for
-longer than the cache lives. It reads plain numbers and decides nothing about messages.
+Costs are in tokens of uncached input. The cache counts as warm if the session was not idle for longer than it
+lives.
 """
 
 from __future__ import annotations
@@ -37,26 +35,19 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, 
 
 RISK: Final = 0.035
 """What trimming may cost at most beyond what it has saved, as a part of the input's cost without trimming."""
-EXPECTED_TURNS: Final = 8
-"""Turns to be expected at least of a session that has just begun."""
+EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_STEP: Final = log(1.05)
-"""By how much a view grows between two times that a trim is tried out."""
-_SMALLEST: Final = 2048
-"""Tokens of a view that is never worth a thought."""
+_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
+_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 
 
 class Balance(Struct, frozen=True, kw_only=True):
     """What a trim changes in cost."""
 
-    loss: float
-    """By how much this request becomes dearer; negative where it becomes cheaper."""
-    gain: float
-    """By how much each later one becomes cheaper."""
-    freed: int
-    """Tokens that are not sent any more."""
-    rewritten: int
-    """Tokens of this request that the cache does not hold then."""
+    loss: float  # by how much this request becomes dearer; negative where it becomes cheaper
+    gain: float  # by how much each later one becomes cheaper
+    freed: int  # tokens that are not sent any more
+    rewritten: int  # tokens of this request that the cache does not hold then
 
     def pays_within(self, turns: float) -> bool:
         """Tell whether it costs less in the end, if so many turns follow."""
@@ -72,30 +63,21 @@ class Balance(Struct, frozen=True, kw_only=True):
         )
 
 
-NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)
-"""What a trim that changes nothing changes in cost."""
+NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)  # what a trim that changes nothing changes in cost
 
 
 class Costs(Struct, frozen=True, kw_only=True):
     """What is known of a branch when a trim is judged."""
 
     prices: Prices
-    warm: bool
-    """Whether the provider's cache still holds what the last request sent."""
-    messages: tuple[Message | None, ...]
-    """What would be sent without the trim, by place; None where nothing is."""
-    tokens: tuple[int, ...]
-    """Tokens of that."""
-    summary: Summary | None
-    """What would be sent before it."""
-    fixed: int
-    """Tokens of instructions and tools."""
-    cached: int
-    """How many places the last request spoke of."""
-    account: Account
-    """What input has cost before this request."""
-    reads: tuple[int, ...]
-    """For each place how many requests there have been since it came, or since the last trim."""
+    warm: bool  # whether the provider's cache still holds what the last request sent
+    messages: tuple[Message | None, ...]  # what would be sent without the trim, by place; None where nothing is
+    tokens: tuple[int, ...]  # tokens of that
+    summary: Summary | None  # what would be sent before it
+    fixed: int  # tokens of instructions and tools
+    cached: int  # how many places the last request spoke of
+    account: Account  # what input has cost before this request
+    reads: tuple[int, ...]  # for each place how many requests there have been since it came, or since the last trim
 
     @property
     def stays(self) -> int:
@@ -110,11 +92,10 @@ class Costs(Struct, frozen=True, kw_only=True):
     def balance(self, draft: Draft) -> Balance:
         """Return what changes in cost if what stands in `draft` is sent instead, place by place."""
         left = 0
-        if self.warm and draft.summary is self.summary:
-            first = self._first_change(draft)
-            left = self.fixed + summary_tokens(self.summary) + sum(self.tokens[:first])
-        elif self.warm:
+        if self.warm:
             left = self.fixed
+            if draft.summary is self.summary:
+                left += summary_tokens(self.summary) + sum(self.tokens[: self._first_change(draft)])
         return self._balance(draft.total, left)
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
@@ -125,14 +106,9 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
-        """Return from which place on what changes in `draft` is best made; None where none of it is.
+        """Return from which of the places `starts` on the changes in `draft` are best made; None where none are.
 
-        What stands before that place is left as it is, and stays in the cache. Of the trims that are timely,
-        it is the one that saves most within the turns to be expected.
-
-        Args:
-            starts: The places to choose from.
-            draft: What would be sent if all of it were made; without it, what is sent now.
+        Of the trims that are timely, it is the one that saves most within the expected turns.
         """
         ahead = [0, *accumulate(self.tokens)]
         less = list(map(sub, self.tokens, draft.tokens))
@@ -148,10 +124,9 @@ class Costs(Struct, frozen=True, kw_only=True):
         return None if best is None else best[1]
 
     def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
-        """Tell whether a summary by a model is worth what it costs to make it and to trim for it.
+        """Tell whether a summary by a model is worth making it and trimming for it.
 
-        `imagined` is the draft with that summary; `before` is what everything changes in cost that was done
-        to the draft already.
+        `imagined` is the draft with that summary; `before` is the balance of what was done to the draft already.
         """
         written = summary_tokens(imagined.summary)
         balance = self.balance(imagined).since(before)
@@ -173,27 +148,21 @@ class Costs(Struct, frozen=True, kw_only=True):
 
     def _timely(self, balance: Balance, waited: int) -> bool:
         """Tell whether a trim is timely, where `waited` tokens were read that need not have been."""
-        rate = self.prices.factor(self.stays) * self.prices.read
+        stays, prices = self.stays, self.prices
+        rate = prices.factor(stays) * prices.read
         if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance.loss):
             return False
-        return self._stays_cached(self.stays - balance.freed)
-
-    def _stays_cached(self, tokens: int) -> bool:
-        """Tell whether a view of so many tokens is cached, or never costs more than what is sent now.
-
-        Until it has grown to the shortest prefix that is cached, each request writes all of it.
-        """
-        minimum = self.prices.minimum
-        return tokens >= minimum or self.prices.write * minimum <= self.prices.read * self.stays
+        # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
+        is_cached = stays - balance.freed >= prices.minimum
+        return is_cached or prices.write * prices.minimum <= prices.read * stays
 
     def _balance(self, sent: int, left: int) -> Balance:
         """Return what changes in cost if `sent` tokens are sent, the first `left` of them from the cache."""
-        stays = self.stays
-        left = left if left >= self.prices.minimum else 0
-        loss = _once(self.prices, sent, left) - _once(self.prices, stays, self.held)
-        return Balance(
-            loss=loss, gain=self._later(stays) - self._later(sent), freed=stays - sent, rewritten=sent - left
-        )
+        stays, prices = self.stays, self.prices
+        left = left if left >= prices.minimum else 0
+        loss = _once(prices, sent, left) - _once(prices, stays, self.held)
+        gain = _once(prices, stays, stays) - _once(prices, sent, sent)
+        return Balance(loss=loss, gain=gain, freed=stays - sent, rewritten=sent - left)
 
     def _first_change(self, draft: Draft) -> int:
         """Return the first place whose message the draft changes, or the first that was not sent before."""
@@ -203,10 +172,6 @@ class Costs(Struct, frozen=True, kw_only=True):
         # Where only what the client was not shown went, the message is the same.
         counts = zip(self.tokens[:first], draft.tokens, strict=False)
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
-
-    def _later(self, tokens: int) -> float:
-        """Return what sending so many tokens once more costs each later request."""
-        return _once(self.prices, tokens, tokens)
 
 
 def _once(prices: Prices, tokens: int, cached: int) -> float:
@@ -224,7 +189,7 @@ def summary_tokens(summary: Summary | None) -> int:
 def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
     """Return for each message how many requests there have been since it came, that one included.
 
-    Each assistant message answers one; those before position `start` do not count.
+    Assistant messages before position `start` do not count.
     """
     reads: list[int] = []
     later = 0
@@ -235,10 +200,7 @@ def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
 
 
 def due(view: int, last: int) -> bool:
-    """Tell whether a trim should be tried out: what is sent has grown by some part since the `last` request.
-
-    To try one out costs time in proportion to the log, so it is not done at every request.
-    """
+    """Tell whether a trim should be tried out: what is sent has grown by a twentieth since the `last` request."""
     if view < _SMALLEST:
         return False
     return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
@@ -259,10 +221,9 @@ def prices_of(context: PlanningContext) -> Prices:
 
 
 def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningContext, before: int) -> Account:
-    """Return what the input of a branch has cost before this request.
+    """Return what the input of a branch has cost before this request, which has `before` tokens untrimmed.
 
-    There was a request before each assistant message. `before` are the tokens of this one if nothing were
-    trimmed. Of what lies before the cut nothing is read: the cut says it.
+    There was a request before each assistant message. What lies before the cut is in the cut's account.
     """
     prices = prices_of(context)
     start = cut.position if cut is not None else 0

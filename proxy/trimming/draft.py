@@ -1,8 +1,4 @@
-"""The picture that an edit looks at: the log as it stands after the edits before it.
-
-Nothing in it changes. An edit returns changes, and the next one sees another draft. It does not
-know who looks at it nor why.
-"""
+"""What an edit looks at: the log as it stands after the edits before it."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round
 from proxy.dialects import Call, Message, Span
-from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, Prepared, Size, Summary
+from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Summary
 from proxy.trimming.settings import Target
 
 
@@ -23,8 +19,7 @@ class Result(Struct, frozen=True, kw_only=True):
     place: int
     message: Message
     span: Span
-    call: Call | None
-    """The call that it answers, as it was before any trimming; None where it answers none."""
+    call: Call | None  # the call that it answers, as it was before any trimming; None where it answers none
 
     @property
     def tool(self) -> str:
@@ -36,41 +31,25 @@ class Draft(Struct, frozen=True, kw_only=True):
     """The log without its gaps, what now stands at each place of it, and what must not be touched."""
 
     entries: tuple[Entry, ...]
-    messages: tuple[Message | None, ...]
-    """What stands at each position now; None where it was removed."""
-    tokens: tuple[int, ...]
-    """Tokens of what stands there, hidden rounds included; 0 where nothing does."""
-    spans: tuple[Span, ...]
-    """Spans of the log, whatever was removed from it."""
-    rounds: tuple[Round, ...]
-    """Rounds of the log; the last one is the current one, the others are history."""
-    protected: frozenset[int]
-    """Positions that no edit may touch; a span is protected as a whole or not at all."""
-    count: Count
-    """Counts the tokens of a message that an edit made."""
-    fixed_tokens: int = 0
-    """Tokens of what is sent beside the log."""
-    target: int | None = None
-    """How many tokens may be sent; None where no limit is set and each edit runs once."""
+    messages: tuple[Message | None, ...]  # what stands at each position now; None where it was removed
+    tokens: tuple[int, ...]  # tokens of what stands there, hidden rounds included; 0 where nothing does
+    spans: tuple[Span, ...]  # spans of the log, whatever was removed from it
+    rounds: tuple[Round, ...]  # rounds of the log; the last one is the current one, the others are history
+    protected: frozenset[int]  # positions that no edit may touch; a span is protected as a whole or not at all
+    count: Count  # counts the tokens of a message that an edit made
+    fixed_tokens: int = 0  # tokens of what is sent beside the log
+    target: int | None = None  # how many tokens may be sent; None where no limit is set and each edit runs once
     made_by: tuple[tuple[str, ...], ...] = ()
-    """For each place the types of the edits that made what stands there, those of earlier trims and of
-    `on_arrival` included, the first one first; empty where the original stands."""
-    summary: Summary | None = None
-    """What is sent in the place of what an edit summed up."""
-    agent: str | None = None
-    """Name of the agent that asks."""
-    context_window: int | None = None
-    """Tokens that the model takes, where known, as upstream counts them."""
-    scale: float = 1.0
-    """How many tokens upstream counts for one that is counted here."""
-    prepared: Prepared | None = None
-    """The newest summary by a model that may be used; None without one."""
-    gaps: tuple[Gap, ...] = ()
-    """What earlier trims dropped: it is no part of the log that is looked at."""
+    """For each place the types of all edits that made what stands there, the first one first."""
+    summary: Summary | None = None  # what is sent in the place of what an edit summed up
+    agent: str | None = None  # name of the agent that asks
+    context_window: int | None = None  # tokens that the model takes, where known, as upstream counts them
+    scale: float = 1.0  # how many tokens upstream counts for one that is counted here
+    prepared: ReadySummary | None = None  # the newest summary by a model that may be used; None without one
+    gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: it is no part of the log that is looked at
     hidden: Mapping[int, Hidden] = {}
     """By place what is sent with a message that the client was not shown; a message that changes loses it."""
-    tight: bool = False
-    """Whether a summary by a model must make it smaller: nothing after it would make room for more."""
+    tight: bool = False  # whether a summary by a model must make it smaller: nothing after it would make room for more
 
     @property
     def end(self) -> int:
@@ -96,13 +75,8 @@ class Draft(Struct, frozen=True, kw_only=True):
         left += [message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)]
         return Size(tokens=self.total, messages=len(left), tool_calls=sum(message.is_result for message in left))
 
-    @property
-    def within_target(self) -> bool:
-        """Whether nothing more need be trimmed; never without a target."""
-        return self.within(None)
-
-    def within(self, target: Target | None) -> bool:
-        """Whether so much is sent at most; with None, as much as the draft's own target says."""
+    def within(self, target: Target | None = None) -> bool:
+        """Tell whether no more is sent than `target`, or else the draft's own target; False without one."""
         limit = self.limit(target)
         return limit is not None and self.total <= limit
 
@@ -134,9 +108,9 @@ class Draft(Struct, frozen=True, kw_only=True):
                     yield Result(place=place, message=message, span=span, call=call)
 
     def history_before(self, last: int) -> int:
-        """Return where the newest `last` rounds of the history begin; 0 where there are not more than these.
+        """Return where the newest `last` rounds of the history begin; 0 where there are no more.
 
-        The current round is no history; what precedes the first user message is no round.
+        The current round is no history, nor is what precedes the first user message.
         """
         history = [each for each in self.rounds[:-1] if each.number > 0]
         if len(history) <= last:
@@ -145,14 +119,8 @@ class Draft(Struct, frozen=True, kw_only=True):
 
     def removing(self, position: int, edit: str, reason: str) -> Change:
         """Return the change that takes away what stands at `position`."""
-        return Change(
-            position=position,
-            edit=edit,
-            reason=reason,
-            message=None,
-            tokens_before=self.tokens[position],
-            tokens_after=0,
-        )
+        before = self.tokens[position]
+        return Change(position=position, edit=edit, reason=reason, message=None, tokens_before=before, tokens_after=0)
 
     def replacing(self, position: int, edit: str, reason: str, message: Message) -> Change:
         """Return the change that puts `message` in the place of what stands at `position`."""
@@ -171,18 +139,10 @@ class Draft(Struct, frozen=True, kw_only=True):
         made_by = list(self.made_by) or [()] * len(self.messages)
         for change in changes:
             made_by[change.position] += (change.edit,)
-        hidden = self.hidden
-        if hidden:
-            changed = {change.position for change in changes}
-            hidden = {place: rounds for place, rounds in hidden.items() if place not in changed}
-        return replace(
-            self,
-            messages=messages,
-            tokens=tokens,
-            made_by=tuple(made_by),
-            summary=summary or self.summary,
-            hidden=hidden,
-        )
+        changed = {change.position for change in changes}
+        hidden = {place: rounds for place, rounds in self.hidden.items() if place not in changed}
+        made, summary = tuple(made_by), summary or self.summary
+        return replace(self, messages=messages, tokens=tokens, made_by=made, summary=summary, hidden=hidden)
 
 
 def overlay(

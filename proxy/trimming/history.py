@@ -1,12 +1,9 @@
 """The log as earlier requests left it: what `on_arrival` made of each message, then what the cut left out.
 
 The first time that a tool result is sent, the `on_arrival` edits decide about it. The decision is recorded
-and repeated from then on, whatever the policy says by then, so that a message keeps its bytes. It depends on
-the message and on what precedes it.
+and repeated from then on, so that a message keeps its bytes.
 
-What a trim drops is summed up in gaps, so that a cut is as long as what is kept, not as what was dropped.
-Gaps are ordered by position and do not overlap. Only whole spans become gaps: every call left keeps its
-results.
+What a trim drops is summed up in gaps: whole spans, ordered by position, without overlap.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.conversation import span_start
 from proxy.dialects import Message, Span
@@ -26,25 +24,19 @@ from proxy.trimming.policy import Policy
 
 _Item = TypeVar("_Item")
 
-KEPT_APART: Final = 8
-"""Adjacent gaps that are kept apart, each with its own reason; of more, the oldest become one."""
+KEPT_APART: Final = 8  # adjacent gaps that are kept apart, each with its own reason; of more, the oldest become one
 
 _POSITION: Final[Callable[[Entry], int]] = attrgetter("position")
-_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))
-"""What is missing after the last of it."""
+_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))  # what is missing after the last of it
 
 
 class Arrived(Struct, frozen=True, kw_only=True):
     """The log, or a part of it, after `on_arrival`."""
 
-    entries: tuple[Entry, ...]
-    """The messages as they would be sent if nothing were trimmed, by position."""
-    messages: tuple[Message | None, ...]
-    """What stands in the place of each; None where a recorded decision removed it."""
-    tokens: tuple[int, ...]
-    """Tokens of what stands there, hidden rounds included."""
-    decided: tuple[tuple[Change, ...], ...]
-    """For each message what was decided when it was first sent, or just now."""
+    entries: tuple[Entry, ...]  # the messages as they would be sent if nothing were trimmed, by position
+    messages: tuple[Message | None, ...]  # what stands in the place of each; None where a recorded decision removed it
+    tokens: tuple[int, ...]  # tokens of what stands there, hidden rounds included
+    decided: tuple[tuple[Change, ...], ...]  # for each message what was decided when it was first sent, or just now
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -76,13 +68,10 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
     log: Arrived
     messages: tuple[Message | None, ...]
     tokens: tuple[int, ...]
-    changes: tuple[Change, ...] = ()
-    """What earlier trims did to messages of this log, by place."""
+    changes: tuple[Change, ...] = ()  # what earlier trims did to messages of this log, by place
     summary: Summary | None = None
-    hidden: Mapping[int, Hidden] = {}
-    """By place what is sent with messages of this log that the client was not shown."""
-    gaps: tuple[Gap, ...] = ()
-    """What earlier trims dropped: this log lies between."""
+    hidden: Mapping[int, Hidden] = {}  # by place what is sent with messages of this log that the client was not shown
+    gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: this log lies between
 
     @property
     def touched(self) -> bool:
@@ -129,14 +118,13 @@ def arrive(
 def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> TrimmedHistory:
     """Return what `cut` leaves of a log that is given from position `start` on."""
     if cut is None:
-        return TrimmedHistory(
-            log=arrived, messages=arrived.messages, tokens=arrived.tokens, hidden=_unchanged(arrived, ())
-        )
-    log = arrived.without(cut.gaps)
+        hidden = {place: each for place, each in arrived.hidden.items() if not arrived.decided[place]}
+        return TrimmedHistory(log=arrived, messages=arrived.messages, tokens=arrived.tokens, hidden=hidden)
+    log, summary = arrived.without(cut.gaps), cut.summary
     places = {entry.position: place for place, entry in enumerate(log.entries)}
     changes = tuple([change.at(places[change.position]) for change in cut.changes if change.position in places])
     messages, tokens = overlay(log.messages, log.tokens, changes)
-    summary = cut.summary
+    changed = {change.position for change in changes}
     return TrimmedHistory(
         log=log,
         messages=messages,
@@ -144,15 +132,9 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
         changes=changes,
         # One that ends before `start` stands for what the client left out itself.
         summary=summary if summary is not None and summary.until > start else None,
-        hidden=_unchanged(log, changes),
+        hidden={place: each for place, each in log.hidden.items() if place not in changed and not log.decided[place]},
         gaps=cut.gaps,
     )
-
-
-def _unchanged(log: Arrived, changes: Iterable[Change]) -> dict[int, Hidden]:
-    """Return by place what is hidden with messages that nothing has changed."""
-    changed = {change.position for change in changes}
-    return {place: hidden for place, hidden in log.hidden.items() if place not in changed and not log.decided[place]}
 
 
 def _decided(
@@ -185,10 +167,7 @@ def _decided(
 
 
 def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: int = 0) -> bool:
-    """Tell whether the span of a tool result is pinned by what stands in it up to that message.
-
-    What stands before `floor` does not count: something between is missing.
-    """
+    """Tell whether a pin fits anything in the span of a tool result, up to it and not before `floor`."""
     if not policy.pin:
         return False
     near = place
@@ -205,10 +184,7 @@ def _new(entry: Entry, size: Size, policy: Policy, context: PlanningContext) -> 
         if edit.when is not None and not edit.when.holds(size, context):
             continue
         shortened = edit.shorten(message, entry)
-        if shortened is None:
-            continue
-        after = context.count(shortened.message)
-        if after < tokens:
+        if shortened is not None and (after := context.count(shortened.message)) < tokens:
             yield Change(
                 position=entry.position,
                 edit=edit.type,
@@ -262,13 +238,22 @@ def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Chang
         inside = range(span.start, span.stop)
         if all(place in removed for place in inside):
             gone.update(inside)
-    runs: list[list[int]] = []
+    gaps: list[Gap] = []
     for place in sorted(gone):
-        if runs and _continues(log, removed, runs[-1][-1], place):
-            runs[-1].append(place)
+        entry, why = log[place], removed[place]
+        gap = Gap(
+            start=entry.position,
+            stop=entry.position + 1,
+            edit=why.edit,
+            reason=why.reason,
+            tokens=entry.tokens,
+            tool_calls=int(entry.message.is_result),
+        )
+        if gaps and gaps[-1].stop == gap.start and _why(gaps[-1]) == _why(gap):
+            gaps[-1] = _together(gaps[-1], gap)
         else:
-            runs.append([place])
-    return [_gap([log[place] for place in run], removed[run[0]]) for run in runs], gone
+            gaps.append(gap)
+    return gaps, gone
 
 
 def joined(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
@@ -288,25 +273,6 @@ def joined(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     return tuple([gap for run in runs for gap in _fewer(run)])
 
 
-def _continues(log: Sequence[Entry], removed: Mapping[int, Change], last: int, place: int) -> bool:
-    """Tell whether the message at `place` belongs into one gap with the one at `last`."""
-    before, now = removed[last], removed[place]
-    adjacent = log[place].position == log[last].position + 1
-    return adjacent and before.edit == now.edit and before.reason == now.reason
-
-
-def _gap(entries: Sequence[Entry], why: Change) -> Gap:
-    """Return adjacent messages as a gap."""
-    return Gap(
-        start=entries[0].position,
-        stop=entries[-1].position + 1,
-        edit=why.edit,
-        reason=why.reason,
-        tokens=sum([entry.tokens for entry in entries]),
-        tool_calls=sum([entry.message.is_result for entry in entries]),
-    )
-
-
 def _fewer(run: Sequence[Gap]) -> Iterator[Gap]:
     """Yield adjacent gaps, the oldest as one where they are many."""
     many = len(run) - KEPT_APART
@@ -322,15 +288,9 @@ def _fewer(run: Sequence[Gap]) -> Iterator[Gap]:
 
 def _together(first: Gap, second: Gap) -> Gap:
     """Return two adjacent gaps as one, with the reason of the longer one."""
+    tokens, tool_calls = first.tokens + second.tokens, first.tool_calls + second.tool_calls
     told = first if first.messages > second.messages else second
-    return Gap(
-        start=first.start,
-        stop=second.stop,
-        edit=told.edit,
-        reason=told.reason,
-        tokens=first.tokens + second.tokens,
-        tool_calls=first.tool_calls + second.tool_calls,
-    )
+    return replace(told, start=first.start, stop=second.stop, tokens=tokens, tool_calls=tool_calls)
 
 
 def _why(gap: Gap) -> tuple[str, str]:

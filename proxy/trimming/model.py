@@ -1,13 +1,13 @@
 """What trimming reads and what it decides, as plain records: `history + policy + context -> plan -> view`.
 
-Positions are those of the log of one branch: 0 is its oldest message, instructions not counted. Inside a
-draft they are places in what is left of the log; the planner translates.
+Positions are those of the log of one branch: 0 is its oldest message, instructions not counted. A place is an
+index into what is left of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -19,22 +19,17 @@ SummaryRole: TypeAlias = Literal["merge", "system", "user"]
 """Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
 
 SUMMARIZE: Final = "summarize"
-HIDDEN_ROUNDS: Final = "hidden_rounds"
-"""What stands in the place of an edit's type where hidden rounds were let go."""
+HIDDEN_ROUNDS: Final = "hidden_rounds"  # what stands in the place of an edit's type where hidden rounds were let go
 
-Count = Callable[[Message], int]
-"""Counts the tokens of one message as the upstream's model would."""
+Count = Callable[[Message], int]  # counts the tokens of one message as the upstream's model would
 
 
 class Size(Struct, frozen=True, kw_only=True):
     """How much is sent."""
 
-    tokens: int
-    """Tokens, those of instructions and tools included."""
-    messages: int
-    """Messages of the log."""
-    tool_calls: int = 0
-    """Tool results among them; 0 where nobody asks for them."""
+    tokens: int  # tokens, those of instructions and tools included
+    messages: int  # messages of the log
+    tool_calls: int = 0  # tool results among them; 0 where nobody asks for them
 
 
 PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
@@ -44,29 +39,20 @@ PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
 class Step(Struct, frozen=True, kw_only=True):
     """A step of the price: above so many input tokens the whole request costs `factor` times as much."""
 
-    above: int
-    """Input tokens, cached ones included, up to which it does not hold."""
-    factor: float
-    """What input costs above it, in units of what it costs below every step."""
+    above: int  # input tokens, cached ones included, up to which it does not hold
+    factor: float  # what input costs above it, in units of what it costs below every step
 
 
 class Prices(Struct, frozen=True, kw_only=True):
     """What input costs, relative to an uncached input token (= 1)."""
 
-    read: float
-    """A token that is read from the provider's cache; 1 where the model has none."""
-    write: float
-    """A token that is written to the cache; 1 where writing is free, since it costs just its input."""
-    output: float
-    """A token of output."""
-    lifetime: float
-    """Seconds without a request after which the provider's cache is cold."""
-    minimum: int
-    """Tokens of the shortest prefix that is cached."""
-    steps: tuple[Step, ...] = ()
-    """In rising order of `above`."""
-    source: PriceSource = "assumed"
-    """Where they come from; a receipt says so when they are assumed."""
+    read: float  # a token that is read from the provider's cache; 1 where the model has none
+    write: float  # a token that is written to the cache; 1 where writing is free, since it costs just its input
+    output: float  # a token of output
+    lifetime: float  # seconds without a request after which the provider's cache is cold
+    minimum: int  # tokens of the shortest prefix that is cached
+    steps: tuple[Step, ...] = ()  # in rising order of `above`
+    source: PriceSource = "assumed"  # where they come from; a receipt says so when they are assumed
 
     def factor(self, tokens: int) -> float:
         """Return what a request of `tokens` input tokens costs, relative to one below every step."""
@@ -84,18 +70,12 @@ ASSUMED: Final = Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum
 class Change(Struct, frozen=True, kw_only=True):
     """One decision of one edit about one message."""
 
-    position: int
-    """Place of the message in the log of the branch."""
-    edit: str
-    """The `type` of the edit that decided it."""
-    reason: str
-    """Why, in words for the receipt."""
-    message: Message | None
-    """What is sent in its place; None where nothing is."""
-    tokens_before: int
-    """Tokens of what stood there before this change."""
-    tokens_after: int
-    """Tokens of what stands there now; 0 where nothing does."""
+    position: int  # place of the message in the log of the branch
+    edit: str  # the `type` of the edit that decided it
+    reason: str  # why, in words for the receipt
+    message: Message | None  # what is sent in its place; None where nothing is
+    tokens_before: int  # tokens of what stood there before this change
+    tokens_after: int  # tokens of what stands there now; 0 where nothing does
 
     @property
     def freed(self) -> int:
@@ -114,14 +94,10 @@ class Hidden(Struct, frozen=True, kw_only=True):
     the proxy at once, the form with all the calls stands for it, and results of the proxy's own `after` it.
     """
 
-    before: tuple[Message, ...]
-    """What is sent before the reply: assistant messages with calls, each with its results."""
-    reply: Message | None
-    """What is sent for the reply itself; None: the reply as it is."""
-    after: tuple[Message, ...]
-    """What is sent right after it: results of the calls that the client did not see."""
-    tokens: int
-    """How many tokens all that adds to those of the reply."""
+    before: tuple[Message, ...]  # what is sent before the reply: assistant messages with calls, each with its results
+    reply: Message | None  # what is sent for the reply itself; None: the reply as it is
+    after: tuple[Message, ...]  # what is sent right after it: results of the calls that the client did not see
+    tokens: int  # how many tokens all that adds to those of the reply
 
     @property
     def messages(self) -> int:
@@ -130,45 +106,27 @@ class Hidden(Struct, frozen=True, kw_only=True):
 
 
 class Entry(Struct, frozen=True, gc=False, kw_only=True):
-    """One message of the branch, as trimming sees it.
+    """One message of the branch, as trimming sees it. No cycle leads through it: the garbage collector skips it."""
 
-    It is in no circle, and there are as many as messages: the garbage collector need not look at them.
-    """
-
-    message: Message
-    """The message as it is sent when nothing is trimmed, without our own fields."""
-    tokens: int
-    """Its tokens."""
-    ref: str
-    """The name under which its original can be read again (`GET /sessions/{id}/refs/{ref}`)."""
-    position: int
-    """Place of the message in the log of the branch, wherever the entries that are given begin."""
-    arrival: tuple[Change, ...] | None = None
-    """What `on_arrival` decided when it was first sent; None where it is sent for the first time now."""
-    agent: str | None = None
-    """Name of the agent that the message says it is from."""
-    is_internal: bool = False
-    """Whether it is marked as one that no user is shown."""
-    hidden: Hidden | None = None
-    """What is sent with it that the client was not shown; None where there is nothing. It goes as soon as the
-    message is changed or dropped."""
+    message: Message  # the message as it is sent when nothing is trimmed, without our own fields
+    tokens: int  # its tokens
+    ref: str  # the name under which its original can be read again (`GET /sessions/{id}/refs/{ref}`)
+    position: int  # place of the message in the log of the branch, wherever the entries that are given begin
+    arrival: tuple[Change, ...] | None = None  # what `on_arrival` decided; None where it is sent for the first time
+    agent: str | None = None  # name of the agent that the message says it is from
+    is_internal: bool = False  # whether it is marked as one that no user is shown
+    hidden: Hidden | None = None  # what is sent with it that the client was not shown, until it is changed or dropped
 
 
 class Gap(Struct, frozen=True, kw_only=True):
     """Messages that lie side by side and are not sent any more, summed up."""
 
-    start: int
-    """Position of the first of them."""
-    stop: int
-    """Position after the last one."""
-    edit: str
-    """The `type` of the edit that dropped them; where many edits took turns, of the one that dropped most."""
-    reason: str
-    """Why, in that edit's words."""
-    tokens: int
-    """Their tokens, as they would be sent if nothing were trimmed."""
-    tool_calls: int
-    """Tool results among them."""
+    start: int  # position of the first of them
+    stop: int  # position after the last one
+    edit: str  # the `type` of the edit that dropped them; where many edits took turns, of the one that dropped most
+    reason: str  # why, in that edit's words
+    tokens: int  # their tokens, as they would be sent if nothing were trimmed
+    tool_calls: int  # tool results among them
 
     @property
     def messages(self) -> int:
@@ -178,85 +136,56 @@ class Gap(Struct, frozen=True, kw_only=True):
     def part(self, start: int, messages: int) -> Gap:
         """Return a part of the gap with its share of the sums: what each message had is not known."""
         share = messages / self.messages
-        return Gap(
-            start=start,
-            stop=start + messages,
-            edit=self.edit,
-            reason=self.reason,
-            tokens=round(self.tokens * share),
-            tool_calls=round(self.tool_calls * share),
-        )
+        tokens, tool_calls = round(self.tokens * share), round(self.tool_calls * share)
+        return replace(self, start=start, stop=start + messages, tokens=tokens, tool_calls=tool_calls)
 
 
 class Summary(Struct, frozen=True, kw_only=True):
     """What is sent in the place of the beginning of a log."""
 
-    text: str
-    """With its heading."""
+    text: str  # with its heading
     role: SummaryRole
-    until: int
-    """Position of the first message that it does not cover."""
-    tokens: int
-    """Tokens of what is sent of it."""
+    until: int  # position of the first message that it does not cover
+    tokens: int  # tokens of what is sent of it
     kind: Literal["statistics", "model"]
-    covered_messages: int
-    """Messages that are not sent, but summed up here."""
-    covered_tokens: int
-    """Their tokens."""
-    generation: int = 1
-    """How many summaries it is made from, itself included."""
-    state: Mapping[str, object] = {}
-    """JSON: what the next one needs to be made of this one and of what is new; of `statistics`."""
-    model: str | None = None
-    """The model that made it; None where none did."""
+    covered_messages: int  # messages that are not sent, but summed up here
+    covered_tokens: int  # their tokens
+    generation: int = 1  # how many summaries it is made from, itself included
+    state: Mapping[str, object] = {}  # JSON from which the next one is made; of `statistics`
+    model: str | None = None  # the model that made it; None where none did
 
     def message(self, dialect: Dialect) -> Message:
         """Return the message that holds it; of a merged one, the message by which it is counted."""
         return dialect.spoken("user" if self.role == "user" else "system", self.text)
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class ReadySummary(Struct, frozen=True, kw_only=True):
     """A summary that a model made of the beginning of the branch; the next trim may use it."""
 
-    text: str
-    """With its heading, as it is sent."""
-    tokens: int
-    """Tokens of what is sent of it."""
-    until: int
-    """Position of the first message that it does not cover."""
-    model: str
-    """The model that made it."""
-    covered_messages: int
-    """Messages that it stands for: all before `until`."""
-    covered_tokens: int
-    """Their tokens."""
-    generation: int = 1
-    """How many summaries it is made from, itself included."""
-    asked: bool = False
-    """Whether somebody asked for it (a user, or the model itself): it is used at once, whatever the trigger
-    says."""
+    text: str  # with its heading, as it is sent
+    tokens: int  # tokens of what is sent of it
+    until: int  # position of the first message that it does not cover
+    model: str  # the model that made it
+    covered_messages: int  # messages that it stands for: all before `until`
+    covered_tokens: int  # their tokens
+    generation: int = 1  # how many summaries it is made from, itself included
+    asked: bool = False  # whether a user or the model asked for it: it is then used at once, whatever the trigger says
 
 
 class SummaryRequest(Struct, frozen=True, kw_only=True):
     """A summary that a model should make. Whoever has the plan sees to it, or not."""
 
-    stop: int
-    """Position of the first message that it is not to cover."""
-    room: int
-    """Tokens that it may have at most, heading included."""
-    urgent: bool
-    """Whether the log is trimmed now, and would have used it."""
+    stop: int  # position of the first message that it is not to cover
+    room: int  # tokens that it may have at most, heading included
+    urgent: bool  # whether the log is trimmed now, and would have used it
 
 
 class Account(Struct, frozen=True, kw_only=True):
     """What the input of a branch has cost up to a request, about; in tokens of uncached input."""
 
-    turns: int
-    """Requests."""
-    untrimmed: float
-    """What they would have cost if nothing had been trimmed."""
-    saved: float
-    """What trimming saved of that; negative where it cost more so far than it saved."""
+    turns: int  # requests
+    untrimmed: float  # what they would have cost if nothing had been trimmed
+    saved: float  # what trimming saved of that; negative where it cost more so far than it saved
 
 
 class Cut(Struct, frozen=True, kw_only=True):
@@ -266,108 +195,68 @@ class Cut(Struct, frozen=True, kw_only=True):
     sent at all are `gaps`; what else was done to messages is in `changes`.
     """
 
-    position: int
-    """Number of messages of the log that lie before the cut."""
-    policy: str
-    """Name of the policy."""
-    version: str
-    """Version of the policy that made it."""
-    changes: tuple[Change, ...]
-    """What is done to messages outside the gaps, one change or several for each (in order), by position."""
-    tokens: int
-    """Tokens of the whole view, fixed ones included, right after the trim."""
-    messages: int
-    """Messages of the view right after the trim."""
-    tool_calls: int
-    """Tool results of the view right after the trim."""
-    gaps: tuple[Gap, ...] = ()
-    """What is not sent at all, by position: whole spans, by this trim or by an earlier one."""
-    summary: Summary | None = None
-    """What is sent in the place of some of that."""
-    account: Account | None = None
-    """What input had cost when it was made; None where nobody reckoned."""
+    position: int  # number of messages of the log that lie before the cut
+    policy: str  # name of the policy
+    version: str  # version of the policy that made it
+    changes: tuple[Change, ...]  # what is done to messages outside the gaps, by position; several of one in order
+    tokens: int  # tokens of the whole view, fixed ones included, right after the trim
+    messages: int  # messages of the view right after the trim
+    tool_calls: int  # tool results of the view right after the trim
+    gaps: tuple[Gap, ...] = ()  # what is not sent at all, by position: whole spans, by this trim or by an earlier one
+    summary: Summary | None = None  # what is sent in the place of some of that
+    account: Account | None = None  # what input had cost when it was made; None where nobody reckoned
 
 
 class PlanningContext(Struct, frozen=True, kw_only=True):
     """What trimming must be told, since it asks nobody."""
 
-    count: Count
-    """Counts a message that an edit made."""
-    fixed_tokens: int = 0
-    """Tokens of what is sent beside the log: instructions and tools."""
-    context_window: int | None = None
-    """Tokens that the model takes, where known; a `ratio` needs it."""
-    agent: str | None = None
-    """Name of the agent that asks."""
-    idle: float | None = None
-    """Seconds since the session's last request; None where there was none, or nobody knows."""
-    prices: Prices | None = None
-    """What the model's input costs; `cost: auto` needs it."""
-    scale: float = 1.0
-    """How many tokens upstream counts for one that is counted here: limits are in upstream's."""
-    prepared: Prepared | None = None
-    """The newest summary by a model that lies on the branch and that the policy may use; None without one."""
-    keeps: bool = True
-    """Whether a new cut is kept for the next request; where it is not, `cost: auto` never pays."""
+    count: Count  # counts a message that an edit made
+    fixed_tokens: int = 0  # tokens of what is sent beside the log: instructions and tools
+    context_window: int | None = None  # tokens that the model takes, where known; a `ratio` needs it
+    agent: str | None = None  # name of the agent that asks
+    idle: float | None = None  # seconds since the session's last request; None where there was none, or nobody knows
+    prices: Prices | None = None  # what the model's input costs; `cost: auto` needs it
+    scale: float = 1.0  # how many tokens upstream counts for one that is counted here: limits are in upstream's
+    prepared: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
+    keeps: bool = True  # whether a new cut is kept for the next request; where it is not, `cost: auto` never pays
     fork: int | None = None
-    """Position from which on the messages are this request's own, where others go on from the same place. A
-    trim that changes nothing from there on is kept there for all of them: the cut does not go to the end."""
+    """Position where this request branches off from others. A trim that changes nothing beyond it puts the cut
+    there, where all of them can use it."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
     """What was decided for one request."""
 
-    policy: str
-    """Name of the policy, `off` where trimming is bypassed."""
-    version: str
-    """Version of the policy; empty for `off`."""
-    cut: Cut | None
-    """The cut in force for this request: the current one, or the new one after a trim."""
-    moved: bool
-    """Whether this request was trimmed: then the cut is new."""
-    fired: str
-    """What fired, in words ("tokens 51234 > 50000"); empty where nothing did."""
-    arrivals: tuple[Change, ...]
-    """What `on_arrival` changes outside `earlier` (already recorded or decided now), by position."""
-    tokens_before: int
-    """Tokens of the request if nothing were trimmed."""
-    tokens_sent: int
-    """Tokens of the view, repairs included."""
-    view: tuple[Message, ...]
-    """The messages of the log that are sent, in order; instructions not among them."""
-    warnings: tuple[str, ...] = ()
-    """What was repaired or could not be done, in words."""
-    decided: tuple[tuple[Change, ...], ...] = ()
-    """For each entry that was given what `on_arrival` decided, recorded or now: what is to be recorded."""
-    made: tuple[Change, ...] = ()
-    """What the edits decided at this request's trim, message by message, by position."""
-    earlier: tuple[Gap, ...] = ()
-    """What earlier trims dropped of the messages that the request speaks of, and this one left so."""
-    messages_before: int = 0
-    """Messages of the log that the request speaks of, those in gaps included."""
-    target: int | None = None
-    """How many tokens were to be sent at most after a trim, as upstream counts them."""
+    policy: str  # name of the policy, `off` where trimming is bypassed
+    version: str  # version of the policy; empty for `off`
+    cut: Cut | None = None  # the cut in force for this request: the current one, or the new one after a trim
+    trimmed: bool = False  # whether this request was trimmed: then the cut is new
+    fired: str = ""  # what fired, in words ("tokens 51234 > 50000"); empty where nothing did
+    arrivals: tuple[Change, ...] = ()  # what `on_arrival` changes outside `earlier`, recorded or now, by position
+    tokens_before: int  # tokens of the request if nothing were trimmed
+    tokens_sent: int  # tokens of the view, repairs included
+    view: tuple[Message, ...]  # the messages of the log that are sent, in order; instructions not among them
+    warnings: tuple[str, ...] = ()  # what was repaired or could not be done, in words
+    decided: tuple[tuple[Change, ...], ...] = ()  # for each given entry what `on_arrival` decided: to be recorded
+    made: tuple[Change, ...] = ()  # what the edits decided at this request's trim, message by message, by position
+    earlier: tuple[Gap, ...] = ()  # what earlier trims dropped of the messages that the request speaks of
+    messages_before: int = 0  # messages of the log that the request speaks of, those in gaps included
+    target: int | None = None  # how many tokens were to be sent at most after a trim, as upstream counts them
     settled: tuple[int, ...] = ()
-    """Numbers of messages of the view, from its beginning: each is where a part ends that no later trim
-    will change while the policy stays. The last is the longest; one before it was so earlier."""
-    summary: Summary | None = None
-    """The summary in force. Where its role is `merge`, whoever sends the view adds it to the instructions."""
-    wanted: SummaryRequest | None = None
-    """A summary that should be made of what was not summed up yet; None where none is due."""
-    needs_whole: bool = False
-    """Whether the log must be trimmed and could not be: decide again, with every entry of the log given."""
+    """Message counts from the start of the view: up to each of them no later trim changes anything while the
+    policy stays."""
+    summary: Summary | None = None  # the summary in force; one with role `merge` is still to be added to instructions
+    summary_request: SummaryRequest | None = None  # a summary that a model should make; None where none is due
+    needs_whole: bool = False  # whether to decide again with every entry of the log, since it must be trimmed
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Every change of a single message that led to this view: those of arrival first, then by position.
-
-        What `earlier` sums up is not among them.
-        """
-        if not self.moved:
+        """Changes of single messages that led to this view: those on arrival, then the others by position."""
+        if not self.trimmed:
             return self.arrivals + (self.cut.changes if self.cut is not None else ())
         new = set(self.made)
         old = [change for change in self.cut.changes if change not in new] if self.cut is not None else []
-        return self.arrivals + tuple(sorted([*old, *self.made], key=_position))
+        return self.arrivals + tuple(sorted([*old, *self.made], key=attrgetter("position")))
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -383,7 +272,3 @@ class Plan(Struct, frozen=True, kw_only=True):
         names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
         # Hidden rounds that were let go are no edit of anybody's, and nobody was shown them.
         return tuple([name for name in dict.fromkeys(names) if name != HIDDEN_ROUNDS])
-
-
-def _position(change: Change) -> int:
-    return change.position

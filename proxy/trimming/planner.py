@@ -1,53 +1,38 @@
 """From a log and a policy to what is sent: `history + policy + context -> plan -> view`. Start here.
 
-The view is `trim(A[:cut]) + A[cut:]`, where A is the log after `on_arrival`. The cut stays where it is until
-the policy's trigger fires. Then the log is trimmed and the cut moves to its end. Between two trims each view
-begins with the last one, byte for byte, so that the provider's prompt cache stays warm.
+The view is `trim(A[:cut]) + A[cut:]`, where A is the log after `on_arrival`. The cut stays until the policy's
+trigger fires; then the log is trimmed and the cut moves to its end. Between two trims each view begins with
+the last one, byte for byte, so that the provider's prompt cache stays warm.
 
-What a trim did stays done. The next one decides on what is left and adds to it, so that it rewrites the cache
-only from its own first change on, and costs what is kept, not what is stored. A policy of another version
-begins again on all of A, and asks for it where it is not there.
+What a trim did stays done. The next one adds to it. A policy of another version begins again on all of A.
 
-A view in which anything was changed, or that was put together here, is checked against the protocol and
-repaired. What a client sent itself and nothing changed goes out as it is.
+A view that was changed or put together here is checked against the protocol and repaired.
 
-A summary by a model takes time to make. So a plan says which one it wants before the trigger fires, and the
-next trim uses what is there by then. A summary that somebody asked for trims at once.
+A summary by a model is requested before the trigger fires; the next trim uses it if it is ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import Message
-from proxy.trimming.cost import (
-    Balance,
-    Costs,
-    account_after,
-    account_of,
-    due,
-    is_cold,
-    prices_of,
-    reads_of,
-    summary_tokens,
-)
+from proxy.dialects import Dialect, Message, Repaired
+from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped
 from proxy.trimming.edits.summarize import Summarize
-from proxy.trimming.history import arrive, joined, missing_of, trimmed_history
+from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
 from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
-from proxy.trimming.view import View, view_of
 
-OFF: Final = "off"
-"""Name of the policy in a plan that bypasses trimming."""
+OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
-ASKED: Final = "a summary was asked for"
-"""What fires where somebody asked for a summary."""
+ASKED: Final = "a summary was asked for"  # what fires where somebody asked for a summary
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
 """The warning where `cost: auto` decides by prices that nobody gave."""
@@ -64,41 +49,33 @@ def plan(
     start: int = 0,
     overflow: int | None = None,
 ) -> Plan:
-    """Decide what is sent of a log.
+    """Decide what is sent of a log. The same arguments always give the same plan.
 
     Args:
         entries: The log of the branch from `start` on, oldest first, instructions not among it. What lies in
-            the gaps of `current` may be left out: the plan is the same.
+            the gaps of `current` may be left out; if the plan then `needs_whole`, ask again with all of it.
         policy: What decides.
         name: The policy's name, for the plan.
         context: Counts, the tokens sent beside the log, the context window, prices.
-        current: The newest cut of the branch, whichever policy made it: it stays in force until
-            the next trim. One that lies beyond the log is ignored.
+        current: The newest cut of the branch, by any policy. One that lies beyond the log is ignored.
         composed: Whether the request was put together from the store and is no client's own.
-        start: Position of the first message that the request speaks of: what lies before it is not sent,
-            not counted, and stays as an earlier trim left it.
-        overflow: Tokens that must not be passed, after upstream refused more: the log is trimmed whatever the
-            trigger says, this is the target, and what is oldest is dropped though no edit says so.
-
-    Returns:
-        The plan, its view included. The same arguments always give the same plan. Where it `needs_whole`, the
-        trigger fired, or a trim may pay, under another version of the policy than the cut's, and entries that
-        lie in its gaps are not there: what it holds then is the plan without a trim.
+        start: Position of the first message that the request speaks of; older ones are not sent.
+        overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
+            the trigger says, and what is oldest is dropped though no edit says so.
     """
     if current is None and overflow is None and not composed:
         untouched = _untouched(entries, policy, name, context)
         if untouched is not None:
             return untouched
-    planning = _Planning(
+    return _Planning(
         entries, policy, context, current, name=name, composed=composed, start=start, overflow=overflow
-    )
-    return planning.plan()
+    ).plan()
 
 
 def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
-    """Return the plan of a log without a cut of which nothing is trimmed; None where more is to be done.
+    """Return the plan of a log that needs no trim and no cut; None where more is to be done.
 
-    Most requests are small and end here. The full planning would come to the same plan.
+    Most requests end here. Full planning gives the same plan in several times as many calls.
     """
     if policy.summarizer is not None or context.prepared is not None:
         return None
@@ -122,10 +99,6 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: Pla
     return Plan(
         policy=name,
         version=policy.version,
-        cut=None,
-        moved=False,
-        fired="",
-        arrivals=(),
         tokens_before=tokens,
         tokens_sent=tokens,
         view=view.messages,
@@ -139,18 +112,14 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: Pla
 def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:
     """Return the plan that trims nothing (`X-Context-Policy: off`), not even what was trimmed on arrival.
 
-    The entries must be the whole log that the request speaks of. What is sent for the first time is
-    recorded as left alone, so that it keeps its bytes later.
+    The entries must be the whole log that the request speaks of. What is sent for the first time is recorded as
+    left alone, so that it keeps its bytes later.
     """
-    messages, tokens = tuple([entry.message for entry in entries]), [entry.tokens for entry in entries]
+    messages, tokens = [entry.message for entry in entries], [entry.tokens for entry in entries]
     view = view_of(entries, messages, tokens, context, repairing=composed)
     return Plan(
         policy=OFF,
         version="",
-        cut=None,
-        moved=False,
-        fired="",
-        arrivals=(),
         tokens_before=context.fixed_tokens + sum(tokens),
         tokens_sent=view.tokens,
         view=view.messages,
@@ -165,8 +134,7 @@ def compaction(
 ) -> SummaryRequest | None:
     """Return what a model would sum up if somebody asked for it now; None where it would not be worth it.
 
-    No trigger and no condition of the policy counts; how it is done is `policy.summarizing`. The arguments
-    are those of `plan`.
+    No trigger and no condition of the policy counts. The arguments are those of `plan`.
     """
     if start:
         return None  # what the client left out itself stays out
@@ -200,37 +168,31 @@ class _Planning:
         absent = missing_of(entries, cut.gaps, start) if cut is not None else []
         self.is_whole = not absent
         self.arrived = arrive(entries, policy, context, absent)
-        self.history = trimmed_history(self.arrived, cut, start)
-        """What the current cut leaves."""
-        # Of what earlier trims dropped nothing more is known, whether it is given or not.
-        hidden = self.history.log.hidden.values()
+        self.history = trimmed_history(self.arrived, cut, start)  # what the current cut leaves
+        hidden = self.history.log.hidden.values()  # of what earlier trims dropped nothing more is known
         self.given = len(entries) + sum([size.messages for _, size in absent])
         self.messages = self.given + sum([each.messages for each in hidden])
+        # Tokens of the request if nothing were trimmed.
         self.tokens = context.fixed_tokens + sum([entry.tokens for entry in entries])
-        """Tokens of the request if nothing were trimmed."""
         self.tokens += sum([size.tokens for _, size in absent]) + sum([each.tokens for each in hidden])
+        # The target in tokens as upstream counts them, and as they are counted here.
         self.aim = policy.target.within(context.context_window) if policy.target is not None else None
-        """The target in tokens as upstream counts."""
         self.target = None if self.aim is None else int(self.aim / context.scale)
-        """The same in tokens as they are counted here."""
         if overflow is not None:
             self.aim, self.target = round(overflow * context.scale), overflow
-        # What is too much must go now: where the log is not whole, what went stays gone under any version.
+        # Whether a trim adds to earlier ones instead of beginning anew. After an overflow, what is not there
+        # stays gone under any version.
         self.same = cut is None or cut.version == policy.version or (overflow is not None and not self.is_whole)
-        """Whether a trim adds to what earlier ones did; else it begins anew."""
-        self.base = self.history if self.same else trimmed_history(self.arrived, None)
-        """What a trim would begin with."""
+        self.base = self.history if self.same else trimmed_history(self.arrived, None)  # what a trim begins with
 
     def plan(self) -> Plan:
         """Return the plan."""
         history, policy, context, overflow = self.history, self.policy, self.context, self.overflow
-        changed = len(history.log.entries) < self.given or history.touched
-        view = self._view(history.messages, history.tokens, history.summary, history.hidden, changed=changed)
+        view = self._view(history, changed=len(history.log.entries) < self.given or history.touched)
         warnings: tuple[str, ...] = ()
         if context.context_window is None and policy.relies_on_window:
             warnings = (UNKNOWN_WINDOW,)
-        fired = self._fired(view)
-        running = policy
+        fired, running = self._fired(view), policy
         if self._is_asked():
             # Where nothing else fires, nothing else is done; under another version all begins anew.
             others = () if self.same and not fired else policy.edits
@@ -250,11 +212,8 @@ class _Planning:
         cut, earlier = self.cut, clipped(self.cut.gaps, self.start, self.end) if self.cut is not None else ()
         if made is not None:
             earlier = earlier if self.same else ()
-            draft = made.draft
             changed = len(self.base.log.entries) < self.given or bool(made.made) or self.base.touched
-            view = self._view(
-                draft.messages, draft.tokens, made.summary, draft.hidden, changed=changed or bool(draft.hidden)
-            )
+            view = self._view(made.draft, changed=changed or bool(made.draft.hidden))
             if costs is not None and overflow is None and costs.prices.source == "assumed":
                 warnings += (UNKNOWN_PRICES,)
             warnings += self._missed(made, view)
@@ -263,7 +222,7 @@ class _Planning:
             policy=self.name,
             version=policy.version,
             cut=cut,
-            moved=made is not None,
+            trimmed=made is not None,
             fired=fired,
             arrivals=(self.base if made is not None else history).log.changes,
             tokens_before=self.tokens,
@@ -276,23 +235,21 @@ class _Planning:
             messages_before=self.messages,
             target=self.aim if self.aim is not None else _budget(policy, context),
             settled=self._settled(made) if not view.notes else (),
-            summary=made.summary if made is not None else history.summary,
-            wanted=self._request(made, view, costs) if not self.start else None,
+            summary=(made.draft if made is not None else history).summary,
+            summary_request=self._request(made, view, costs) if not self.start else None,
             needs_whole=needs_whole,
         )
 
-    def _view(
-        self,
-        messages: Sequence[Message | None],
-        tokens: Sequence[int],
-        summary: Summary | None,
-        hidden: Mapping[int, Hidden],
-        *,
-        changed: bool,
-    ) -> View:
+    def _view(self, left: TrimmedHistory | Draft, *, changed: bool) -> View:
         repairing = self.composed or changed
         return view_of(
-            self.entries, messages, tokens, self.context, repairing=repairing, summary=summary, hidden=hidden
+            self.entries,
+            left.messages,
+            left.tokens,
+            self.context,
+            repairing=repairing,
+            summary=left.summary,
+            hidden=left.hidden,
         )
 
     def _fired(self, view: View) -> str:
@@ -319,7 +276,7 @@ class _Planning:
     def _costs(self, *, always: bool) -> Costs | None:
         """Return what is needed to judge a trim by its cost; None where that is not asked, or not now."""
         policy, context, history = self.policy, self.context, self.history
-        if policy.trigger is None or not policy.reckons or not context.keeps:
+        if policy.trigger is None or not policy.uses_cost or not context.keeps:
             return None
         entries, tokens = history.log.entries, history.tokens
         if not always:
@@ -347,8 +304,10 @@ class _Planning:
             return (None, "") if fired.startswith(IDLE) and not made.made else (made, fired)
         if costs is not None:
             made = trim(self.base, policy, self.context, self.target, costs, paying=True)
-            if costs.timely(made.balance, made.draft.tokens):
-                return made, _why_it_pays(made.balance, costs)
+            balance = made.balance
+            if costs.timely(balance, made.draft.tokens):
+                words = f"cost: {balance.freed} tokens less for {balance.rewritten} written anew"
+                return made, f"{words}, paid back in {costs.paid_back(balance)} requests"
         return None, ""
 
     def _missed(self, made: Trim, view: View) -> tuple[str, ...]:
@@ -358,9 +317,8 @@ class _Planning:
             # Nothing more may be trimmed, or a repair put something in.
             above = max(1, round(view.tokens * self.context.scale) - self.aim)
             warnings = (f"target missed: {self.aim + above} tokens are {above} above {self.aim}",)
-        if made.request is not None or made.summary != self.base.summary:
-            return warnings
-        if not is_above(self.policy, self.context, view.size):
+        is_summed_up = made.request is not None or made.draft.summary != self.base.summary
+        if is_summed_up or not is_above(self.policy, self.context, view.size):
             return warnings
         keeping = [edit.keep_rounds for edit in self.policy.edits if isinstance(edit, Summarize)]
         kept = next((last for last in keeping if last and not made.draft.history_before(last)), None)
@@ -368,19 +326,18 @@ class _Planning:
             return warnings
         rounds = sum(each.number > 0 for each in made.draft.rounds[:-1])
         words = f"keep_rounds is {kept}, and there are {rounds} whole rounds"
-        tip = "keep_rounds: 0 sums up within a round, too"
-        return (*warnings, f"nothing could be summed up: {words}; {tip}")
+        return (*warnings, f"nothing could be summed up: {words}; keep_rounds: 0 sums up within a round, too")
 
     def _cut(self, made: Trim, view: View, costs: Costs | None) -> Cut:
         """Return the cut after a trim. It lies at the end, or where other branches can share it."""
-        old, start = self.cut, self.start
-        place, beyond = self.end, Size(tokens=0, messages=0)
-        fork = self.context.fork if self.overflow is None else None
-        if fork is not None and self._is_shared(made, view, fork):
-            place, beyond = fork, self._beyond(made.draft, fork)
+        old, start, draft = self.cut, self.start, made.draft
+        place, fork, beyond = self.end, self.context.fork, list[tuple[int, Message]]()
+        if fork is not None and self.overflow is None and self._is_shared(made, view, fork):
+            place = fork
+            beyond = [each for each in draft.remaining() if draft.entries[each[0]].position >= fork]
         below: tuple[Change, ...] = ()
         left: tuple[Gap, ...] = ()
-        summary = made.summary
+        summary = draft.summary
         if old is not None:
             # What lies before `start` was not looked at, and stays as an earlier trim left it.
             below = tuple([change for change in old.changes if change.position < start])
@@ -395,9 +352,9 @@ class _Planning:
             policy=self.name,
             version=self.policy.version,
             changes=below + made.changes,
-            tokens=view.tokens - beyond.tokens,
-            messages=len(view.messages) - beyond.messages,
-            tool_calls=view.size.tool_calls - beyond.tool_calls,
+            tokens=view.tokens - sum([draft.tokens[at] for at, _ in beyond]),
+            messages=len(view.messages) - len(beyond),
+            tool_calls=view.size.tool_calls - sum([message.is_result for _, message in beyond]),
             gaps=joined([*left, *made.gaps]),
             summary=summary,
             account=account_after(costs, made.balance, self.tokens) if costs is not None else None,
@@ -410,13 +367,8 @@ class _Planning:
         if view.notes:  # what was repaired depends on all of it
             return False
         reaches = [change.position + 1 for change in made.changes] + [gap.stop for gap in made.gaps]
-        return max(reaches, default=0) <= fork and (made.summary is None or made.summary.until <= fork)
-
-    def _beyond(self, draft: Draft, place: int) -> Size:
-        """Return how much of what is sent stands at `place` or beyond."""
-        sent = [(message, draft.tokens[at]) for at, message in draft.remaining() if draft.entries[at].position >= place]
-        calls = sum([message.is_result for message, _ in sent])
-        return Size(tokens=sum([tokens for _, tokens in sent]), messages=len(sent), tool_calls=calls)
+        summary = made.draft.summary
+        return max(reaches, default=0) <= fork and (summary is None or summary.until <= fork)
 
     def _settled(self, made: Trim | None) -> tuple[int, ...]:
         """Return where in the view parts end that no later trim changes: that of before, and that of now."""
@@ -427,10 +379,9 @@ class _Planning:
             first = min((change.position for change in made.made), default=None) if made is not None else None
             # What a trim changes before that place ends this part: it is another one now.
             if first is None or first > history.log.entries[last].position:
-                ends.add(_place_in_view(history.messages, last, history.summary, history.hidden))
+                ends.add(_place_in_view(history, last))
         if made is not None and made.last is not None:
-            draft = made.draft
-            ends.add(_place_in_view(draft.messages, made.last, made.summary, draft.hidden))
+            ends.add(_place_in_view(made.draft, made.last))
         return tuple(sorted(end for end in ends if end > 0))
 
     def _request(self, made: Trim | None, view: View, costs: Costs | None) -> SummaryRequest | None:
@@ -449,8 +400,7 @@ class _Planning:
 def requested_in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | None) -> SummaryRequest | None:
     """Return the summary that should be ready at the next trim; None where none would be worth it.
 
-    `added` are the tokens that come before the trigger fires; None where that is too far off: then the
-    summary must pay. Without `costs` nothing pays.
+    `added` are the tokens that come before the trigger fires; None where that is far off: then it must pay.
     """
     request = edit.request(draft, added=added or 0)
     if request is None or (added is not None and not edit.must_pay):
@@ -499,15 +449,82 @@ def _budget(policy: Policy, context: PlanningContext) -> int | None:
     return policy.budget.within(context.context_window) if policy.budget is not None else None
 
 
-def _why_it_pays(balance: Balance, costs: Costs) -> str:
-    words = f"cost: {balance.freed} tokens less for {balance.rewritten} written anew"
-    return f"{words}, paid back in {costs.paid_back(balance)} requests"
-
-
-def _place_in_view(
-    messages: Sequence[Message | None], last: int, summary: Summary | None, hidden: Mapping[int, Hidden]
-) -> int:
+def _place_in_view(left: TrimmedHistory | Draft, last: int) -> int:
     """Return how many messages of the view stand up to the place `last`, itself included."""
-    lead = summary is not None and summary.role != "merge"
-    more = sum([each.messages for place, each in hidden.items() if place <= last])
-    return lead + more + sum([message is not None for message in messages[: last + 1]])
+    lead = left.summary is not None and left.summary.role != "merge"
+    more = sum([each.messages for place, each in left.hidden.items() if place <= last])
+    return lead + more + sum([message is not None for message in left.messages[: last + 1]])
+
+
+# ----------------------------------------------------------------------------------------------- the view
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What would be sent."""
+
+    messages: tuple[Message, ...]
+    tokens: int  # with those of instructions and tools, and of a summary that is merged into the instructions
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> Size:
+        """How much it is. Each message is read for its tool results: ask only where these matter."""
+        calls = sum([message.is_result for message in self.messages])
+        return Size(tokens=self.tokens, messages=len(self.messages), tool_calls=calls)
+
+
+def view_of(
+    entries: Sequence[Entry],
+    messages: Sequence[Message | None],
+    tokens: Sequence[int],
+    context: PlanningContext,
+    *,
+    repairing: bool,
+    summary: Summary | None = None,
+    hidden: Mapping[int, Hidden] = MappingProxyType({}),
+) -> View:
+    """Return what is sent of a log of `entries`, of which `messages` are left, with their tokens.
+
+    Hidden messages are put in by place; their tokens are among those of the message there. The repair sees only
+    the calls that the client saw. A message that is repaired loses what is hidden with it.
+    """
+    total = context.fixed_tokens + sum(tokens)
+    standing = tuple([message for message in messages if message is not None])
+    lead: tuple[Message, ...] = ()
+    if summary is not None:
+        total += summary.tokens
+        if summary.role != "merge":
+            lead = (summary.message(entries[0].message.dialect),)
+    if not repairing:
+        return View(messages=lead + standing, tokens=total)
+    repaired = standing[0].dialect.repair(standing) if standing else Repaired(messages=(), notes=(), sources=())
+    sent = _spliced(messages, repaired, hidden) if hidden else repaired.messages
+    if repaired.notes:
+        counts = [count for message, count in zip(messages, tokens, strict=True) if message is not None]
+        pairs = zip(repaired.messages, repaired.sources, strict=True)
+        after = [context.count(message) if source is None else counts[source] for message, source in pairs]
+        total += sum(after) - sum(tokens)
+    return View(messages=lead + sent, tokens=total, notes=repaired.notes)
+
+
+def _spliced(
+    messages: Sequence[Message | None], repaired: Repaired, hidden: Mapping[int, Hidden]
+) -> tuple[Message, ...]:
+    """Return the repaired messages with what is hidden of those that needed no repair."""
+    places = [place for place, message in enumerate(messages) if message is not None]
+    sent: list[Message] = []
+    for message, source in zip(repaired.messages, repaired.sources, strict=True):
+        beside = hidden.get(places[source]) if source is not None else None
+        if beside is None:
+            sent.append(message)
+        else:
+            sent += (*beside.before, beside.reply or message, *beside.after)
+    return tuple(sent)
+
+
+def merged(instructions: Sequence[Message], summary: Summary, dialect: Dialect) -> tuple[Message, ...]:
+    """Return instructions with a summary at the end of the last one; it leads alone where there are none."""
+    if not instructions:
+        return (summary.message(dialect),)
+    *ahead, last = instructions
+    return (*ahead, last.with_appended(summary.text))

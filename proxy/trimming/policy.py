@@ -1,8 +1,4 @@
-"""A policy as the operator writes it: whom it serves, when to trim, how far, what to keep and how.
-
-A wrong policy is an error here and says what is allowed. What a policy *does* stands elsewhere:
-in its edits, and in the planner that runs them.
-"""
+"""A policy as the operator writes it: whom it serves, when to trim, how far, what to keep and how."""
 
 from __future__ import annotations
 
@@ -128,7 +124,7 @@ class Policy(Section, frozen=True):
         yield from _idle(self.on_arrival, "on_arrival")
 
     @property
-    def doubts(self) -> tuple[tuple[str, *Place], ...]:
+    def warnings(self) -> tuple[tuple[str, *Place], ...]:
         """What is allowed and still does nothing: what is said of it, and the way to it."""
         found: list[tuple[str, *Place]] = []
         if self.trigger is not None and self.trigger.every_request:
@@ -154,7 +150,7 @@ class Policy(Section, frozen=True):
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property
-    def reckons(self) -> bool:
+    def uses_cost(self) -> bool:
         """Whether anything in it depends on what a trim costs."""
         return (self.trigger is not None and self.trigger.cost is not None) or any(edit.must_pay for edit in self.edits)
 
@@ -166,14 +162,12 @@ class Policy(Section, frozen=True):
             return True
         if trigger is not None and trigger.ratio is not None:
             return False  # beside other keys it is one of several ways to fire
-        conditions = [edit.when for edit in self.on_arrival + self.edits]
-        return any(when is not None and when.ratio is not None for when in conditions)
+        return any(edit.when is not None and edit.when.ratio is not None for edit in self.on_arrival + self.edits)
 
     @cached_property
     def summarizer(self) -> Summarize | None:
         """The first edit by which a model sums up; None without one."""
-        models = (edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model")
-        return next(models, None)
+        return next((edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model"), None)
 
     @property
     def summarizing(self) -> Summarize:
@@ -183,8 +177,7 @@ class Policy(Section, frozen=True):
     @cached_property
     def budget(self) -> Target | None:
         """What edits keep to of themselves: the first such budget; None where none has one."""
-        budgets = (edit.budget for edit in self.edits)
-        return next((budget for budget in budgets if budget is not None), None)
+        return next((edit.budget for edit in self.edits if edit.budget is not None), None)
 
     @cached_property
     def arrival_edits(self) -> tuple[ToolOutputEdit, ...]:
@@ -199,17 +192,17 @@ class Policy(Section, frozen=True):
 def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
     """Yield the edits of the list `name` to which one before them leaves nothing."""
     for place, edit in enumerate(edits):
-        before = (at for at, other in enumerate(edits[:place]) if _leaves_nothing_to(other, edit))
-        if (earlier := next(before, None)) is not None:
-            said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
-            yield said, name, place
+        for earlier, other in enumerate(edits[:place]):
+            if _leaves_nothing_to(other, edit):
+                said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
+                yield said, name, place
+                break
 
 
 def _leaves_nothing_to(first: Edit, second: Edit) -> bool:
     """Tell whether `second`, run after `first`, can surely change nothing.
 
-    Both are of one type and `first` runs whenever `second` does. Then it must have the same settings, or keep
-    less of what they count; whatever else they differ in may matter.
+    So it is if `first` is of the same type, runs whenever `second` does and has the same settings, or keeps less.
     """
     if first.type != second.type or first.when not in {None, second.when}:
         return False

@@ -8,17 +8,16 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import re2  # type: ignore[import-untyped]  # the package ships no types
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
 
 _RE2: Final[Any] = re2
-_PATIENCE: Final = 4
-"""Without a target, a view that stays above its trigger waits for a fourth of the trigger more."""
+_PATIENCE: Final = 4  # without a target, a view that stays above its trigger waits for a fourth of the trigger more
 
-IDLE: Final = "idle"
-"""How the words begin that say that time alone has passed."""
+IDLE: Final = "idle"  # how the words begin that say that time alone has passed
 
 UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` cannot be used"
 """What is said where a `ratio` stands and nobody knows of what."""
@@ -27,7 +26,7 @@ UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` 
 class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """A mapping whose keys are fields: frozen, unknown keys refused, docstrings in the JSON Schema.
 
-    The classes say `frozen=True` once more: type checkers look for it in each of them.
+    Subclasses repeat `frozen=True` for type checkers.
     """
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -62,11 +61,7 @@ Share: TypeAlias = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_truth
 
 
 def checked(regex: str) -> str:
-    """Return a pattern that RE2 takes.
-
-    Raises:
-        ValueError: it takes it not, with RE2's own reason.
-    """
+    """Return a pattern that RE2 takes; raise `ValueError` with RE2's reason where it does not."""
     try:
         _compiled(regex)
     except _RE2.error as error:
@@ -106,28 +101,16 @@ class _Threshold(Struct, frozen=True, kw_only=True):
     key: str
     value: int
     limit: float
-    after: int
-    """The same size right after the last trim; 0 where there was none."""
-    target: int | None = None
-    """How far to trim then; None where nothing says it."""
-    share: float | None = None
-    """Where the limit is a part of the window: which."""
-    window: int | None = None
-    """That window, in tokens."""
+    after: int  # the same size right after the last trim; 0 where there was none
+    target: int | None = None  # how far to trim then; None where nothing says it
+    share: float | None = None  # where the limit is a part of the window: which
+    window: int | None = None  # that window, in tokens
 
     @property
     def fires(self) -> bool:
-        """Whether it is passed, and by enough where the last trim could not help."""
-        if self.value <= self.limit:
-            return False
-        return self.after <= self.limit or self.value >= self.after + self._growth
-
-    @property
-    def _growth(self) -> float:
-        """By how much a view must grow after a trim that left it above the limit; at least 1."""
-        if self.target is not None:
-            return max(1, self.limit - self.target)
-        return max(1, self.limit // _PATIENCE)
+        """Whether it is passed, and by enough where the last trim left the view above it."""
+        growth = self.limit // _PATIENCE if self.target is None else self.limit - self.target
+        return self.value > self.limit and (self.after <= self.limit or self.value >= self.after + max(1, growth))
 
     @property
     def words(self) -> str:
@@ -173,10 +156,8 @@ class Trigger(Section, frozen=True):
     def fired(self, size: Size, context: PlanningContext, current: Cut | None, target: int | None) -> str:
         """Return in words what fires for a view of `size`, "" where nothing does; `cost` is not judged here.
 
-        Where the last trim left the view above a threshold, because nothing more may be trimmed,
-        that threshold waits until the view has grown by trigger minus `target` (tokens; a fourth
-        of the trigger without one, and for messages and tool calls): a trim at every request would cost more
-        than it saves.
+        Where the last trim left the view above a threshold, that threshold waits until the view has grown by trigger
+        minus `target` (tokens; else a fourth of the trigger): a trim at every request costs more than it saves.
         """
         words = ["every_request"] if self.every_request else []
         thresholds = self._thresholds(size, context, current, target)
@@ -186,10 +167,7 @@ class Trigger(Section, frozen=True):
         return "; ".join(words)
 
     def holds(self, size: Size, context: PlanningContext) -> bool:
-        """Tell whether all keys are passed by `size`; a `ratio` of an unknown window is not.
-
-        `cost` is not judged here: it depends on what the edit would change.
-        """
+        """Tell whether `size` passes all keys; a `ratio` of an unknown window is not passed, `cost` is not judged."""
         if self.ratio is not None and context.context_window is None:
             return False
         if self.idle_seconds is not None and not self._idle(context):
@@ -215,13 +193,9 @@ class Trigger(Section, frozen=True):
         after = round(current.tokens * context.scale) if current is not None else 0
         if self.tokens is not None:
             found.append(_Threshold(key="tokens", value=tokens, limit=self.tokens, after=after, target=target))
-        if self.ratio is not None and window is not None:
-            limit = self.ratio * window
-            found.append(
-                _Threshold(
-                    key="ratio", value=tokens, limit=limit, after=after, target=target, share=self.ratio, window=window
-                )
-            )
+        if (share := self.ratio) is not None and window is not None:
+            ratio = _Threshold(key="ratio", value=tokens, limit=share * window, after=after, target=target)
+            found.append(replace(ratio, share=share, window=window))
         if self.messages is not None:
             after = current.messages if current is not None else 0
             found.append(_Threshold(key="messages", value=size.messages, limit=self.messages, after=after))

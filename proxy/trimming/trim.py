@@ -27,14 +27,11 @@ from proxy.trimming.policy import Keep, Policy
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
 """The warning where an overflow left no other way."""
 
-_PARTS: Final = (1, 4)
-"""Tool output is cut to as many bytes as the target has tokens, about a fourth of what may be sent; then,
-where that is not enough, to a fourth of that."""
-_ANY: Final = 2**31 - 1
-"""A number of lines that no limit is."""
+_PARTS: Final = (1, 4)  # tool output is cut to as many bytes as the target has tokens, then to a fourth of that
+_ANY: Final = 2**31 - 1  # a number of lines that no limit is
 _PASSES: Final = 8
-"""How often the edits of one trim run at most, where what was put back makes them run again: of an output
-that came again and again they clear one copy each time."""
+"""How often the edits of one trim run at most. They run again where something was put back: of an output that
+came many times they clear one copy each time."""
 _RECALLED_ROUNDS: Final = 3
 """The newest rounds, whose replies keep their hidden rounds; the current one is the first of them."""
 _RECALLED_SPANS: Final = 16
@@ -46,29 +43,19 @@ _by_position: Final = attrgetter("position")
 class Trim(Struct, frozen=True, kw_only=True):
     """What was decided about what was left of the log."""
 
-    made: tuple[Change, ...]
-    """Message by message, by position."""
-    gaps: Sequence[Gap]
-    """Spans that are not sent any more, and were until now."""
-    changes: tuple[Change, ...]
-    """What else was done to messages that are no gap now, by this trim and by earlier ones."""
-    summary: Summary | None
-    """What is sent in the place of some of the gaps."""
-    balance: Balance
-    """What it changes in cost; nothing where costs do not count."""
-    last: int | None
-    """The last place of that log that was changed and is no gap now; None where there is none."""
-    draft: Draft
-    """All of that as the edits left it."""
-    request: SummaryRequest | None
-    """A summary by a model that would have been used, and was not there."""
+    made: tuple[Change, ...]  # message by message, by position
+    gaps: Sequence[Gap]  # spans that are not sent any more, and were until now
+    changes: tuple[Change, ...]  # what else was done to messages that are no gap now, by this trim and by earlier ones
+    balance: Balance  # what it changes in cost; nothing where costs do not count
+    last: int | None  # the last place of that log that was changed and is no gap now; None where there is none
+    draft: Draft  # all of that as the edits left it
+    request: SummaryRequest | None  # a summary by a model that would have been used, and was not there
 
 
 class ReleaseHidden(BaseEdit, frozen=True):
     """Hidden rounds of older replies go, from the oldest; the reply stays as the client saw it.
 
-    No configuration names it. It stands before all edits of every policy, since all that it drops can be
-    asked for again.
+    No configuration names it. It runs before all edits, since what it drops can be recalled again.
     """
 
     piecemeal: ClassVar[bool] = True
@@ -131,16 +118,14 @@ def draft_of(
 def protected(
     messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
 ) -> frozenset[int]:
-    """Return the places that no edit may touch.
+    """Return the places that no edit may touch, always those of whole spans.
 
-    Pinned messages, the latest user message, calls that still wait for results, and what the policy's `keep`
-    names. A span is protected as a whole: half of one would break the protocol.
+    They are pinned messages, the latest user message, open calls, and what the policy's `keep` names.
     """
     users = [place for place, message in enumerate(messages) if message.role == "user"]
-    single = set(users[-1:])
-    if policy.keep.first_user:
+    keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
+    if keep.first_user:
         single.update(users[:1])
-    keep, whole = policy.keep, set[Span]()
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
         inside = [span for span in spans if span.round == number]
         whole.update(inside[max(0, len(inside) - keep.spans) :])
@@ -173,20 +158,24 @@ def trim(
 ) -> Trim:
     """Run the edits over what is left and return what they change; with `paying`, only what pays.
 
-    With `exempting`, what was recalled for the newest turns is left alone. With `strict` the target must be
-    met.
+    With `exempting`, what was recalled lately is left alone. With `strict` the target must be met.
     """
     draft = draft_of(base, policy, context, target, exempting=exempting)
     entries, parts = draft.entries, draft.spans
     edits: Sequence[BaseEdit] = (_RELEASE, *policy.edits) if draft.hidden else policy.edits
     edited, made, request = _run(draft, edits, context, costs, paying=paying)
     is_new = edited.summary is not None and edited.summary != draft.summary and edited.summary.kind == "model"
-    if is_new and _is_too_much(edited, policy, context, strict=strict):
+    is_within = edited.within()
+    is_too_much = not is_within if strict or is_within else is_above(policy, context, edited.size)
+    if is_new and is_too_much:
         # Nothing made room for the summary: it is used only if it makes room itself.
         tight = _run(replace(draft, tight=True), edits, context, costs, paying=paying)
         if tight[0].total < edited.total:
             edited, made, request = tight
-    if costs is not None and paying and _is_piecemeal(made, edits) and _is_sent(base, costs):
+    piecemeal = {edit.type for edit in edits if edit.piecemeal}
+    is_sent = costs is not None and (costs.messages, costs.tokens) == (base.messages, base.tokens)
+    if costs is not None and paying and is_sent and made and all(change.edit in piecemeal for change in made):
+        # Each change can be made without the others: those that pay are.
         first = costs.first_place([span.start for span in parts], edited)
         made = [change for change in made if first is not None and change.position >= first]
         # What is left out may be what something else followed from.
@@ -200,7 +189,6 @@ def trim(
         made=tuple([change.at(entries[change.position].position) for change in made]),
         gaps=dropped,
         changes=tuple([change.at(entries[change.position].position) for change in left]),
-        summary=edited.summary,
         balance=costs.balance(edited) if costs is not None else NO_CHANGE,
         last=left[-1].position if left else None,
         draft=edited,
@@ -213,9 +201,8 @@ def rescue(
 ) -> tuple[Trim, tuple[str, ...]]:
     """Trim down to what upstream will take, with `drop_oldest` at the end; return warnings too.
 
-    What `keep` names stays if the rest can be made small enough without it, and what was recalled for the
-    newest turns. Else tool output is cut before anything of it is dropped: a model that is not shown what it
-    just asked for asks for it again.
+    What `keep` names and what was recalled lately stays if the rest can be made small enough. Else tool output is
+    cut before anything of it is dropped: a model that is not shown what it asked for asks for it again.
     """
     edits = tuple([edit for edit in policy.edits if not isinstance(edit, DropOldest)])
     first = policy.model_copy(update={"edits": (*edits, DropOldest())})
@@ -233,17 +220,10 @@ def is_above(policy: Policy, context: PlanningContext, size: Size) -> bool:
     return policy.trigger is not None and any(share > 1 for share in policy.trigger.shares(size, context))
 
 
-def _is_too_much(draft: Draft, policy: Policy, context: PlanningContext, *, strict: bool) -> bool:
-    """Tell whether the view is above the target, if that must be met, or else above the trigger."""
-    if strict or draft.within_target:
-        return not draft.within_target
-    return is_above(policy, context, draft.size)
-
-
 def _run(
     draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext, costs: Costs | None, *, paying: bool
 ) -> tuple[Draft, list[Change], SummaryRequest | None]:
-    """Run edits and what must follow; again where that put something back, which takes room.
+    """Run edits and what must follow, again where that put something back, which takes room.
 
     Return the draft after all that, what was changed, in order, and the summary that was missing.
     """
@@ -257,7 +237,7 @@ def _run(
             break  # nothing of it lasts
         draft = edited
         made += [*changes, *following]
-        if not following or draft.within_target:
+        if not following or draft.within():
             break
     return draft, made, request
 
@@ -265,12 +245,10 @@ def _run(
 def _pass(
     draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext, costs: Costs | None, *, paying: bool
 ) -> tuple[Draft, list[Change], SummaryRequest | None]:
-    """Run edits in order, each until it is done; return the draft after them, and what they changed.
+    """Run edits in order, each until it is done; return like `_run`.
 
-    The third is the summary by a model that one of them would have used, and that is not there.
-
-    One that must pay and does not is asked once more when others ran: they may have rewritten what it would.
-    Those whose changes can be taken one by one are not refused here: some of them may pay.
+    An edit that must pay and does not is asked once more when others ran. Piecemeal edits are not refused here:
+    some of their changes may pay.
     """
     made: list[Change] = []
     request: SummaryRequest | None = None
@@ -283,42 +261,29 @@ def _pass(
                 continue
             if edit.when is not None and not edit.when.holds(draft.size, context):
                 continue
-            changes, summary, missing = _outcome(edit, draft)
+            outcome = tuple(edit.apply(draft))
+            changes = [each for each in outcome if isinstance(each, Change)]
+            summary = next((each for each in outcome if isinstance(each, Summary)), None)
+            missing = next((each for each in outcome if isinstance(each, SummaryRequest)), None)
             judged = edit.must_pay or (paying and not edit.piecemeal)
-            if missing is not None and not (judged and _costs_too_much(edit, draft, missing, costs, balance)):
+            if missing is not None and judged and costs is not None and isinstance(edit, Summarize):
+                pays = costs.summary_pays(draft, edit.imagined(draft, missing), balance)
+                request = request or (missing if pays else None)
+            else:
                 request = request or missing
             after = draft.after(changes, summary)
             if costs is not None and (changes or summary is not None):
-                reckoned = costs.balance(after)
-                if judged and not reckoned.since(balance).pays_within(costs.expected):
+                now = costs.balance(after)
+                if judged and not now.since(balance).pays_within(costs.expected):
                     refused.append(edit)
                     continue
-                balance = reckoned
+                balance = now
             made += changes
             draft = after
         if len(refused) == len(waiting) or not made:
             break
         waiting = refused
     return draft, made, request
-
-
-def _outcome(edit: BaseEdit, draft: Draft) -> tuple[tuple[Change, ...], Summary | None, SummaryRequest | None]:
-    """Return what an edit changes, the summary that it makes, if any, and the one that it would need."""
-    outcome = tuple(edit.apply(draft))
-    made = next((each for each in outcome if isinstance(each, Summary)), None)
-    missing = next((each for each in outcome if isinstance(each, SummaryRequest)), None)
-    return tuple([each for each in outcome if isinstance(each, Change)]), made, missing
-
-
-def _costs_too_much(
-    edit: BaseEdit, draft: Draft, missing: SummaryRequest, costs: Costs | None, before: Balance
-) -> bool:
-    """Tell whether a summary that is not there would not pay either."""
-    return (
-        isinstance(edit, Summarize)
-        and costs is not None
-        and not costs.summary_pays(draft, edit.imagined(draft, missing), before)
-    )
 
 
 def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Change]]:
@@ -334,7 +299,7 @@ def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Chan
 def _lasting(made: Sequence[Change], draft: Draft) -> list[Change]:
     """Leave out what was undone: of each place what was done before it stood again as in `draft`.
 
-    A message that only lost what the client was not shown stands as it did, and is another one all the same.
+    A message that lost only what the client was not shown is another one all the same.
     """
     lasting: dict[int, list[Change]] = {}
     for change in made:
@@ -343,14 +308,3 @@ def _lasting(made: Sequence[Change], draft: Draft) -> list[Change]:
         if change.message == draft.messages[change.position] and change.position not in draft.hidden:
             of_place.clear()
     return [change for of_place in lasting.values() for change in of_place]
-
-
-def _is_sent(base: TrimmedHistory, costs: Costs) -> bool:
-    """Tell whether what is left is what would be sent without a trim."""
-    return costs.messages == base.messages and costs.tokens == base.tokens
-
-
-def _is_piecemeal(made: Sequence[Change], edits: Sequence[BaseEdit]) -> bool:
-    """Tell whether some of the changes can be made without the others."""
-    types = {edit.type for edit in edits if edit.piecemeal}
-    return bool(made) and all(change.edit in types for change in made)

@@ -225,11 +225,11 @@ def test_several_edits_and_a_later_request_go_on_from_the_same_cut() -> None:
     )
     context = PlanningContext(count=_count)
     made = plan(_entries(TALK), policy, "toy", context, None)
-    assert made.moved
+    assert made.trimmed
     assert made.tokens_sent <= 900 < made.tokens_before
     more = [*TALK, bot("Which cats there are."), human("Right.")]
     later = plan(_entries(more), policy, "toy", context, made.cut)
-    assert not later.moved
+    assert not later.trimmed
     assert list(later.view[: len(made.view)]) == list(made.view)
     assert later.view[-1] is more[-1]
 

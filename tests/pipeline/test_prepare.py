@@ -162,7 +162,7 @@ POLICY = Policy.model_validate(
 
 async def test_a_policy_decides_what_is_sent() -> None:
     made = await plan_of(HISTORY, "lean", POLICY, KNOWN)
-    assert made.moved
+    assert made.trimmed
     assert (made.tokens_before, made.tokens_sent, len(made.view)) == (55, 15, 1)
 
 
@@ -226,7 +226,7 @@ def test_without_finishing_tools_nothing_is_finished() -> None:
 PLACE = Place(tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
 LONG_TEXT = "x" * 200_000
 PLAIN = Plan(
-    policy="p", version="v", cut=None, moved=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
+    policy="p", version="v", cut=None, trimmed=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
 )
 
 
@@ -267,7 +267,7 @@ class _Deciding:
         await self.goes_on.wait()
         if given.standing is not None:
             return replace(PLAIN, cut=given.standing.cut)
-        return replace(PLAIN, cut=cut(3 if fork is None else fork), moved=True)
+        return replace(PLAIN, cut=cut(3 if fork is None else fork), trimmed=True)
 
 
 async def until_true(until: Callable[[], object]) -> None:
@@ -281,7 +281,7 @@ async def test_the_next_branch_goes_on_from_the_cut_of_the_last_one() -> None:
     _, first = await coalescer.plan(going_on(Kind.REWIND), PLACE, decide)
     mine, second = await coalescer.plan(going_on(Kind.REWIND), PLACE, decide)
     assert first.cut == second.cut == cut(2)
-    assert (first.moved, second.moved) == (True, False)
+    assert (first.trimmed, second.trimmed) == (True, False)
     assert (mine.standing, mine.borrowed) == (StandingCut(cut=cut(2), node="b", kept=None), True)
     elsewhere, _ = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, model="other"), decide)
     assert elsewhere.standing is None
@@ -295,7 +295,7 @@ async def test_requests_that_come_meanwhile_wait_and_share_one_trim() -> None:
     decide.goes_on.set()
     plans = [made for _, made in await asyncio.gather(*asked)]
     # The first one does not know of the others: its cut is its own.
-    assert [made.moved for made in plans] == [True, True, False, False, False]
+    assert [made.trimmed for made in plans] == [True, True, False, False, False]
     assert [made.cut for made in plans] == [cut(3), *[cut(2)] * 4]
 
 
@@ -314,7 +314,7 @@ async def test_a_request_that_fails_or_leaves_does_not_block_the_others() -> Non
     leaves.cancel()
     decide.goes_on.set()
     _, made = await stays
-    assert made.moved
+    assert made.trimmed
     assert leaves.cancelled()
 
     async def fail(*_: object) -> Plan:
@@ -323,7 +323,7 @@ async def test_a_request_that_fails_or_leaves_does_not_block_the_others() -> Non
     with pytest.raises(ValueError, match="wrong"):
         await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node="c"), fail)
     _, made = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node="c"), decide)
-    assert made.moved
+    assert made.trimmed
 
 
 async def test_a_short_history_is_planned_without_waiting() -> None:
@@ -361,4 +361,4 @@ async def test_the_oldest_trims_are_forgotten() -> None:
     coalescer, decide = PlanCoalescer(1), _Deciding()
     for node in ("b", "c", "b"):
         _, made = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node=node), decide)
-        assert made.moved
+        assert made.trimmed

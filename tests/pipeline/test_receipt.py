@@ -82,7 +82,7 @@ def _plan(*, moved: bool = True, arrivals: tuple[Change, ...] = (), warnings: tu
         policy="default",
         version="v1",
         cut=cut,
-        moved=moved,
+        trimmed=moved,
         fired="tokens 90 > 60" if moved else "",
         arrivals=arrivals,
         tokens_before=200,

@@ -229,7 +229,7 @@ def history_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[
 
 def plan_of(history: History, view: Sequence[Message] | None = None, **more: Any) -> Plan:
     shown = tuple(entry.message for entry in history.entries) if view is None else tuple(view)
-    fixed: dict[str, Any] = {"policy": "p", "version": "v", "cut": None, "moved": False, "fired": "", "arrivals": ()}
+    fixed: dict[str, Any] = {"policy": "p", "version": "v", "cut": None, "trimmed": False, "fired": "", "arrivals": ()}
     return Plan(**fixed, tokens_before=9, tokens_sent=9, view=shown, **more)
 
 

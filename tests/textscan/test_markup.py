@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.markup import is_markup, shown
+from proxy.textscan.plaintext import is_markup, shown
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
 from proxy.trimming.history import outside_gaps
-from proxy.trimming.model import Change, Entry, Hidden, Plan, PlanningContext, Prepared, SummaryRequest
-from proxy.trimming.planner import compaction, plan
+from proxy.trimming.model import Change, Entry, Hidden, Plan, PlanningContext, ReadySummary, SummaryRequest
+from proxy.trimming.planner import compaction, merged, plan
 from proxy.trimming.policy import Policy
 from proxy.trimming.trim import protected
-from proxy.trimming.view import merged
 from tests.support import api_rules
 from tests.trimming.notation import DIALECT
 
@@ -59,11 +58,11 @@ def hidden(entry: Entry, known: PlanningContext) -> Hidden:
     )
 
 
-def prepared(wanted: SummaryRequest, known: PlanningContext, *, asked: bool = False) -> Prepared:
+def prepared(wanted: SummaryRequest, known: PlanningContext, *, asked: bool = False) -> ReadySummary:
     """Return a summary such as a model would have made it."""
     text = "s" * max(1, min(wanted.room - 12, 300))
     tokens = known.count(ChatMessage.of({"role": "system", "content": text}))
-    return Prepared(
+    return ReadySummary(
         text=text,
         tokens=tokens,
         until=wanted.stop,
@@ -91,7 +90,7 @@ def requests(
     """
     arrivals: list[tuple[Change, ...]] = []
     last: Plan | None = None
-    made_by_model: Prepared | None = None
+    made_by_model: ReadySummary | None = None
     for number, stop in enumerate(stops):
         pause = idle[number % len(idle)] if last is not None else None
         asked = replace(known, idle=pause, prepared=made_by_model)
@@ -106,7 +105,7 @@ def requests(
         decided = {entry.position: each for entry, each in zip(left, made.decided, strict=True)}
         arrivals += [decided[position] for position in range(len(arrivals), stop)]
         yield Request(entries=tuple(whole), plan=made, last=last)
-        wanted, is_asked = made.wanted, asking[number % len(asking)]
+        wanted, is_asked = made.summary_request, asking[number % len(asking)]
         if is_asked:
             wanted = compaction(left, policy, asked, made.cut) or wanted
         if wanted is not None:
@@ -135,7 +134,7 @@ def check_counts(made: Plan, known: PlanningContext) -> None:
     """Check that the tokens that are told are those of what is sent."""
     summed = made.summary.tokens if made.summary is not None and made.summary.role == "merge" else 0
     assert made.tokens_sent == known.fixed_tokens + summed + sum(map(known.count, made.view))
-    if made.moved:
+    if made.trimmed:
         assert made.cut is not None
         assert (made.cut.tokens, made.cut.messages) == (made.tokens_sent, len(made.view))
         assert made.cut.summary == made.summary
@@ -143,7 +142,7 @@ def check_counts(made: Plan, known: PlanningContext) -> None:
 
 def check_target(made: Plan, policy: Policy, known: PlanningContext) -> None:
     """Check that a target is met, or that it is told by how much it is missed."""
-    if made.moved and policy.target is not None:
+    if made.trimmed and policy.target is not None:
         limit = policy.target.within(known.context_window)
         missed = any(warning.startswith("target missed") for warning in made.warnings)
         assert missed == (limit is not None and made.tokens_sent > int(limit / known.scale))
@@ -152,7 +151,7 @@ def check_target(made: Plan, policy: Policy, known: PlanningContext) -> None:
 def check_protected(request: Request, policy: Policy) -> None:
     """Check that no move touches what is protected as it stands then; a message that is pinned stays so."""
     made, last = request.plan, request.last
-    if not made.moved:
+    if not made.trimmed:
         return
     cut = last.cut if last is not None else None
     same = cut is not None and cut.version == policy.version
@@ -167,7 +166,7 @@ def check_prefix(made: Plan, last: Plan | None, entries: Sequence[Entry] = ()) -
     """Check that a view begins with the last one, up to the first message that a move changes newly."""
     if last is None:
         return
-    if not made.moved:
+    if not made.trimmed:
         assert made.view[: len(last.view)] == last.view
         assert made.summary == last.summary
         return

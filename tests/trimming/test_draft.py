@@ -34,7 +34,7 @@ def test_it_measures_what_would_be_sent() -> None:
 
 
 def test_it_is_within_a_target_that_it_does_not_exceed_and_never_without_one() -> None:
-    assert [draft(target).within_target for target in (139, 140, None)] == [False, True, False]
+    assert [draft(target).within() for target in (139, 140, None)] == [False, True, False]
 
 
 def test_changes_make_another_draft() -> None:

@@ -21,7 +21,7 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems
 from proxy.trimming.history import KEPT_APART, joined, outside_gaps
-from proxy.trimming.model import Cut, Entry, Plan, PlanningContext, Prepared
+from proxy.trimming.model import Cut, Entry, Plan, PlanningContext, ReadySummary
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from proxy.trimming.trim import protected
@@ -210,7 +210,7 @@ KNOWNS = st.builds(
     scale=st.sampled_from([1.0, 0.7, 1.3]),
     prepared=st.none()
     | st.builds(
-        Prepared,
+        ReadySummary,
         text=st.sampled_from(["so", "s" * 40]),
         tokens=st.sampled_from([12, 50]),
         until=st.integers(1, 9),
@@ -239,7 +239,7 @@ def _check_accounts(made: Plan, log: list[Entry], known: PlanningContext) -> Non
     assert 0 <= messages <= sum(each.messages for each in hidden)
     assert len(made.decided) == len(log)
     check_counts(made, known)
-    if made.cut is not None and made.moved:
+    if made.cut is not None and made.trimmed:
         assert made.cut.position == len(log)
     assert all(0 < end <= len(made.view) for end in made.settled)
 
@@ -327,7 +327,7 @@ def test_between_two_moves_each_view_begins_with_the_last_one(
             still = plan(_recorded(log, last), calm, "p", replace(known, prepared=None), standing)
             assert still.view[: len(last.view)] == last.view
             assert still.cut == last.cut
-            if not made.moved:
+            if not made.trimmed:
                 assert made.view == still.view
         check_prefix(made, last)
         _check_settled(made, last)
@@ -375,7 +375,7 @@ def test_a_log_without_its_gaps_is_planned_as_the_whole_one(
             trigger = policy.trigger
             # A move that would not pay, or that nothing but time asks for, may turn out to be none.
             may_not = trigger is not None and (trigger.cost is not None or trigger.idle_seconds is not None)
-            assert whole.moved or may_not
+            assert whole.trimmed or may_not
             assert standing_cut is not None
             assert standing_cut.version != policy.version
             assert part.cut == standing_cut
@@ -417,7 +417,7 @@ def test_repairs_do_not_break_that_either(
     first = plan(_entries(log), policy, "p", known, composed=True)
     longer = data.draw(grown(log))
     second = plan(_recorded(longer, first), policy, "p", known, first.cut, composed=True)
-    if not second.moved:
+    if not second.trimmed:
         assert second.view[: len(first.view)] == first.view
 
 
@@ -430,7 +430,7 @@ def test_a_second_move_right_after_the_first_changes_nothing(
     policy = Policy.model_validate({**keys, "target": {"tokens": target} if target is not None else None})
     first = plan(_entries(log), policy, "p", known)
     second = plan(_recorded(log, first), policy, "p", known, first.cut)
-    assert second.moved
+    assert second.trimmed
     assert second.made == ()
     assert (second.view, second.summary) == (first.view, first.summary)
     assert second.cut is not None

@@ -11,18 +11,18 @@ from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import NO_RESULT
 from proxy.trimming.model import Change, Cut, Gap, Hidden, Plan, PlanningContext, Summary, SummaryRole
-from proxy.trimming.view import View, merged, view_of
+from proxy.trimming.planner import View, merged, view_of
 from tests.trimming.notation import DIALECT, count, entries, line, lines, message, messages
 
 # -------------------------------------------------------------------------------------------- plan
 
 
-def planned(arrivals: tuple[Change, ...], cut: Cut | None, *, moved: bool = False, **more: Any) -> Plan:
+def planned(arrivals: tuple[Change, ...], cut: Cut | None, *, trimmed: bool = False, **more: Any) -> Plan:
     return Plan(
         policy="p",
         version="v",
         cut=cut,
-        moved=moved,
+        trimmed=trimmed,
         fired="",
         arrivals=arrivals,
         tokens_before=0,
@@ -61,7 +61,7 @@ def test_a_move_tells_what_it_did_itself_and_names_what_was_dropped_before() -> 
         tool_calls=0,
         gaps=(gap, Gap(start=7, stop=8, edit="drop_oldest", reason="", tokens=9, tool_calls=1)),
     )
-    plan = planned((), cut, moved=True, made=(stub, gone), earlier=(gap,))
+    plan = planned((), cut, trimmed=True, made=(stub, gone), earlier=(gap,))
     assert plan.changes == (stub, gone)
     assert plan.edits == ("keep_tool_calls", "truncate_tool_output", "drop_oldest")
     assert gap.messages == 2
@@ -103,7 +103,7 @@ def test_a_move_tells_what_earlier_ones_did_to_messages_that_are_still_sent() ->
         tool_calls=0,
         gaps=(Gap(start=1, stop=2, edit="drop_oldest", reason="", tokens=9, tool_calls=0),),
     )
-    plan = planned((), cut, moved=True, made=(gone, later, new))
+    plan = planned((), cut, trimmed=True, made=(gone, later, new))
     assert plan.changes == (gone, old, later, new)
     assert plan.edits == ("drop_oldest", "truncate_tool_output", "clear_tool_results")
 

@@ -22,8 +22,8 @@ from proxy.trimming.model import (
     Hidden,
     Plan,
     PlanningContext,
-    Prepared,
     Prices,
+    ReadySummary,
     Size,
     Step,
     Summary,
@@ -67,7 +67,7 @@ def test_below_the_trigger_everything_is_sent_as_it_is() -> None:
     made = plan(entries, HUNDRED, "mine", KNOWN)
     assert made.view == tuple(entry.message for entry in entries)
     assert (made.policy, made.version) == ("mine", HUNDRED.version)
-    assert (made.cut, made.moved, made.fired) == (None, False, "")
+    assert (made.cut, made.trimmed, made.fired) == (None, False, "")
     assert (made.tokens_before, made.tokens_sent) == (80, 80)
     assert (made.changes, made.warnings, made.decided) == ((), (), ((), (), (), ()))
 
@@ -79,7 +79,7 @@ def test_above_the_trigger_the_cut_moves_to_the_end_and_the_target_is_met() -> N
     assert lines(made.view) == [f"user {3:010}", f"assistant {3:010}"]
     assert (made.tokens_before, made.tokens_sent) == (120, 40)
     assert made.cut is not None
-    assert made.moved
+    assert made.trimmed
     gap = Gap(start=0, stop=4, edit="drop_oldest", reason="its round was the oldest", tokens=80, tool_calls=0)
     assert made.cut == Cut(
         position=6, policy="mine", version=HUNDRED.version, changes=(), tokens=40, messages=2, tool_calls=0, gaps=(gap,)
@@ -93,12 +93,12 @@ def test_above_the_trigger_the_cut_moves_to_the_end_and_the_target_is_met() -> N
 def test_between_two_moves_a_view_begins_with_the_last_one() -> None:
     first = plan(log(*turns(1, 3)), HUNDRED, "mine", KNOWN)
     second = plan(log(*turns(1, 4)), HUNDRED, "mine", KNOWN, first.cut)
-    assert not second.moved
+    assert not second.trimmed
     assert second.cut == first.cut
     assert second.view[: len(first.view)] == first.view
     assert second.tokens_sent == 80
     third = plan(log(*turns(1, 5)), HUNDRED, "mine", KNOWN, second.cut)
-    assert third.moved
+    assert third.trimmed
     assert lines(third.view) == turns(5, 5)
 
 
@@ -158,7 +158,7 @@ def test_a_log_without_what_the_cut_dropped_is_planned_as_the_whole_one() -> Non
         again = plan(whole, HUNDRED, "p", KNOWN, cut)
         assert replace(again, decided=again.decided[4:]) == made
         assert (made.tokens_before, made.messages_before) == (last * 40, last * 2)
-        assert made.moved == (last == 5)
+        assert made.trimmed == (last == 5)
 
 
 def test_another_version_decides_about_everything_and_asks_for_it() -> None:
@@ -166,13 +166,13 @@ def test_another_version_decides_about_everything_and_asks_for_it() -> None:
     other = policy(trigger={"tokens": 110}, target={"tokens": 109}, edits=[DROP])
     whole = log(*turns(1, 5))
     asks = plan(whole[4:], other, "p", KNOWN, cut)
-    assert (asks.needs_whole, asks.moved, asks.fired, asks.cut) == (True, False, "", cut)
+    assert (asks.needs_whole, asks.trimmed, asks.fired, asks.cut) == (True, False, "", cut)
     assert asks.tokens_sent == 120
     waits = plan(whole[4:8], other, "p", KNOWN, cut)
     assert (waits.needs_whole, waits.tokens_sent) == (False, 80)
     made = plan(whole, other, "p", KNOWN, cut)
     assert made.cut is not None
-    assert (made.needs_whole, made.moved, made.earlier) == (False, True, ())
+    assert (made.needs_whole, made.trimmed, made.earlier) == (False, True, ())
     assert made.cut.gaps == (
         Gap(start=0, stop=6, edit="drop_oldest", reason="its round was the oldest", tokens=120, tool_calls=0),
     )
@@ -256,11 +256,11 @@ def test_a_target_that_cannot_be_met_is_told_and_the_next_move_waits() -> None:
     kept = policy(trigger={"tokens": 100}, target={"tokens": 60}, edits=[DROP], keep={"rounds": 4, "spans": 2})
     first = plan(log(*turns(1, 4)), kept, "p", KNOWN)
     assert first.warnings == ("target missed: 160 tokens are 100 above 60",)
-    assert first.moved
+    assert first.trimmed
     waits = plan(log(*turns(1, 4), "user abcdefghi"), kept, "p", KNOWN, first.cut)
-    assert (waits.moved, waits.tokens_sent) == (False, 179)
+    assert (waits.trimmed, waits.tokens_sent) == (False, 179)
     moves = plan(log(*turns(1, 5)), kept, "p", KNOWN, first.cut)
-    assert (moves.moved, moves.tokens_sent) == (True, 160)
+    assert (moves.trimmed, moves.tokens_sent) == (True, 160)
 
 
 def test_edits_run_in_order_until_the_target_is_met() -> None:
@@ -399,7 +399,7 @@ def test_bypass_repairs_what_was_put_together_here() -> None:
 def test_an_empty_log() -> None:
     made = plan([], HUNDRED, "p", replace(KNOWN, fixed_tokens=500))
     assert made.view == ()
-    assert made.moved
+    assert made.trimmed
     assert made.warnings == ("target missed: 500 tokens are 440 above 60",)
 
 
@@ -420,8 +420,8 @@ def test_a_missed_target_is_told_and_waited_for_as_upstream_counts() -> None:
     assert first.warnings == ("target missed: 320 tokens are 200 above 120",)
     # It must have grown by 80 of upstream's tokens: 40 of these.
     waits = plan(log(*turns(1, 4), "user abcdefghi", "user abcdefghi"), kept, "p", SCALED, first.cut)
-    assert (waits.moved, waits.tokens_sent) == (False, 198)
-    assert plan(log(*turns(1, 5)), kept, "p", SCALED, first.cut).moved
+    assert (waits.trimmed, waits.tokens_sent) == (False, 198)
+    assert plan(log(*turns(1, 5)), kept, "p", SCALED, first.cut).trimmed
 
 
 def test_a_target_is_told_as_it_is_set_and_a_miss_is_at_least_one_token() -> None:
@@ -429,7 +429,7 @@ def test_a_target_is_told_as_it_is_set_and_a_miss_is_at_least_one_token() -> Non
     # 76 tokens are 98.8 of upstream's, 77 are 100.1.
     known = replace(KNOWN, scale=1.3)
     made = plan(log("user " + "x" * 67), even, "p", known)
-    assert (made.moved, made.target) == (False, 100)
+    assert (made.trimmed, made.target) == (False, 100)
     always = policy(trigger={"every_request": True}, target={"tokens": 100}, edits=[DROP])
     made = plan(log("user " + "x" * 67), always, "p", known)
     assert (made.target, made.warnings) == (100, ("target missed: 101 tokens are 1 above 100",))
@@ -506,7 +506,7 @@ def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
     plans = asked(policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[edit]), known, requests)
     trimmed = paid(plans, known)
     untrimmed = paid(asked(Policy(), known, requests), known)
-    moves = [at for at, made in enumerate(plans) if made.moved]
+    moves = [at for at, made in enumerate(plans) if made.trimmed]
     assert moves
     for stop in range(1, requests + 1):
         assert sum(trimmed[:stop]) <= 1.035 * sum(untrimmed[:stop])
@@ -534,15 +534,15 @@ def test_a_step_of_the_price_is_reason_enough() -> None:
 def test_in_a_short_session_nothing_pays() -> None:
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     plans = asked(auto, replace(KNOWN, prices=PRICES), 6)
-    assert not any(made.moved for made in plans)
+    assert not any(made.trimmed for made in plans)
     assert plans[-1].tokens_sent > 2048
 
 
 def test_where_no_cut_is_kept_nothing_pays() -> None:
     known = replace(KNOWN, prices=PRICES, idle=301)
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
-    assert plan(log(*calls(5)), auto, "p", known).moved
-    assert not plan(log(*calls(5)), auto, "p", replace(known, keeps=False)).moved
+    assert plan(log(*calls(5)), auto, "p", known).trimmed
+    assert not plan(log(*calls(5)), auto, "p", replace(known, keeps=False)).trimmed
     edit = {**SHORTER, "when": {"cost": "auto"}}
     other = policy(trigger={"every_request": True}, keep=NEWEST, edits=[edit])
     assert plan(log(*calls(5)), other, "p", known).made
@@ -552,15 +552,15 @@ def test_where_no_cut_is_kept_nothing_pays() -> None:
 def test_what_comes_in_a_cold_cache_is_trimmed_at_once() -> None:
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     known = replace(KNOWN, prices=PRICES)
-    assert not plan(log(*calls(5)), auto, "p", known).moved
+    assert not plan(log(*calls(5)), auto, "p", known).trimmed
     cold = plan(log(*calls(5)), auto, "p", replace(known, idle=301))
-    assert cold.moved
+    assert cold.trimmed
     assert len(cold.made) == 3
     # What was imported was never sent: it is in no cache.
     assert plan(log("user q", "user " + "x" * 3000), auto, "p", known).fired == ""
     found = ["user q", *(f"function f {n:0600}" for n in range(5))]
     moved = plan(log(*found), auto, "p", known)
-    assert (moved.moved, len(moved.made)) == (True, 3)
+    assert (moved.trimmed, len(moved.made)) == (True, 3)
     assert moved.cut is not None
     assert moved.cut.account is not None
     assert moved.cut.account.turns == 1
@@ -569,7 +569,7 @@ def test_what_comes_in_a_cold_cache_is_trimmed_at_once() -> None:
 def test_prices_that_nobody_knows_are_assumed_and_that_is_told() -> None:
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     made = plan(log(*calls(5)), auto, "p", replace(KNOWN, idle=301))
-    assert made.moved
+    assert made.trimmed
     assert made.warnings == (UNKNOWN_PRICES,)
     edit = {**SHORTER, "when": {"cost": "auto"}}
     pays = policy(trigger={"every_request": True}, keep=NEWEST, edits=[edit])
@@ -579,7 +579,7 @@ def test_prices_that_nobody_knows_are_assumed_and_that_is_told() -> None:
     # Where the trigger does not fire, nothing is reckoned.
     rarely = policy(trigger={"messages": 99}, keep=NEWEST, edits=[edit])
     made = plan(log(*calls(5)), rarely, "p", replace(KNOWN, idle=301))
-    assert (made.moved, made.warnings) == (False, ())
+    assert (made.trimmed, made.warnings) == (False, ())
 
 
 def test_another_version_that_reckons_asks_for_all_of_it_when_it_may_pay() -> None:
@@ -591,31 +591,31 @@ def test_another_version_that_reckons_asks_for_all_of_it_when_it_may_pay() -> No
     whole = log(*calls(8))
     part = [*whole[:1], *whole[cut.gaps[0].stop :]]
     asks = plan(part, auto, "p", replace(KNOWN, idle=301), cut)
-    assert (asks.needs_whole, asks.moved, asks.cut) == (True, False, cut)
+    assert (asks.needs_whole, asks.trimmed, asks.cut) == (True, False, cut)
     made = plan(whole, auto, "p", replace(KNOWN, idle=301), cut)
-    assert made.moved
+    assert made.trimmed
     assert len(made.made) == 6
     # Where nothing has grown by enough, nobody looks.
     calm = plan([*part, *log(*calls(8), "assistant so", "user so")[-2:]], auto, "p", KNOWN, cut)
-    assert (calm.needs_whole, calm.moved) == (False, False)
+    assert (calm.needs_whole, calm.trimmed) == (False, False)
 
 
 def test_where_only_time_has_passed_the_cut_moves_only_if_there_is_something_to_do() -> None:
     idle = policy(trigger={"idle_seconds": 60}, edits=[SHORTER])
     waiting = replace(KNOWN, idle=61)
     made = plan(log(*calls(2)), idle, "p", waiting)
-    assert (made.moved, made.fired, len(made.made)) == (True, "idle for 61 s", 2)
+    assert (made.trimmed, made.fired, len(made.made)) == (True, "idle for 61 s", 2)
     again = plan(log(*calls(2), "user so"), idle, "p", waiting, made.cut)
-    assert (again.moved, again.fired, again.cut) == (False, "", made.cut)
+    assert (again.trimmed, again.fired, again.cut) == (False, "", made.cut)
     assert plan(log(*calls(2)), idle, "p", replace(KNOWN, idle=60)).cut is None
     both = policy(trigger={"idle_seconds": 60, "messages": 1}, edits=[SHORTER])
-    assert plan(log(*calls(2), "user so"), both, "p", waiting, made.cut).moved
+    assert plan(log(*calls(2), "user so"), both, "p", waiting, made.cut).trimmed
 
 
 def test_an_overflow_moves_the_cut_to_what_upstream_takes() -> None:
     made = plan(log(*turns(1, 4)), Policy(), "p", SCALED, overflow=100)
     assert made.fired == "overflow: more than 200 tokens may be too many"
-    assert (made.moved, made.tokens_sent, made.target) == (True, 80, 200)
+    assert (made.trimmed, made.tokens_sent, made.target) == (True, 80, 200)
     assert made.cut is not None
     assert [gap.edit for gap in made.cut.gaps] == ["drop_oldest"]
     least = plan(log(*turns(1, 1), "user " + "x" * 90), Policy(), "p", KNOWN, overflow=50)
@@ -627,7 +627,7 @@ def test_after_an_overflow_what_is_gone_stays_gone_under_another_version() -> No
     assert cut is not None
     whole = log(*turns(1, 5))
     made = plan(whole[4:], Policy(), "p", KNOWN, cut, overflow=90)
-    assert (made.needs_whole, made.moved, made.tokens_sent) == (False, True, 80)
+    assert (made.needs_whole, made.trimmed, made.tokens_sent) == (False, True, 80)
     assert made.earlier == cut.gaps
     assert made.cut is not None
     assert made.cut.gaps == (
@@ -664,12 +664,12 @@ def test_parts_that_stay_as_they_are_end_with_the_last_change() -> None:
     between = plan(log(*calls(3), "user so"), Policy(), "p", KNOWN, first.cut)
     assert between.settled == ()
     still = plan(log(*calls(3)), shorter, "p", KNOWN, first.cut)
-    assert (still.moved, still.settled) == (False, (5,))
+    assert (still.trimmed, still.settled) == (False, (5,))
     second = plan(log(*calls(5)), shorter, "p", KNOWN, first.cut)
-    assert (second.moved, second.settled) == (True, (5, 9))
+    assert (second.trimmed, second.settled) == (True, (5, 9))
     assert second.view[:5] == first.view[:5]
     third = plan(log(*calls(5)), shorter, "p", KNOWN, second.cut)
-    assert (third.moved, third.settled) == (False, (9,))
+    assert (third.trimmed, third.settled) == (False, (9,))
 
 
 def test_what_a_move_changes_is_no_part_that_stayed() -> None:
@@ -685,11 +685,11 @@ def test_what_a_move_changes_is_no_part_that_stayed() -> None:
     )
     cut = Cut(position=5, policy="p", version=newest.version, changes=(stub,), tokens=0, messages=5, tool_calls=1)
     before = plan(entries[:9], newest, "p", KNOWN, cut)
-    assert (before.moved, before.settled) == (False, (5,))
+    assert (before.trimmed, before.settled) == (False, (5,))
     # The first round goes: what ended with the stub is another part now.
     made = plan(entries, newest, "p", KNOWN, cut)
     assert [change.position for change in made.made] == [0, 1]
-    assert (made.moved, len(made.view), made.settled) == (True, 8, (3,))
+    assert (made.trimmed, len(made.view), made.settled) == (True, 8, (3,))
 
 
 def test_what_stands_before_a_gap_is_not_said_to_stay() -> None:
@@ -703,7 +703,7 @@ def test_what_stands_before_a_gap_is_not_said_to_stay() -> None:
 def test_with_repairs_no_part_is_said_to_stay() -> None:
     shorter = policy(trigger={"messages": 4}, edits=[SHORTER])
     made = plan(log(*calls(2), *BROKEN), shorter, "p", KNOWN)
-    assert made.moved
+    assert made.trimmed
     assert made.settled == ()
 
 
@@ -714,7 +714,7 @@ def test_a_move_that_changes_nothing_lets_a_client_send_what_it_will() -> None:
     # Another version puts everything back.
     entries = log(*turns(1, 3), *BROKEN)
     made = plan(entries, nothing, "p", KNOWN, dropped)
-    assert made.moved
+    assert made.trimmed
     assert made.view == tuple(entry.message for entry in entries)
     assert made.warnings == ()
 
@@ -751,11 +751,11 @@ def test_a_summary_stands_before_the_view_or_in_the_instructions(role: str) -> N
     )
     assert made.cut.messages == len(made.view)
     later = plan(log(*LONG_TURNS[:11])[6:], summing(role=role), "p", KNOWN, made.cut)
-    assert (later.moved, later.summary) == (False, made.summary)
+    assert (later.trimmed, later.summary) == (False, made.summary)
     assert later.view[: len(made.view)] == made.view
     again = plan(log(*LONG_TURNS[:16])[6:], summing(role=role), "p", KNOWN, made.cut)
     assert again.summary is not None
-    assert (again.moved, again.summary.generation, again.summary.covered_messages) == (True, 2, 12)
+    assert (again.trimmed, again.summary.generation, again.summary.covered_messages) == (True, 2, 12)
 
 
 def test_another_version_sums_up_all_of_it_again() -> None:
@@ -764,7 +764,7 @@ def test_another_version_sums_up_all_of_it_again() -> None:
     assert anew.summary is not None
     assert (anew.summary.generation, anew.summary.covered_messages) == (1, 12)
     none = plan(log(*LONG_TURNS[:16]), HUNDRED, "p", KNOWN, cut)
-    assert none.moved
+    assert none.trimmed
     assert (none.summary, none.cut and none.cut.summary) == (None, None)
 
 
@@ -773,7 +773,7 @@ def test_a_summary_of_what_the_client_left_out_stays_in_the_cut_and_is_not_sent(
     assert cut is not None
     assert cut.summary is not None
     window = plan(log(*LONG_TURNS[:14])[6:], summing(keep_rounds=9), "p", KNOWN, cut, start=6)
-    assert window.moved
+    assert window.trimmed
     assert window.summary is None
     assert window.cut is not None
     assert window.cut.summary == cut.summary
@@ -785,7 +785,7 @@ def test_of_a_summary_that_covers_more_than_was_left_out_the_rest_is_told_anew()
     assert cut.summary is not None
     other = policy(trigger={"messages": 6}, edits=[SHORTER])
     made = plan(log(*LONG_TURNS[:14])[4:], other, "p", KNOWN, cut, start=4)
-    assert made.moved
+    assert made.trimmed
     # The messages that it covered are sent again from there on; before them it stands for the others.
     assert (made.summary, len(made.view)) == (None, 10)
     assert made.cut is not None
@@ -861,26 +861,26 @@ def tenfold(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(entry, tokens=10 * entry.tokens) for entry in entries]
 
 
-def ready(until: int, **fields: Any) -> Prepared:
+def ready(until: int, **fields: Any) -> ReadySummary:
     """Return a summary by a model of thirty tokens."""
-    return Prepared(
+    return ReadySummary(
         text="s" * 20, tokens=30, until=until, model="small", covered_messages=until, covered_tokens=9999, **fields
     )
 
 
 def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
-    assert plan(tenfold(log(*turns(1, 4))), large, "p", KNOWN).wanted is None
+    assert plan(tenfold(log(*turns(1, 4))), large, "p", KNOWN).summary_request is None
     early = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", KNOWN)
     # 1710 tokens are more than four fifths of 2000: four rounds of history, of which the newest stays.
-    assert (early.moved, early.wanted) == (False, SummaryRequest(stop=6, room=1199, urgent=False))
+    assert (early.trimmed, early.summary_request) == (False, SummaryRequest(stop=6, room=1199, urgent=False))
     known = replace(KNOWN, prepared=ready(6))
     longer = log(*turns(1, 5))
     waiting = plan(longer, SUMMING, "p", known)
-    assert (waiting.moved, waiting.wanted, waiting.summary) == (False, None, None)
+    assert (waiting.trimmed, waiting.summary_request, waiting.summary) == (False, None, None)
     more = log(*turns(1, 5), "user 1")
     made = plan(more, SUMMING, "p", known)
-    assert (made.fired, made.wanted) == ("tokens 211 > 200", None)
+    assert (made.fired, made.summary_request) == ("tokens 211 > 200", None)
     assert made.summary == Summary(
         text="s" * 20,
         role="merge",
@@ -900,14 +900,18 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     # Between two moves it stands, whatever else is ready.
     later = replace(KNOWN, prepared=ready(10))
     after = plan(more + log(*turns(1, 6), "user 1")[11:], SUMMING, "p", later, made.cut)
-    assert (after.moved, after.summary) == (False, made.summary)
+    assert (after.trimmed, after.summary) == (False, made.summary)
 
 
 def test_a_log_that_would_go_out_as_it_came_wants_its_summary_before_the_trigger_fires() -> None:
     large = policy(trigger={"tokens": 2000}, edits=[BY_MODEL])
     known = replace(KNOWN, context_window=100_000)
     made = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", known)
-    assert (made.moved, made.fired, made.wanted) == (False, "", SummaryRequest(stop=6, room=1199, urgent=False))
+    assert (made.trimmed, made.fired, made.summary_request) == (
+        False,
+        "",
+        SummaryRequest(stop=6, room=1199, urgent=False),
+    )
 
 
 def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked_for() -> None:
@@ -917,7 +921,7 @@ def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked
     known = replace(KNOWN, context_window=100_000, prepared=ready(6, asked=True))
     assert calm.summarizer is None
     made = plan(entries, calm, "p", known)
-    assert (made.moved, made.fired) == (True, ASKED)
+    assert (made.trimmed, made.fired) == (True, ASKED)
     assert made.summary is not None
     assert (made.summary.until, made.summary.text) == (6, "s" * 20)
 
@@ -948,9 +952,9 @@ def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
     made = plan(entries, both, "p", KNOWN)
     # What drop_oldest did is enough; three rounds would have been enough for a summary of 390 tokens.
     assert made.edits == ("drop_oldest",)
-    assert made.wanted == SummaryRequest(stop=6, room=390, urgent=True)
+    assert made.summary_request == SummaryRequest(stop=6, room=390, urgent=True)
     again = plan(entries, both, "p", replace(KNOWN, prepared=ready(6)))
-    assert (again.edits, again.wanted) == (("summarize",), None)
+    assert (again.edits, again.summary_request) == (("summarize",), None)
     # What was dropped may be summed up later.
     next_one = tenfold(log(*turns(1, 7), "user 1"))
     after = plan(next_one, both, "p", replace(KNOWN, prepared=ready(8)), made.cut)
@@ -967,22 +971,24 @@ def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_soon
     assert first.made[-1].position == 3
     known = replace(
         KNOWN,
-        prepared=Prepared(text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800),
+        prepared=ReadySummary(
+            text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800
+        ),
     )
     # All that it covers is gone: between two moves nothing changes.
     longer = tenfold(log(*turns(1, 6), "user 1"))
     between = plan(longer, both, "p", known, first.cut)
-    assert (between.moved, between.summary) == (False, None)
+    assert (between.trimmed, between.summary) == (False, None)
     assert between.view[: len(first.view) - 1] == first.view[:-1]
     longest = tenfold(log(*turns(1, 7), "user 1"))
     made = plan(longest, both, "p", known, first.cut)
     # It comes on top; what is next makes room for it.
     assert made.summary is not None
-    assert (made.summary.until, made.summary.tokens, made.wanted) == (4, 300, None)
+    assert (made.summary.until, made.summary.tokens, made.summary_request) == (4, 300, None)
     assert (made.edits, made.tokens_sent) == (("drop_oldest", "summarize"), 300 + 2 * 400 + 110)
     assert made.cut is not None
     again = plan([*longest, *tenfold(log(*turns(1, 7), "user 1", "assistant 1"))[15:]], both, "p", known, made.cut)
-    assert (again.moved, again.summary, again.edits) == (False, made.summary, made.edits)
+    assert (again.trimmed, again.summary, again.edits) == (False, made.summary, made.edits)
     assert again.view[: len(made.view)] == made.view
 
 
@@ -994,7 +1000,7 @@ def test_where_nothing_makes_room_for_it_one_that_makes_the_view_larger_is_not_u
     longer = log(*turns(1, 7), "user 1")
     known = replace(KNOWN, prepared=ready(4))
     made = plan(longer, SUMMING, "p", known, cut)
-    assert (made.moved, made.summary, made.tokens_sent) == (True, None, 211)
+    assert (made.trimmed, made.summary, made.tokens_sent) == (True, None, 211)
     # One that makes room itself is used, though that is not enough.
     tools = policy(trigger={"tool_calls": 1}, edits=[BY_MODEL])
     calls = [line for n in range(4) for line in (f"assistant | c{n} f", f"tool c{n} {TEN}")]
@@ -1014,7 +1020,7 @@ def test_what_keep_rounds_leaves_to_sum_up_is_said_where_it_is_nothing() -> None
         "keep_rounds: 0 sums up within a round, too"
     )
     made = plan(entries, SUMMING, "p", KNOWN)
-    assert (made.moved, made.warnings) == (True, (words,))
+    assert (made.trimmed, made.warnings) == (True, (words,))
     statistics = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "mode": "statistics"}])
     assert plan(entries, statistics, "p", KNOWN).warnings == (words,)
     # Once: until the next move nobody is told again.
@@ -1025,9 +1031,9 @@ def test_what_keep_rounds_leaves_to_sum_up_is_said_where_it_is_nothing() -> None
     assert plan(entries, inside, "p", KNOWN).warnings == ()
     both = policy(trigger={"tokens": 200}, target={"tokens": 150}, edits=[BY_MODEL, DROP])
     enough = plan(log(*turns(1, 1), f"user {'1' * 200}", "assistant 1", "user 1"), both, "p", KNOWN)
-    assert (enough.moved, enough.warnings) == (True, ())
+    assert (enough.trimmed, enough.warnings) == (True, ())
     wanting = plan(tenfold(log(*turns(1, 4), "user 1")), SUMMING, "p", KNOWN)
-    assert wanting.wanted is not None
+    assert wanting.summary_request is not None
     assert wanting.warnings == ()
     assert plan(entries, policy(trigger={"tokens": 200}, edits=[SHORT]), "p", KNOWN).warnings == ()
 
@@ -1038,11 +1044,11 @@ def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:
     known = replace(KNOWN, prepared=ready(6))
     short = plan(longer, SUMMING, "p", known, made.cut)
     # 30 and 171 tokens: the trigger fires, and the rounds 4 to 6 were not summed up yet.
-    assert (short.tokens_sent, short.moved) == (201, True)
-    assert short.wanted == SummaryRequest(stop=12, room=149, urgent=True)
+    assert (short.tokens_sent, short.trimmed) == (201, True)
+    assert short.summary_request == SummaryRequest(stop=12, room=149, urgent=True)
     strict = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "min_new_messages": 7}])
     cut = replace(made.cut, version=strict.version) if made.cut is not None else None
-    assert plan(longer, strict, "p", known, cut).wanted is None
+    assert plan(longer, strict, "p", known, cut).summary_request is None
 
 
 def test_under_another_version_what_is_ready_is_used_again() -> None:
@@ -1052,7 +1058,7 @@ def test_under_another_version_what_is_ready_is_used_again() -> None:
     other = policy(trigger={"tokens": 130}, edits=[BY_MODEL])
     more = [*entries, *log(*turns(1, 5), "user 1", "assistant 1", "user 2")[11:]]
     again = plan(more, other, "p", known, made.cut)
-    assert again.moved
+    assert again.trimmed
     assert again.summary == made.summary
     assert again.view[:5] == made.view
 
@@ -1062,26 +1068,26 @@ def test_what_somebody_asked_for_moves_the_cut_at_once_and_once(given: Policy) -
     entries = log(*turns(1, 3), "user 1")
     known = replace(KNOWN, prepared=ready(4, asked=True))
     made = plan(entries, given, "p", known)
-    assert (made.moved, made.fired, made.edits) == (True, ASKED, ("summarize",))
+    assert (made.trimmed, made.fired, made.edits) == (True, ASKED, ("summarize",))
     assert lines(made.view) == [*turns(3, 3), "user 1"]
     assert made.summary is not None
     assert made.cut is not None
     assert (made.cut.policy, made.cut.version, made.cut.position) == ("p", given.version, 7)
     more = entries + log(*turns(1, 3), "user 1", "assistant 1")[7:]
     again = plan(more, given, "p", known, made.cut)
-    assert (again.moved, again.fired) == (False, "")
+    assert (again.trimmed, again.fired) == (False, "")
     assert again.view == (*made.view, more[-1].message)
 
 
 def test_what_somebody_asked_for_is_not_used_where_it_makes_nothing_smaller() -> None:
     entries = log(*turns(1, 2))
-    useless = Prepared(
+    useless = ReadySummary(
         text="s" * 90, tokens=100, until=2, model="small", covered_messages=2, covered_tokens=40, asked=True
     )
     made = plan(entries, SUMMING, "p", replace(KNOWN, prepared=useless))
-    assert (made.moved, made.fired, made.cut) == (False, "", None)
+    assert (made.trimmed, made.fired, made.cut) == (False, "", None)
     beyond = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(9, asked=True)))
-    assert not beyond.moved
+    assert not beyond.trimmed
 
 
 def test_beside_what_somebody_asked_for_the_policy_does_what_it_fires_for() -> None:
@@ -1097,7 +1103,7 @@ def test_beside_what_somebody_asked_for_the_policy_does_what_it_fires_for() -> N
     other = policy(trigger={"tokens": 201}, target={"tokens": 60}, edits=[DROP])
     further = replace(KNOWN, prepared=ready(8, asked=True))
     asks = plan(entries[6:], other, "p", further, first.cut)
-    assert (asks.needs_whole, asks.moved) == (True, False)
+    assert (asks.needs_whole, asks.trimmed) == (True, False)
     again = plan(entries, other, "p", further, first.cut)
     assert (again.fired, again.edits) == (ASKED, ("summarize", "drop_oldest"))
     assert again.tokens_sent <= 60
@@ -1110,7 +1116,7 @@ def test_what_the_client_left_out_is_not_brought_back_by_a_summary() -> None:
     entries = log(*turns(1, 6), "user 1")[2:]
     known = replace(KNOWN, prepared=ready(6))
     made = plan(entries, SUMMING, "p", known, start=2)
-    assert (made.summary, made.wanted) == (None, None)
+    assert (made.summary, made.summary_request) == (None, None)
     assert compaction(entries, SUMMING, KNOWN, start=2) is None
 
 
@@ -1138,12 +1144,12 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     paying = policy(trigger={"cost": "auto"}, edits=[sums])
     known = replace(KNOWN, prices=CHEAP, fixed_tokens=3000)
     few = plan(log(*(line for n in range(4) for line in turns(n, n)), "user 1"), paying, "p", known)
-    assert few.wanted is None
+    assert few.summary_request is None
     lines_of = [line for n in range(60) for line in (f"user {n:0100}", f"assistant {n:0100}")]
     asked = [
-        made.wanted
+        made.summary_request
         for stop in range(1, len(lines_of), 2)
-        if not (made := plan(log(*lines_of[:stop]), paying, "p", known)).moved
+        if not (made := plan(log(*lines_of[:stop]), paying, "p", known)).trimmed
     ]
     wanted = [each for each in asked if each is not None]
     assert wanted
@@ -1154,8 +1160,10 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     assert any(used)
     # And where an edit must pay, one that would not is not waited for.
     strict = policy(trigger={"tokens": 3200}, edits=[{**sums, "when": {"cost": "auto"}}])
-    assert plan(log(*lines_of[:11]), strict, "p", known).wanted is None
-    assert plan(log(*lines_of[:119]), strict, "p", known).wanted == SummaryRequest(stop=116, room=12759, urgent=True)
+    assert plan(log(*lines_of[:11]), strict, "p", known).summary_request is None
+    assert plan(log(*lines_of[:119]), strict, "p", known).summary_request == SummaryRequest(
+        stop=116, room=12759, urgent=True
+    )
 
 
 def hid(entry: Entry) -> Entry:
@@ -1170,7 +1178,7 @@ def test_what_the_client_was_not_shown_is_sent_and_counted_where_it_is_sent() ->
     keeping = policy(trigger={"tokens": 100}, edits=[{"type": "keep_rounds", "last": 5}])
     made = plan(entries, keeping, "p", KNOWN)
     assert lines(made.view) == [*turns(1, 2)[:3], "assistant | x recall", f"tool x {TEN}", turns(1, 2)[3]]
-    assert (made.tokens_before, made.tokens_sent, made.messages_before, made.moved) == (110, 110, 6, True)
+    assert (made.tokens_before, made.tokens_sent, made.messages_before, made.trimmed) == (110, 110, 6, True)
     assert made.fired == "tokens 110 > 100"
     off = bypass(entries, KNOWN)
     assert (off.view, off.tokens_sent) == (tuple(entry.message for entry in entries), 80)
@@ -1190,7 +1198,7 @@ def test_what_the_client_was_not_shown_goes_with_what_is_dropped_or_changed() ->
         Gap(start=0, stop=10, edit="drop_oldest", reason="its round was the oldest", tokens=200, tool_calls=0),
     )
     again = plan([*entries[10:], *log(*turns(1, 7))[12:13]], HUNDRED, "p", KNOWN, made.cut)
-    assert (again.moved, again.view[:4]) == (False, made.view)
+    assert (again.trimmed, again.view[:4]) == (False, made.view)
     # Only where upstream refuses more.
     least = plan(entries, HUNDRED, "p", KNOWN, overflow=45)
     assert lines(least.view) == turns(6, 6)
@@ -1211,7 +1219,7 @@ def test_a_move_that_changes_nothing_of_a_branch_is_kept_where_it_begins() -> No
     # Another branch from there needs no move of its own, and sends the same before its own words.
     other = log(*turns(1, 2), "user another")
     made = plan(other, HUNDRED, "mine", replace(KNOWN, fork=4), shared.cut)
-    assert (made.moved, lines(made.view)) == (False, [*turns(2, 2), "user another"])
+    assert (made.trimmed, lines(made.view)) == (False, [*turns(2, 2), "user another"])
 
 
 def test_what_is_cleared_before_a_branch_is_kept_there_too() -> None:
@@ -1248,7 +1256,7 @@ def test_a_move_that_reaches_into_the_branch_is_kept_at_the_end() -> None:
         Cut(position=8, policy="mine", version="v", changes=(), tokens=0, messages=0, tool_calls=0),
     )
     assert again.cut is not None
-    assert (again.moved, again.cut.position) == (True, 9)  # there is one at the place already
+    assert (again.trimmed, again.cut.position) == (True, 9)  # there is one at the place already
 
 
 def test_a_repaired_view_is_no_other_branchs() -> None:
@@ -1400,7 +1408,7 @@ def test_in_one_long_round_what_lies_behind_is_summed_up() -> None:
 
 def test_what_is_summed_up_is_not_again() -> None:
     draft = talk(9)
-    made = Prepared(text="so", tokens=12, until=16, model="small", covered_messages=16, covered_tokens=1760)
+    made = ReadySummary(text="so", tokens=12, until=16, model="small", covered_messages=16, covered_tokens=1760)
     assert edit().requested_now(replace(draft, prepared=made)) is None
     standing = Summary(
         text="so", role="merge", until=16, tokens=12, kind="model", covered_messages=16, covered_tokens=1760

@@ -122,7 +122,7 @@ def test_an_edit_to_which_one_before_it_leaves_nothing_is_an_error(keys: dict[st
 def test_two_edits_of_a_type_that_may_both_do_something_are_fine(edits: list[dict[str, Any]]) -> None:
     policy = Policy.model_validate({"trigger": {"tokens": 10}, "target": {"tokens": 5}, "edits": edits})
     assert len(policy.edits) == len(edits)
-    assert policy.doubts == ()
+    assert policy.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_two_edits_of_a_type_that_may_both_do_something_are_fine(edits: list[dic
 )
 def test_what_is_allowed_and_does_nothing_is_told(keys: dict[str, Any], at: list[tuple[str, ...]]) -> None:
     given = {"trigger": {"tokens": 10}, "target": {"tokens": 5}, "edits": [CALLS, DROP], **keys}
-    assert [tuple(place) for _, *place in Policy.model_validate(given).doubts] == at
+    assert [tuple(place) for _, *place in Policy.model_validate(given).warnings] == at
 
 
 def test_a_target_in_another_unit_than_the_trigger_is_fine() -> None:
@@ -199,12 +199,12 @@ def test_what_follows_from_settings_follows_from_those_of_a_copy() -> None:
     lean = Policy.model_validate(
         {"trigger": {"cost": "auto"}, "edits": [{"type": "summarize", "mode": "model", "upper": 900}]}
     )
-    before = (lean.version, lean.reckons, lean.summarizer, lean.budget, lean.arrival_edits)
+    before = (lean.version, lean.uses_cost, lean.summarizer, lean.budget, lean.arrival_edits)
     copy = lean.model_copy(update={"trigger": Trigger(tokens=5), "edits": (DropOldest(),)})
-    assert (copy.summarizer, copy.reckons) == (None, False)
+    assert (copy.summarizer, copy.uses_cost) == (None, False)
     assert copy.version != lean.version
     assert lean.model_copy() == lean
-    assert (lean.version, lean.reckons, lean.summarizer, lean.budget, lean.arrival_edits) == before
+    assert (lean.version, lean.uses_cost, lean.summarizer, lean.budget, lean.arrival_edits) == before
 
 
 def test_the_budget_is_the_first_that_an_edit_keeps_to() -> None:
@@ -244,7 +244,7 @@ def test_edits_of_tool_output_are_known_by_what_they_are() -> None:
     ],
 )
 def test_it_reckons_where_anything_depends_on_what_a_move_costs(keys: dict[str, Any], reckons: bool) -> None:
-    assert Policy.model_validate(keys).reckons is reckons
+    assert Policy.model_validate(keys).uses_cost is reckons
 
 
 def test_how_a_model_sums_up_is_what_the_policy_says_first_or_what_is_common() -> None:

@@ -173,7 +173,7 @@ def test_what_a_move_leaves() -> None:
     # What an earlier move did to a message that is still sent comes first.
     assert [(change.position, change.tokens_after) for change in move.changes] == [(3, 20), (3, 10), (5, 20)]
     assert move.draft.tokens == (0, 100, 100, 10, 100, 20, 0, 100, 100, 100)
-    assert (move.draft.total, move.last, move.summary, move.balance) == (630, 5, None, NO_CHANGE)
+    assert (move.draft.total, move.last, move.draft.summary, move.balance) == (630, 5, None, NO_CHANGE)
     nothing = trim(base(), policy(), KNOWN, None, None)
     assert (nothing.made, nothing.gaps, nothing.changes, nothing.last) == ((), [], (), None)
 
@@ -229,7 +229,7 @@ def test_a_summary_takes_the_place_of_what_is_removed() -> None:
     standing = base()
     sums = Sums(texts=dict.fromkeys(range(4)))
     move = trim(standing, policy(sums), KNOWN, None, costs(standing))
-    assert move.summary == Summary(
+    assert move.draft.summary == Summary(
         text="So far.", role="merge", until=4, tokens=30, kind="statistics", covered_messages=4, covered_tokens=400
     )
     assert (move.gaps, move.changes) == (
@@ -669,7 +669,7 @@ def test_a_move_lets_it_go_before_anything_else_and_the_view_stays_so() -> None:
     assert made.settled == (4,)
     more = [*entries, *log(*TALK, "user 6")[10:]]
     again = plan(more, policy, "p", KNOWN, made.cut)
-    assert not again.moved
+    assert not again.trimmed
     assert again.view == (*made.view, more[-1].message)
     off = Policy()
     assert len(plan(entries, off, "p", KNOWN).view) == 16

@@ -19,26 +19,16 @@ from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
 
-_LONGEST: Final = 6
-"""A digest is at most so many times as long as `digest_chars`, whatever others have left over."""
-_ADVANCE: Final = 3
-"""Characters of so many digests may be taken in advance: what is cleared first is often built upon."""
-_INPUT_SHARE: Final = 3
-"""In a cleared argument, a digest has a third of the characters that one of a result has."""
-_SHORTER: Final = 0.75
-"""Where a digest is too dear, the next one tried has at most this part of its characters."""
-_CHEAPEST: Final = 16
-"""Tokens of the message with the shortest stub; what costs no more is not looked at."""
-_NAME: Final = 100
-"""Characters of a tool's name that are repeated."""
-_ARGUMENTS: Final = 80
-"""Characters of a call's arguments that are repeated."""
-_STRING: Final = 80
-"""Characters of a string among arguments that stays as it is."""
-_ITEMS: Final = 10
-"""Items of a list among arguments that stay."""
-_LEVELS: Final = 32
-"""Levels of arguments that are looked into."""
+_LONGEST: Final = 6  # a digest is at most so many times as long as `digest_chars`, whatever others have left over
+_ADVANCE: Final = 3  # characters of so many digests may be taken in advance: what is cleared first is often built upon
+_INPUT_SHARE: Final = 3  # in a cleared argument, a digest has a third of the characters that one of a result has
+_SHORTER: Final = 0.75  # where a digest is too dear, the next one tried has at most this part of its characters
+_CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
+_NAME: Final = 100  # characters of a tool's name that are repeated
+_ARGUMENTS: Final = 80  # characters of a call's arguments that are repeated
+_STRING: Final = 80  # characters of a string among arguments that stays as it is
+_ITEMS: Final = 10  # items of a list among arguments that stay
+_LEVELS: Final = 32  # levels of arguments that are looked into
 
 
 class ClearToolResults(BaseEdit, frozen=True):
@@ -111,8 +101,7 @@ class _ResultClearing:
     def _stub(self, result: Result) -> Change | None:
         """Return the change that puts a stub in the place of a result; None where none would be cheaper.
 
-        Whether one would is a matter of the result alone, not of the characters that happen to be left over:
-        what stays at one trim stays at the next. A digest that is too dear is made shorter.
+        That depends on the result alone, so that what stays at one trim stays at the next.
         """
         draft, edit, position = self._draft, self._edit, result.place
         message = draft.messages[position]
@@ -149,19 +138,23 @@ class _ResultClearing:
         if block is None or not self._cleared.issuperset(left):
             return
         reason = "all results of its calls are cleared"
-        shorter = _with_shorter_inputs(block, self._edit.digest_chars // _INPUT_SHARE, self._words())
-        change = draft.replacing(span.start, self._edit.type, reason, shorter)
+        budget, known = self._edit.digest_chars // _INPUT_SHARE, self._words()
+        arguments = [
+            (shorter_text if call.custom else shorter_arguments)(call.arguments, budget, known) for call in block.calls
+        ]
+        change = draft.replacing(span.start, self._edit.type, reason, block.with_arguments(arguments))
         if change.freed > 0:
             yield change
 
     def _words(self) -> set[str]:
         """Return the words of all that is not going to be cleared, stubs included."""
         if self._known is None:
-            texts = [
-                _said(message, arguments=not self._edit.clear_inputs)
-                for at, message in self._draft.remaining()
-                if not message.is_result or at in self._cleared
-            ]
+            texts: list[str] = []
+            for at, message in self._draft.remaining():
+                if not message.is_result or at in self._cleared:
+                    texts.append(message.text)
+                    if not self._edit.clear_inputs:
+                        texts += [said for call in message.calls for said in (call.name, call.arguments)]
             self._known = words_of("\n".join(texts))
         return self._known
 
@@ -175,48 +168,30 @@ class _ResultClearing:
         return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
 
 
-def _said(message: Message, *, arguments: bool) -> str:
-    """Return what a message says, and what its calls are given."""
-    parts = [message.text]
-    for call in message.calls if arguments else ():
-        parts += [call.name, call.arguments]
-    return "\n".join(parts)
-
-
-def _with_shorter_inputs(block: Message, budget: int, known: set[str]) -> Message:
-    """Return an assistant message with the long arguments of its calls cleared."""
-    return block.with_arguments(
-        [(shorter_text if call.custom else shorter_arguments)(call.arguments, budget, known) for call in block.calls]
-    )
-
-
 def stub_of(tool: str, arguments: str, tokens: int, ref: str, digest: str) -> str:
     """Return the stub of a result of `tool`, called with `arguments`, that cost so many tokens."""
     named = _cut(tool, _NAME) or "a tool"
     called = _cut(arguments, _ARGUMENTS)
     said = f"{named} {called}" if called not in ("", "{}") else named
-    return f"[cleared: {said}; {tokens} tokens; {_reference(ref)}{f'; {digest}' if digest else ''}]"
+    return f"[cleared: {said}; {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
 
 
 def digest_in(stub: str, ref: str) -> str:
     """Return the digest of a stub that names `ref`; empty where it has none."""
-    return stub.partition(f"{_reference(ref)}; ")[2].removesuffix("]")
+    return stub.partition(f"ref={ref}; ")[2].removesuffix("]")
 
 
 def shorter_arguments(arguments: str, budget: int, known: Collection[str]) -> str:
     """Return a call's arguments, JSON like before, each long string with a digest of `budget` characters.
 
-    Names, numbers and short strings stay as they are written, and so do arguments that would not get shorter.
-    What is no JSON object becomes one that holds its digest.
+    Arguments that would not get shorter stay. What is no JSON object becomes one that holds its digest.
     """
     document = read(arguments)
-    if not is_members(document):
-        shorter = write((("cleared", shorter_text(arguments, budget, known)),))
-    else:
+    if is_members(document):
         cleared = _shorter(document, budget, known, _LEVELS)
-        if cleared == document:
-            return arguments
-        shorter = write(cleared)
+    else:
+        cleared = (("cleared", shorter_text(arguments, budget, known)),)
+    shorter = arguments if cleared == document else write(cleared)
     return shorter if len(shorter) < len(arguments) else arguments
 
 
@@ -241,10 +216,6 @@ def _shorter(value: JsonValue, budget: int, known: Collection[str], levels: int)
         more = len(value) - len(kept)
         return [*kept, f"[cleared: {more} more]"] if more else kept
     return value
-
-
-def _reference(ref: str) -> str:
-    return f"ref={ref}"
 
 
 def _cut(text: str, most: int) -> str:

@@ -1,15 +1,12 @@
 """`compact_tool_output`: tool output said in less, first without losing anything.
 
-What is known of tokens is the count of the original. What another form costs is estimated from it: by its
-bytes in the same proportion, and near the limit by its weight. Whether it does cost less is judged by the
-planner, which counts.
+The tokens of a shorter form are estimated from those of the original: by bytes, and near the limit by weight.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 from proxy.dialects import Message
@@ -40,11 +37,9 @@ Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 _MEDIA_BYTES_PER_TOKEN: Final = 3
 """Where a result holds more than text, its count tells nothing of the text: so many bytes are a token."""
 
-_HOPELESS: Final = 50
-"""A table of records has hardly ever less than this part of their size."""
+_HOPELESS: Final = 50  # a table of records has hardly ever less than this part of their size
 
-_NEAR: Final = 1.4
-"""Bytes tell tokens within this factor; nearer to the limit the weight is asked."""
+_NEAR: Final = 1.4  # bytes tell tokens within this factor; nearer to the limit the weight is asked
 _BLANK: Final = re.compile(r"[\[{,:]\s")
 """White space between the signs of a document, which none that is written here has."""
 _LARGE: Final = 200_000
@@ -74,16 +69,15 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
     def shorten(self, message: Message, entry: Entry) -> Shortened | None:
         """Return the result in a shorter form; None where it is short enough or has none."""
-        text = message.text
-        if message == entry.message:
-            return self._compacted(message, entry, _size(text))
-        if names_ref(text, entry.ref):
-            # Something was left out of it before: the original is taken, so that numbers tell of all of it.
-            return self._compacted(entry.message, entry, _size(text))
-        again = self._compacted(entry.message, entry, _size(entry.message.text))
-        if again is not None and again.message == message:
-            return None
-        return self._compacted(message, entry, _size(text))
+        size = _size(message.text)
+        if message != entry.message:
+            if names_ref(message.text, entry.ref):
+                # Something was left out of it before: the original is taken, so that numbers tell of all of it.
+                return self._compacted(entry.message, entry, size)
+            again = self._compacted(entry.message, entry, _size(entry.message.text))
+            if again is not None and again.message == message:
+                return None
+        return self._compacted(message, entry, size)
 
     def _compacted(self, message: Message, entry: Entry, size: int) -> Shortened | None:
         """Return `message` in a shorter form; None where that has `size` bytes or more."""
@@ -92,9 +86,8 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         if before * per_byte <= self.over_tokens:
             return None
         forms = [_CompactForm(text, self, per_byte) for text in given]
-        scale = _Scale(given, before * per_byte)
         for step in (_CompactForm.tidy, _CompactForm.clean, _CompactForm.cut):
-            if scale.is_over(self.over_tokens, forms):
+            if _is_over(self.over_tokens, forms, given, before * per_byte):
                 for form in forms:
                     form.take(step, entry.ref)
         made = [form.text for form in forms]
@@ -109,25 +102,13 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         return Shortened(message=message.with_texts(made), reason=reason)
 
 
-class _Scale:
-    """About how many tokens a shorter form of some texts has, where those of the texts are known."""
-
-    def __init__(self, given: Sequence[str], tokens: float) -> None:
-        """Begin with texts that have so many tokens."""
-        self._given = given
-        self._tokens = tokens
-        self._size = max(sum(map(_size, given)), 1)
-
-    @cached_property
-    def _weight(self) -> int:
-        return max(sum(map(weight, self._given)), 1)
-
-    def is_over(self, limit: int, forms: Sequence[_CompactForm]) -> bool:
-        """Tell whether the forms have more tokens than `limit`."""
-        estimate = self._tokens * sum(form.size for form in forms) / self._size
-        if self._size > _LARGE or not limit <= estimate * _NEAR <= limit * _NEAR**2:
-            return estimate > limit
-        return self._tokens * sum(form.weight for form in forms) / self._weight > limit
+def _is_over(limit: int, forms: Sequence[_CompactForm], given: Sequence[str], tokens: float) -> bool:
+    """Tell whether the forms have more tokens than `limit`, where the texts `given` have so many."""
+    size = max(sum(map(_size, given)), 1)
+    estimate = tokens * sum(form.size for form in forms) / size
+    if size > _LARGE or not limit <= estimate * _NEAR <= limit * _NEAR**2:
+        return estimate > limit
+    return tokens * sum(weight(form.text) for form in forms) / max(sum(map(weight, given)), 1) > limit
 
 
 class _CompactForm:
@@ -138,25 +119,15 @@ class _CompactForm:
         self._per_byte = per_byte
         self.text = text
         self.size = _size(text)
-        self.used: list[str] = []
-        """The methods that made it shorter, in order."""
+        self.used: list[str] = []  # the methods that made it shorter, in order
         self._edit = edit
         self._is_markup = is_markup(text)
         looks = not self._is_markup and not {"minify", "table", "preview"}.isdisjoint(edit.methods)
         self._pieces: list[str | Embedded] = pieces(text) if looks else [text]
         self._shown = [piece if isinstance(piece, str) else piece.source for piece in self._pieces]
         """Each of the pieces as it stands now."""
-        self._weighed: tuple[str, int] | None = None
-        """The text that was weighed last, and its weight."""
-        self._is_marked = False
-        """Whether a line at the end must say that something was left out."""
 
-    @property
-    def weight(self) -> int:
-        """About how many tokens the text has, beside others."""
-        if self._weighed is None or self._weighed[0] is not self.text:
-            self._weighed = self.text, weight(self.text)
-        return self._weighed[1]
+        self._is_marked = False  # whether a line at the end must say that something was left out
 
     def take(self, step: Callable[[_CompactForm, str], None], ref: str) -> None:
         """Take a step, unless the text would not get shorter by it."""
@@ -184,7 +155,7 @@ class _CompactForm:
         if "noise" not in self._edit.methods:
             return
         for place, piece in enumerate(self._pieces):
-            if _is_text(piece):
+            if isinstance(piece, str) or isinstance(piece.value, str):
                 text = shown(self._shown[place]) if self._is_markup else self._shown[place]
                 self._is_marked |= self._offer(place, "noise", without_blobs(text))
 
@@ -240,11 +211,6 @@ class _CompactForm:
     def _use(self, method: Method) -> None:
         if method not in self.used:
             self.used.append(method)
-
-
-def _is_text(piece: str | Embedded) -> bool:
-    """Tell whether a piece is no document."""
-    return isinstance(piece, str) or isinstance(piece.value, str)
 
 
 def _tokens_per_byte(entry: Entry) -> float:

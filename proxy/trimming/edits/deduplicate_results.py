@@ -10,15 +10,14 @@ from typing import ClassVar, Final, Literal
 from msgspec import Struct
 
 from proxy.dialects import Message
-from proxy.trimming.draft import Draft
+from proxy.trimming.draft import Draft, Result
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change, Entry
 
 _POINTER: Final = re.compile(
-    r"\[same output as the earlier one of (.{0,200}): (\d{1,12}) characters; ref=(\S{1,200})\]"
+    r"\[same output as the earlier one of .{0,200}: (?P<size>\d{1,12}) characters; ref=(?P<ref>\S{1,200})\]"
 )
-_NAME: Final = 100
-"""Characters of a tool's name that are told at most."""
+_NAME: Final = 100  # characters of a tool's name that are told at most
 
 
 class _WholeResult(Struct, frozen=True, kw_only=True):
@@ -27,8 +26,7 @@ class _WholeResult(Struct, frozen=True, kw_only=True):
     position: int
     tool: str
     ref: str
-    size: int
-    """Characters of its text."""
+    size: int  # characters of its text
 
 
 class DeduplicateResults(BaseEdit, frozen=True):
@@ -67,29 +65,26 @@ class DeduplicateResults(BaseEdit, frozen=True):
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
         whole: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        pointers: list[tuple[int, Message, str, str, int]] = []
+        pointers: list[tuple[Result, re.Match[str]]] = []
         for result in draft.results():
-            position, message, tool = result.place, result.message, result.tool
-            text = _text(message)
-            found = self._pointer(draft, position, message)
+            found = self._pointer(draft, result.place, result.message)
             if found is not None:
-                pointers.append((position, message, tool, found[3], int(found[2])))
-            elif text:
-                whole[draft.entries[position].ref].append((position, len(text)))
+                pointers.append((result, found))
+            elif text := _text(result.message):
+                whole[draft.entries[result.place].ref].append((result.place, len(text)))
         back: dict[str, _WholeResult] = {}
-        for position, message, tool, ref, size in pointers:
-            if any(at < position and held == size for at, held in whole[ref]):
-                continue
-            if position in draft.protected:
+        for result, found in pointers:
+            position, size = result.place, int(found["size"])
+            stands = any(at < position and held == size for at, held in whole[found["ref"]])
+            if stands or position in draft.protected:
                 continue
             entry = draft.entries[position]
             first = _first_sent(entry)
             text = _text(first) or ""
-            older = back.get(text)
-            if older is not None:
-                yield self._pointing(draft, position, message, older)
+            if (older := back.get(text)) is not None:
+                yield self._pointing(draft, position, result.message, older)
             else:
-                back[text] = _WholeResult(position=position, tool=tool, ref=entry.ref, size=len(text))
+                back[text] = _WholeResult(position=position, tool=result.tool, ref=entry.ref, size=len(text))
                 reason = "the earlier result that it pointed to does not stand whole any more"
                 yield draft.replacing(position, self.type, reason, first)
 

@@ -10,6 +10,7 @@ like; a digest looks as it does here, so that it can be read again and added to.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Final, Literal, TypeAlias
@@ -17,7 +18,6 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Struct
 from pydantic import AfterValidator, Field, field_validator
 
-from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
@@ -45,16 +45,11 @@ _DIGEST: Final = re.compile(
     r"(?:共 ([0-9]{1,9}) 次|([0-9]{1,9}) in all)\]</\1>"
 )
 _COUNT: Final = re.compile("[0-9]{1,9}")
-_NAME: Final = 200
-"""Characters of a name that are told at most."""
+_NAME: Final = 200  # characters of a name that are told at most
 
 
 def checked_pattern(regex: str) -> str:
-    """Return a pattern that tells which tool was called, or the name of one that is built in.
-
-    Raises:
-        ValueError: RE2 does not take it, or its named groups are not those that are known.
-    """
+    """Return a pattern that tells which tool was called, or the name of one that is built in; else `ValueError`."""
     if regex in BUILT_IN:
         return regex
     names = group_names(checked(regex))
@@ -79,12 +74,9 @@ _COLON: Final = re.compile("[:：]")
 class _AgentCalls(Struct, kw_only=True):
     """What one agent told of its calls."""
 
-    chinese: bool
-    """Whether the first of it is in Chinese."""
-    calls: list[tuple[int, str]] = []
-    """Position and tool of each message that stands whole."""
-    digests: list[tuple[int, Digest]] = []
-    """Those that an earlier trim made, with their positions."""
+    chinese: bool  # whether the first of it is in Chinese
+    calls: list[tuple[int, str]] = []  # position and tool of each message that stands whole
+    digests: list[tuple[int, Digest]] = []  # those that an earlier trim made, with their positions
 
 
 class DigestAgentCalls(BaseEdit, frozen=True):
@@ -120,13 +112,12 @@ class DigestAgentCalls(BaseEdit, frozen=True):
             older = [each for each in group.calls[: -self.keep] if each[0] not in draft.protected]
             if not older:
                 continue
-            tools: dict[str, int] = {}
-            counted = [(at, digest.tools) for at, digest in group.digests]
+            counted: list[tuple[int, Mapping[str, int]]] = [(at, digest.tools) for at, digest in group.digests]
             counted += [(at, {tool: 1}) for at, tool in older]
             counted.sort(key=lambda each: each[0])
+            tools = Counter[str]()
             for _, calls in counted:
-                for tool, number in calls.items():
-                    tools[tool] = tools.get(tool, 0) + number
+                tools.update(calls)
             text = Digest(speaker=speaker, tools=tools, chinese=group.chinese).text
             reason = f"not among the newest {self.keep} messages of {speaker} about tool calls"
             place, *others = [at for at, _ in counted]
@@ -140,7 +131,9 @@ class DigestAgentCalls(BaseEdit, frozen=True):
         groups: dict[str, _AgentCalls] = {}
         for span in draft.spans:
             position, message = span.start, draft.messages[span.start]
-            if message is None or span.stop - span.start > 1 or not _is_said(message):
+            if message is None or span.stop - span.start > 1 or message.calls:
+                continue
+            if message.role not in {"user", "assistant"}:
                 continue
             text, said_by = message.plain_text or "", draft.entries[position].agent
             told = broadcast_digest(text) or broadcast_of(text, self.patterns, said_by)
@@ -159,35 +152,22 @@ def _is_own(speaker: str, said_by: str | None, asking: str | None) -> bool:
     if asking is None:
         return False
     own = ": ".join(part.strip() for part in _COLON.split(asking, maxsplit=1))
-    return asking == said_by or own == speaker or own == _name(speaker) or _name(own) == speaker
-
-
-def _name(speaker: str) -> str:
-    """Return the name of an agent without its type; "" where it has none."""
-    return speaker.partition(": ")[2]
-
-
-def _is_said(message: Message) -> bool:
-    """Tell whether a user or an assistant says it and does nothing else."""
-    return message.role in {"user", "assistant"} and not message.calls
+    return asking == said_by or speaker in {own, own.partition(": ")[2]} or own == speaker.partition(": ")[2]
 
 
 class Broadcast(Struct, frozen=True, kw_only=True):
     """One call of another agent's, as it told of it."""
 
-    speaker: str
-    """Type and name of the agent, as a digest shows them; the name alone where there is no type."""
+    speaker: str  # type and name of the agent, as a digest shows them; the name alone where there is no type
     tool: str
-    chinese: bool
-    """Whether it is told in Chinese."""
+    chinese: bool  # whether it is told in Chinese
 
 
 class Digest(Struct, frozen=True, kw_only=True):
     """Many calls of one agent, counted by tool."""
 
     speaker: str
-    tools: Mapping[str, int]
-    """How often each tool was called, in the order of its first call."""
+    tools: Mapping[str, int]  # how often each tool was called, in the order of its first call
     chinese: bool
 
     @property
@@ -195,11 +175,8 @@ class Digest(Struct, frozen=True, kw_only=True):
         """The message that tells of them."""
         tools = ", ".join(f"{tool}×{calls}" for tool, calls in self.tools.items())
         calls = sum(self.tools.values())
-        told = (
-            f"早期工具调用摘要: {tools}, 共 {calls} 次"
-            if self.chinese
-            else f"Earlier tool calls: {tools}, {calls} in all"
-        )
+        chinese, english = f"早期工具调用摘要: {tools}, 共 {calls} 次", f"Earlier tool calls: {tools}, {calls} in all"
+        told = chinese if self.chinese else english
         return f"<{self.speaker}> [{told}]</{self.speaker}>"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, Literal
 
-from proxy.dialects import Call, Message, Span
+from proxy.dialects import Span
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
@@ -35,30 +35,20 @@ class DropInternal(BaseEdit, frozen=True):
         """Take what is marked out of a span, with what belongs to it."""
         left = list(draft.remaining(span.start, span.stop))
         block = draft.messages[span.start]
-        whole = span.start in marked
-        answered = _answered(block, [message for at, message in left if at in marked])
+        going = [message for at, message in left if at in marked]
+        calls = block.calls if block is not None else ()
+        answered = [call for call in calls if any(result.answers_call(call) for result in going)]
         for position, message in left:
             if position in marked:
                 yield draft.removing(position, self.type, _MARKED)
             elif message is block:
-                reduced = _reduced(message, answered)
-                if reduced is message:
+                kept = {index for index, call in enumerate(calls) if call not in answered}
+                if len(kept) == len(calls):
                     continue
+                reduced = message.with_calls(kept)
                 if reduced.calls or reduced.has_content:
                     yield draft.replacing(position, self.type, _WITH_IT, reduced)
                 else:
                     yield draft.removing(position, self.type, _WITH_IT)
-            elif whole or any(message.answers_call(call) for call in answered):
+            elif span.start in marked or any(message.answers_call(call) for call in answered):
                 yield draft.removing(position, self.type, _WITH_IT)
-
-
-def _answered(block: Message | None, results: Sequence[Message]) -> list[Call]:
-    """Return the calls of a block that one of these results answers."""
-    calls = block.calls if block is not None else ()
-    return [call for call in calls if any(result.answers_call(call) for result in results)]
-
-
-def _reduced(block: Message, answered: Sequence[Call]) -> Message:
-    """Return the block without these calls; the very same message where it has none of them."""
-    kept = {index for index, call in enumerate(block.calls) if call not in answered}
-    return block if len(kept) == len(block.calls) else block.with_calls(kept)

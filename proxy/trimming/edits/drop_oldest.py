@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
@@ -17,8 +17,6 @@ class DropOldest(BaseEdit, frozen=True):
     What is protected stays, and the rest of its round goes. It stops as soon as the view is
     within the target: its own, or else the policy's.
     """
-
-    needs_target: ClassVar[bool] = True
 
     type: Literal["drop_oldest"] = "drop_oldest"
     """Which strategy this is."""
@@ -36,12 +34,9 @@ class DropOldest(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Remove group after group, as long as the draft is above the target."""
-        target = draft.limit(self.target)
-        if target is None:
-            return
-        total = draft.total
+        target, total = draft.limit(self.target), draft.total
         for start, stop, reason in _groups(draft):
-            if total <= target:
+            if target is None or total <= target:
                 return
             for place, _ in draft.free(start, stop):
                 total -= draft.tokens[place]

@@ -1,7 +1,7 @@
 """What an edit is: settings that can be asked what they would change.
 
-Two kinds: any edit looks at the draft of a whole log; an edit of tool output decides about one
-result at a time, from its content alone, and can therefore act on arrival as well.
+An edit looks at the draft of a whole log. An edit of tool output decides about one result at a time, from its
+content alone, and can therefore act on arrival as well.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from proxy.trimming.settings import Section, Target, Trigger
 class BaseEdit(Section, ABC, frozen=True):
     """One trimming strategy, configured. The settings are the strategy: nothing else is told to it."""
 
-    needs_target: ClassVar[bool] = False
-    """Whether an edit of this type can do nothing without a target, if its settings name none."""
-
-    piecemeal: ClassVar[bool] = False
-    """Whether what it does to one span does not depend on what it does to others: some may be left out."""
+    piecemeal: ClassVar[bool] = False  # whether some of its changes may be left out: none depends on another
 
     type: str
     """Which strategy this is."""
@@ -35,7 +31,7 @@ class BaseEdit(Section, ABC, frozen=True):
     @property
     def lacks_target(self) -> bool:
         """Whether, as it is set, it can do nothing unless the policy has a target."""
-        return self.needs_target
+        return False
 
     @property
     def budget(self) -> Target | None:
@@ -44,7 +40,7 @@ class BaseEdit(Section, ABC, frozen=True):
 
     def is_done(self, draft: Draft) -> bool:
         """Tell whether nothing is left for it to do; what has a limit of its own goes by that."""
-        return draft.within_target
+        return draft.within()
 
     @property
     def must_pay(self) -> bool:
@@ -55,9 +51,8 @@ class BaseEdit(Section, ABC, frozen=True):
     def apply(self, draft: Draft) -> Iterable[Change | Summary | SummaryRequest]:
         """Return what it changes in `draft`: at most one change per position, none where protected.
 
-        What it made at an earlier trim still stands, and stays as it is, or is made anew where it has to take
-        in what is new. At most one `Summary` may be among the changes that remove what it covers; or there is
-        nothing but one `SummaryRequest`: that summary would have been used now.
+        What it made at an earlier trim stays as it is, or is made anew to take in what is new. One `Summary` may be
+        among the changes that remove what it covers; or there is only a `SummaryRequest`, which would have been used.
         """
 
     def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
@@ -81,16 +76,13 @@ class ToolOutputEdit(BaseEdit, frozen=True):
     def shorten(self, message: Message, entry: Entry) -> Shortened | None:
         """Return the shorter form of a tool result, None where it stays.
 
-        `message` is what stands there now, `entry` holds the original and the ref of it. What is
-        already short must stay, so that an edit may meet its own work again.
+        `message` is what stands there now, `entry` holds the original and its ref. What is short already must stay.
         """
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
         for place, message in draft.free():
-            shortened = self.shorten(message, draft.entries[place]) if message.is_result else None
-            if shortened is None:
-                continue
-            change = draft.replacing(place, self.type, shortened.reason, shortened.message)
-            if change.freed > 0:
-                yield change
+            if message.is_result and (shortened := self.shorten(message, draft.entries[place])) is not None:
+                change = draft.replacing(place, self.type, shortened.reason, shortened.message)
+                if change.freed > 0:
+                    yield change

@@ -36,5 +36,4 @@ class EvictImages(BaseEdit, frozen=True):
                 reason = f"{len(going)} of {len(images)} images not among the newest {self.keep}"
                 ref = draft.entries[position].ref
                 notes = {image.place: f"[image omitted: {image.description}; ref={ref}]" for image in going}
-                without = message.with_notes(notes)
-                yield draft.replacing(position, self.type, reason, without)
+                yield draft.replacing(position, self.type, reason, message.with_notes(notes))

@@ -19,8 +19,7 @@ class _Call(Struct, frozen=True, kw_only=True):
     """One tool call and where its results stand."""
 
     span: Span
-    index: int
-    """Place among the block's calls."""
+    index: int  # place among the block's calls
     name: str
     results: tuple[int, ...]
 
@@ -51,18 +50,15 @@ class KeepToolCalls(BaseEdit, frozen=True):
         """Remove the older calls and their results, block by block."""
         reach = len(draft.messages) if self.scope == "all" or not draft.rounds else draft.rounds[-1].start
         blocks = {span: tuple(_calls(draft, span)) for span in draft.spans if span.start < reach}
-        every = (call for calls in blocks.values() for call in calls)
-        counted = sorted((call for call in every if self._counts(call, draft)), key=lambda call: call.order)
+        every = (call for calls in blocks.values() for call in calls if call.name not in self.exclude_tools)
+        # One that still waits for its result does not count.
+        answered = (call for call in every if call.results or call.span.stop < len(draft.messages))
+        counted = sorted(answered, key=lambda call: call.order)
         older = frozenset(counted[: max(0, len(counted) - self.last)])
         for span, calls in blocks.items():
             kept = [call for call in calls if call not in older]
             if len(kept) < len(calls) and span.start not in draft.protected:
                 yield from self._reduced(draft, span, kept)
-
-    def _counts(self, call: _Call, draft: Draft) -> bool:
-        """Tell whether a call counts: not if its tool is excluded, nor while it waits for its result."""
-        waits = not call.results and call.span.stop == len(draft.messages)
-        return call.name not in self.exclude_tools and not waits
 
     def _reduced(self, draft: Draft, span: Span, kept: Sequence[_Call]) -> Iterator[Change]:
         """Leave of a span only the calls of `kept`, with their results."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -21,8 +21,6 @@ class RecentWindow(BaseEdit, frozen=True):
     What is protected stays in any case and is counted first. The budget is its own limit: it acts above that,
     though the policy's target may be met already.
     """
-
-    needs_target: ClassVar[bool] = True
 
     type: Literal["recent_window"] = "recent_window"
     """Which strategy this is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Final, Literal, Self, TypeAlias
@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, model_validator
 
-from proxy.dialects import Span
 from proxy.trimming.draft import Draft, clipped
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change, Summary, SummaryRequest, SummaryRole
@@ -23,39 +22,20 @@ Mode: TypeAlias = Literal["model", "statistics"]
 
 _REASON: Final = "it is summed up"
 _RECIPE_BYTES: Final = 6
-_LEAST_ROOM: Final = 120
-"""Tokens below which no model is asked: heading and preface take some 50 of them."""
+_LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
     """A beginning of the log that may be covered."""
 
-    stop: int
-    """Place after the last message of it."""
-    until: int
-    """Position of the first message that is not in it."""
-    messages: int
-    """Messages of it that stand and are not protected."""
-    tokens: int
-    """Their tokens."""
-    rounds: int
-    """Whole rounds in which there are any."""
-    new_messages: int
-    """Messages of it that no summary covers yet and that are not protected, those dropped before included."""
-    new_tokens: int
-    """Their tokens, as they would be sent if nothing were trimmed."""
-
-
-class _CoveredTogether(Struct, frozen=True, kw_only=True):
-    """What is covered together: a round of the history, or a span of the current one."""
-
-    start: int
-    stop: int
-    is_round: bool
-    """Whether it is a whole round that a user's message begins."""
-    ends: bool
-    """Whether a beginning may end after it."""
+    stop: int  # place after the last message of it
+    until: int  # position of the first message that is not in it
+    messages: int  # messages of it that stand and are not protected
+    tokens: int  # their tokens
+    rounds: int  # whole rounds in which there are any
+    new_messages: int  # messages of it that no summary covers yet and that are not protected, dropped or not
+    new_tokens: int  # their tokens, as they would be sent if nothing were trimmed
 
 
 class Summarize(BaseEdit, frozen=True):
@@ -159,9 +139,8 @@ class Summarize(BaseEdit, frozen=True):
     def ready(self, draft: Draft, *, trimming: bool = False) -> Summary | None:
         """Return the summary by a model that can be used now; None where it would not make the view smaller.
 
-        It must reach further than the current one: what that covers is not there to be sent. With `trimming`,
-        the log is trimmed in any case and others make room: then it need only be smaller than what it covers
-        in the log, sent or not, and within `budget_ratio`.
+        It must reach further than the current one. With `trimming`, the log is trimmed anyway and others make room:
+        then it need only be smaller than what it covers in the log, sent or not, and within `budget_ratio`.
         """
         made, current = draft.prepared, draft.summary
         if self.mode != "model" or made is None or made.until > draft.end:
@@ -193,13 +172,8 @@ class Summarize(BaseEdit, frozen=True):
     ) -> SummaryRequest | None:
         """Return what a model should sum up; None where it would not be worth it.
 
-        Where there is a limit, that is the least that gets within it, whatever room the summary takes.
-
-        Args:
-            draft: What stands.
-            added: Tokens that come on top before the summary is used.
-            whole: Whether all of it should be covered that may be, in any case.
-            urgent: Whether the log is trimmed now.
+        Where there is a limit, that is the least that gets within it, with `added` tokens on top; with `whole`
+        it is all that may be covered.
         """
         limit = None if whole else draft.limit(self._aim)
         current = draft.summary.tokens if draft.summary is not None else 0
@@ -221,16 +195,11 @@ class Summarize(BaseEdit, frozen=True):
     def requested_now(self, draft: Draft) -> SummaryRequest | None:
         """Return what is summed up if somebody asks for it; None where nothing is left that is worth it.
 
-        No condition of the edit counts then. At least one round of the history is covered, where there is
-        one; where there is none, what lies behind in the current one.
+        No condition of the edit counts. At least one round of the history is covered, or part of the current one.
         """
         history = sum(each.number > 0 for each in draft.rounds[:-1])
-        free = {
-            "keep_rounds": min(self.keep_rounds, max(0, history - 1)),
-            "min_messages": 0,
-            "min_new_messages": 1,
-            "growth_ratio": 0.0,
-        }
+        rounds = min(self.keep_rounds, max(0, history - 1))
+        free = {"keep_rounds": rounds, "min_messages": 0, "min_new_messages": 1, "growth_ratio": 0.0}
         return self.model_copy(update=free).request(draft, whole=True)
 
     def imagined(self, draft: Draft, request: SummaryRequest) -> Draft:
@@ -272,10 +241,15 @@ class Summarize(BaseEdit, frozen=True):
         if current is not None and current.kind != "statistics":
             return None  # nobody can put in numbers what a model said of messages that are not there
         choices = [each for each in beginnings(draft, self.keep_rounds) if self._is_worth_it(each, draft)]
-        if not choices:
-            return None
-        summary = self._first_within(choices, draft, limit) if limit is not None else None
-        return summary or self._counted(choices[-1], draft, limit)
+        sent = draft.total - (current.tokens if current is not None else 0)
+        for choice in choices:
+            # The least that gets within the limit.
+            left = sent - choice.tokens
+            if limit is not None and left + min(self.max_tokens, self._room(choice, draft, limit)) <= limit:
+                summary = self._counted(choice, draft, limit)
+                if left + summary.tokens <= limit:
+                    return summary
+        return self._counted(choices[-1], draft, limit) if choices else None
 
     def _is_worth_it(self, choice: Beginning, draft: Draft) -> bool:
         """Tell whether it is enough for a summary by code."""
@@ -285,17 +259,6 @@ class Summarize(BaseEdit, frozen=True):
         needed = max(1, self.min_new_messages)
         return choice.messages >= needed and choice.tokens > self.growth_ratio * current.tokens
 
-    def _first_within(self, choices: Sequence[Beginning], draft: Draft, limit: int) -> Summary | None:
-        """Return the summary of the least that gets within the limit; None where nothing does."""
-        current = draft.summary.tokens if draft.summary is not None else 0
-        for choice in choices:
-            left = draft.total - current - choice.tokens
-            if left + min(self.max_tokens, self._room(choice, draft, limit)) <= limit:
-                summary = self._counted(choice, draft, limit)
-                if left + summary.tokens <= limit:
-                    return summary
-        return None
-
     def _room(self, choice: Beginning, draft: Draft, limit: int | None) -> int:
         """Return how many tokens the summary may have: fewer than what it replaces."""
         replaced, budget = _replaced(choice, draft), self._budget(draft, limit)
@@ -304,10 +267,8 @@ class Summarize(BaseEdit, frozen=True):
     def _room_to_write(self, beginning: Beginning, draft: Draft, of_newest: int | None, *, in_view: bool) -> int:
         """Return how many tokens a summary by a model may have: fewer than what it is made of.
 
-        That is the newest one, where there is one, of so many tokens, and the messages since as the log has
-        them: however little of these is still sent, what they say is lost if it is in no summary. Without a
-        limit it has no more than `max_tokens`, unless it replaces more than that in the view. With `in_view`
-        it has fewer than what it replaces there, too.
+        That is the newest one, of `of_newest` tokens, and the messages since, sent or not. Without a limit it has at
+        most `max_tokens`, unless it replaces more in the view; with `in_view` it has fewer than that, too.
         """
         made_of = (of_newest or 0) + beginning.new_tokens
         in_the_view = _replaced(beginning, draft)
@@ -321,7 +282,7 @@ class Summarize(BaseEdit, frozen=True):
 
     def _counted(self, choice: Beginning, draft: Draft, limit: int | None) -> Summary:
         """Return the summary of what stood and of what is covered now; its first lines stand in any case."""
-        spans = [span for span in draft.spans if span.stop <= choice.stop and _is_covered(span, draft)]
+        spans = [span for span in draft.spans if span.stop <= choice.stop and any(draft.free(span.start, span.stop))]
         statistics = statistics_of([entry.message for entry in draft.entries], spans, choice.rounds)
         tokens = sum(entry.tokens for span in spans for entry in draft.entries[span.start : span.stop])
         current, generation = draft.summary, 1
@@ -379,25 +340,25 @@ def _covered(draft: Draft, until: int) -> list[int]:
     ]
 
 
-def _is_covered(span: Span, draft: Draft) -> bool:
-    """Tell whether anything of a span goes into a summary."""
-    return any(True for _ in draft.free(span.start, span.stop))
-
-
 def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Beginning]:
     """Yield the beginnings of the log that may be covered, from the least to the most.
 
-    One ends where a whole round of the history does. Where no round of the history need stay, it may end
-    inside the current round too, after any of its spans but the newest: an agent that runs 300 calls on one
-    instruction has one round. What is protected is never counted. `since` is the position of the first
-    message that no summary covers yet.
+    One ends after a whole round of the history or, with `keep_rounds` 0, after any span of the current round but
+    the newest: an agent that runs 300 calls on one instruction has one round. What is protected is not counted.
+    `since` is the position of the first message that no summary covers yet.
     """
     messages = tokens = rounds = new_messages = new_tokens = 0
     gaps = iter(clipped(draft.gaps, since, draft.end))
     gap = next(gaps, None)
-    for group in _groups(draft, keep_rounds):
+    last = draft.history_before(keep_rounds)
+    # What is covered together: (start, stop, whether it is a whole round, whether a beginning may end after it).
+    groups = [(each.start, each.stop, *(each.number > 0,) * 2) for each in draft.rounds if each.stop <= last]
+    if keep_rounds == 0 and draft.rounds:
+        current = [span for span in draft.spans[:-1] if span.start >= draft.rounds[-1].start]
+        groups += [(each.start, each.stop, False, any(draft.free(each.start, each.stop))) for each in current]
+    for start, stop, is_round, ends in groups:
         free = 0
-        for place in range(group.start, group.stop):
+        for place in range(start, stop):
             if place in draft.protected:
                 continue
             entry = draft.entries[place]
@@ -405,15 +366,15 @@ def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Begin
                 free, tokens = free + 1, tokens + draft.tokens[place]
             if entry.position >= since:
                 new_messages, new_tokens = new_messages + 1, new_tokens + entry.tokens
-        until = draft.position(group.stop)
+        until = draft.position(stop)
         while gap is not None and gap.stop <= until:
             new_messages, new_tokens = new_messages + gap.messages, new_tokens + gap.tokens
             gap = next(gaps, None)
         messages += free
-        rounds += bool(free) and group.is_round
-        if group.ends:
+        rounds += bool(free) and is_round
+        if ends:
             yield Beginning(
-                stop=group.stop,
+                stop=stop,
                 until=until,
                 messages=messages,
                 tokens=tokens,
@@ -421,16 +382,3 @@ def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Begin
                 new_messages=new_messages,
                 new_tokens=new_tokens,
             )
-
-
-def _groups(draft: Draft, keep_rounds: int) -> Iterator[_CoveredTogether]:
-    """Yield what may be covered, the oldest first."""
-    last = draft.history_before(keep_rounds)
-    for each in draft.rounds:
-        if each.stop <= last:
-            yield _CoveredTogether(start=each.start, stop=each.stop, is_round=each.number > 0, ends=each.number > 0)
-    if keep_rounds == 0 and draft.rounds:
-        for span in draft.spans[:-1]:
-            if span.start >= draft.rounds[-1].start:
-                free = any(True for _ in draft.free(span.start, span.stop))
-                yield _CoveredTogether(start=span.start, stop=span.stop, is_round=False, ends=free)

@@ -1,7 +1,6 @@
 """`truncate_tool_output`: tool output over a limit of lines or bytes is cut, and the cut says so.
 
-Lines end at a line feed and nowhere else. Everything works on UTF-8, so that sizes are bytes and
-a megabyte without a line end costs one pass.
+Lines end at a line feed and nowhere else. Everything works on UTF-8, so that sizes are bytes.
 """
 
 from __future__ import annotations
@@ -41,15 +40,12 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
         size = len(text)
         marked = _around_mark(text, entry.ref)
         if marked is not None:
-            if self._holds(*marked):
+            head, tail = marked  # one line feed belongs to the mark
+            if _lines(head) + _lines(tail) <= self.max_lines and len(head) + len(tail) <= self.max_bytes + 1:
                 return None
             # It was cut to wider limits before: cut the original, so that the numbers tell of all of it.
             message, text = entry.message, entry.message.text.encode()
         return self._cut(message, text, entry.ref, size)
-
-    def _holds(self, head: bytes, tail: bytes) -> bool:
-        """Tell whether what stands around a mark is within the limits (one line feed belongs to the mark)."""
-        return _lines(head) + _lines(tail) <= self.max_lines and len(head) + len(tail) <= self.max_bytes + 1
 
     def _cut(self, message: Message, text: bytes, ref: str, size: int) -> Shortened | None:
         """Return `message`, of text `text`, cut to the limits; None where that is not below `size` bytes."""
@@ -61,7 +57,10 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
         head = _head(text, self.max_lines - tail_lines, self.max_bytes - tail_bytes)
         tail = _tail(text, tail_lines, tail_bytes)
         lines, omitted = _lines(text), _lines(text[head:tail])
-        mark = _mark(text, head, tail, f"{omitted} line{'s' if omitted > 1 else ''}", lines, ref)
+        # The mark stands on a line of its own.
+        before, after = "\n" if head and text[head - 1 : head] != b"\n" else "", "\n" if tail < len(text) else ""
+        words = f"{omitted} line{'s' if omitted > 1 else ''} ({tail - head} bytes) omitted"
+        mark = f"{before}[... {words} of {lines} ({len(text)} bytes){_ending(ref)}{after}".encode()
         kept = head + len(text) - tail
         if kept + len(mark) >= size:
             return None
@@ -110,14 +109,6 @@ def _at_character(text: bytes, offset: int, step: int) -> int:
     while 0 < offset < len(text) and text[offset] & 0xC0 == 0x80:
         offset += step
     return offset
-
-
-def _mark(text: bytes, head: int, tail: int, omitted: str, lines: int, ref: str) -> bytes:
-    """Return the mark for what is between `head` and `tail`, on a line of its own."""
-    before = "\n" if head and text[head - 1 : head] != b"\n" else ""
-    after = "\n" if tail < len(text) else ""
-    words = f"{omitted} ({tail - head} bytes) omitted of {lines} ({len(text)} bytes)"
-    return f"{before}[... {words}{_ending(ref)}{after}".encode()
 
 
 def _ending(ref: str) -> str:

@@ -76,7 +76,7 @@ def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(log: list[
     draft = Case({"before": lines(log), "target": target}).draft()
     changes = list(DropOldest().apply(draft))
     after = draft.after(changes)
-    assert after.within_target or not [
+    assert after.within() or not [
         position for position, _ in after.remaining(0, len(after.messages)) if position not in draft.protected
     ]
     if changes:

@@ -116,7 +116,7 @@ def _holds(instructions: tuple[Message, ...], log: tuple[Entry, ...], trimming: 
         check(request, trimming, known, instructions)
         for message in request.plan.view:
             orjson.loads(message.raw)
-        if request.plan.moved:
+        if request.plan.trimmed:
             assert request.plan.cut is not None
             _is_stored(request.plan.cut)
         made += bool(request.plan.made)

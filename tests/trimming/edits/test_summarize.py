@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Beginning, Summarize, beginnings
-from proxy.trimming.model import Change, Cut, Gap, Prepared, Summary, SummaryRequest
+from proxy.trimming.model import Change, Cut, Gap, ReadySummary, Summary, SummaryRequest
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.held import check, draft_of, outcome, recorded, standing
@@ -249,10 +249,10 @@ def by_model(**settings: Any) -> Summarize:
     return edit(**{"mode": "model", **settings})
 
 
-def ready(until: int, letters: int = 100, **fields: Any) -> Prepared:
+def ready(until: int, letters: int = 100, **fields: Any) -> ReadySummary:
     """Return a summary by a model that has ten tokens and one for each letter."""
     given = {"covered_messages": until, "covered_tokens": 9999, **fields}
-    return Prepared(text="s" * letters, tokens=10 + letters, until=until, model="small", **given)
+    return ReadySummary(text="s" * letters, tokens=10 + letters, until=until, model="small", **given)
 
 
 def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
@@ -480,7 +480,7 @@ def test_at_four_fifths_of_the_window_ten_whole_rounds_stay() -> None:
         made = plan(log(*lines[:stop]), policy, "p", known, cut, composed=True)
         assert made.tokens_before <= 16_000 or made.summary is not None
         assert made.tokens_sent <= 16_000
-        if made.moved:
+        if made.trimmed:
             assert made.summary is not None
             generations.add(made.summary.generation)
             assert made.view == tuple(messages(lines[:stop])[-41:])
