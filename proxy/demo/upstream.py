@@ -1,11 +1,11 @@
 """A practice provider: `POST /v1/chat/completions` answers by a script, `GET /v1/models` names a model.
 
 Every account (the API key of the request) plays the script from its beginning. A request that a real provider
-would refuse is refused and does not advance the script. All requests are logged. Each account and model has a
-prompt cache by OpenAI's rule for automatic caching, except that it never forgets.
+would refuse is refused and does not advance the script. Each account and model has a prompt cache by OpenAI's
+rule for automatic caching, except that it never forgets.
 
-Replies have the form of OpenAI's API reference. The refusals are written from the API's behaviour, on purpose
-without the proxy's own rules: what those overlook is found here.
+The refusals are written from the API's behaviour, on purpose without the proxy's own rules: what those overlook
+is found here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ class Received(Struct, frozen=True, kw_only=True):
     account: str
     """The API key that it came with."""
     body: bytes
-    messages: tuple[JsonObject, ...]
+    messages: tuple[JsonObject, ...] = ()
     """Empty where it was refused."""
     refusal: str | None = None
-    """Why it was refused; None where it was answered."""
 
 
 class PracticeUpstream:
@@ -89,14 +88,13 @@ class PracticeUpstream:
             if number >= len(self._script):
                 raise Refused("The script of this practice upstream is at its end.", None, "script_ended")
         except Refused as why:
-            self.log.append(Received(account=account, body=body, messages=(), refusal=str(why)))
+            self.log.append(Received(account=account, body=body, refusal=str(why)))
             return JSONResponse(why.body, 400)
         reply, model = self._script[number], request["model"]
         prompt = self._prompt(request)
         tokens = sum(segment.tokens for segment in prompt)
         cached = self._caches.setdefault((account, model), PromptCache(CacheRule())).read(prompt).read
-        messages = tuple(request["messages"])
-        self.log.append(Received(account=account, body=body, messages=messages))
+        self.log.append(Received(account=account, body=body, messages=tuple(request["messages"])))
         written = self._counter.message(CHAT.message(orjson.dumps(reply)), model)
         usage = {
             "prompt_tokens": tokens,
@@ -142,11 +140,7 @@ class Refused(Exception):
 
 
 def check_request(raw: bytes) -> JsonObject:
-    """Return the parsed body of a request that a provider would accept.
-
-    Raises:
-        Refused: a provider would refuse it.
-    """
+    """Return the parsed body of a request; raise `Refused` if a provider would refuse it."""
     try:
         request = orjson.loads(raw)
     except orjson.JSONDecodeError:

@@ -5,7 +5,7 @@ import httpx
 import orjson
 import pytest
 
-from proxy.demo.client import plain_config, serving
+from proxy.demo.replay import plain_config, serving
 from proxy.demo.upstream import MODEL, PracticeUpstream, Refused, check_request, completion, events
 from proxy.dialects import Message
 from proxy.tokens import TokenCounter
