@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proxy.cli.options import AsJson
+from proxy.cli.commands import AsJson
 from proxy.cli.serving import server_config
 from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, show
 from proxy.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""`sessions …`: works on the store directly, whether the proxy runs or not."""
+"""`sessions …`, `upgrade`, `downgrade`: work on the store directly, whether the proxy runs or not."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import orjson
 import typer
 
-from proxy.cli.database import find_session, require_store
-from proxy.cli.options import AsJson, Config, Tenant, print_table
-from proxy.config import Policies, load
-from proxy.errors import InvalidRequest
+from proxy.cli.commands import AsJson, Config, Tenant, print_table
+from proxy.config import Policies, Settings, load
+from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.pipeline import (
     DEFAULT_TENANT,
     compact,
@@ -30,7 +29,9 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
-from proxy.store import SessionRow, Store, SummaryRow
+from proxy.store import SessionRow, SqliteFile, Store, SummaryRow, address_of
+from proxy.store import downgrade as migrate_back
+from proxy.store import upgrade as migrate_forward
 from proxy.summaries import Caller
 
 Result = TypeVar("Result")
@@ -182,6 +183,49 @@ def compact_session(
         typer.echo("There is nothing to summarize yet.")
     else:
         typer.echo(made.text)
+
+
+# -------------------------------------------------------------------------------------- the store
+
+
+def upgrade(
+    config: Config = None, revision: Annotated[str, typer.Argument(help="Revision to migrate to.")] = "head"
+) -> None:
+    """Migrate the store's tables to this version. `serve` does it too, unless `store.migrate` is false."""
+    asyncio.run(migrate_forward(load(config).store.url, revision))
+    typer.echo("The store is up to date.")
+
+
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="Revision to migrate back to, such as -1 or base.")],
+    config: Config = None,
+) -> None:
+    """Migrate the store's tables back. Data that only newer tables hold is lost."""
+    asyncio.run(migrate_back(load(config).store.url, revision))
+    typer.echo("The store is downgraded.")
+
+
+def require_store(settings: Settings) -> None:
+    """Raise `StoreUnavailable` if opening the store would create it."""
+    address = address_of(settings.store.url)
+    if isinstance(address, SqliteFile) and not address.path.exists():
+        raise StoreUnavailable(
+            f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
+            "go to the folder of its configuration, or name the configuration with --config."
+        )
+
+
+async def find_session(store: Store, session: str, tenant: str | None) -> SessionRow:
+    """Return the session of this id; the tenant must be named if several have it."""
+    rows = [row for row in await store.find(session) if tenant is None or row.tenant == tenant]
+    if not rows:
+        raise NotFound(f"There is no session {session!r}. `palimpsest sessions list` shows all sessions.")
+    if len(rows) > 1:
+        raise InvalidRequest(
+            f"Several tenants have a session {session!r}. Name one with --tenant: "
+            + ", ".join(row.tenant for row in rows)
+        )
+    return rows[0]
 
 
 def _opened(file: Path) -> BinaryIO:

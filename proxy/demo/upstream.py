@@ -214,12 +214,18 @@ def completion(number: int, model: str, reply: JsonObject, usage: JsonObject) ->
 
 
 def events(number: int, model: str, reply: JsonObject, usage: JsonObject | None) -> Iterator[bytes]:
-    """Yield the reply as events, its text word by word; `usage` is None if the request asked for none."""
+    """Yield the reply as events, its text word by word. With `usage`, the field is null in all but the last."""
+    envelope = _envelope(number, model, "chat.completion.chunk")
+
+    def event(choices: list[JsonObject], told: JsonObject | None = None) -> bytes:
+        chunk = envelope | {"choices": choices} | ({} if usage is None else {"usage": told})
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
     for delta in _deltas(reply):
-        yield _event(number, model, [_choice(delta, None)], usage)
-    yield _event(number, model, [_choice({}, _finish_reason(reply))], usage)
+        yield event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+    yield event([{"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish_reason(reply)}])
     if usage is not None:
-        yield _event(number, model, [], usage, last=True)
+        yield event([], usage)
     yield b"data: [DONE]\n\n"
 
 
@@ -235,20 +241,6 @@ def _deltas(reply: JsonObject) -> Iterator[JsonObject]:
         for start in range(0, len(arguments), _PIECE):
             piece = {"arguments": arguments[start : start + _PIECE]}
             yield {"tool_calls": [{"index": index, "function": piece}]}
-
-
-def _choice(delta: JsonObject, finish_reason: str | None) -> JsonObject:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _event(
-    number: int, model: str, choices: list[JsonObject], usage: JsonObject | None, *, last: bool = False
-) -> bytes:
-    """Return one event. With usage, the field is null in all events but the last."""
-    chunk: dict[str, Any] = _envelope(number, model, "chat.completion.chunk") | {"choices": choices}
-    if usage is not None:
-        chunk["usage"] = usage if last else None
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
 def _envelope(number: int, model: str, kind: str) -> dict[str, Any]:
