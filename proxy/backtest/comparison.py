@@ -51,7 +51,6 @@ class Figures(Struct, frozen=True, kw_only=True):
     moves: int = 0
     """Number of trims; without a cut, requests that changed the beginning of the previous one."""
     output: int = 0
-    """Tokens of the replies."""
     cost: Cost = Cost()
     recall: RecallCounts | None = None
     """The values that later tool calls used and that were still sent; None if that was not measured."""
@@ -95,7 +94,6 @@ class StrategyResult(Struct, frozen=True, kw_only=True):
     highest_ratio: float | None
     """The highest such ratio of a single session."""
     most_expensive_session: str | None
-    """The session with that ratio."""
 
 
 class BacktestResult(Struct, frozen=True, kw_only=True):
@@ -129,11 +127,11 @@ class Backtest:
         marks: bool = True,
         recall: bool = True,
     ) -> None:
-        """Compare strategies with no trimming, which is always the first of them.
+        """Compare strategies with no trimming, at classes of prices of different names.
 
         Args:
             strategies: of two with the same name the first counts.
-            classes: at least one; their names differ.
+            classes: at least one.
             counter: counts tokens.
             model: for histories that name none.
             windows: returns the context window of a model; None if it is unknown.

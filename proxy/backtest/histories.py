@@ -242,8 +242,8 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value / 1000 if value > _MILLISECONDS else float(value)
     try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        moment = datetime.fromisoformat(str(value))
+    except ValueError:
         return None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 

@@ -37,14 +37,14 @@ from proxy.backtest import (
     synthetic_agents,
 )
 from proxy.cli.commands import AsJson, Config, Tenant, print_table
-from proxy.cli.sessions import find_session, require_store
+from proxy.cli.sessions import find_session, opened_file, require_store
 from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Settings, load, select_policy, with_built_in
 from proxy.errors import InvalidRequest
 from proxy.models import Catalogue
 from proxy.store import Store
 from proxy.tokens import TokenCounter
 
-CLASSES: Final = "classes"
+_CLASSES: Final = "classes"
 """The value of `--prices` for the five standard classes of prices."""
 
 Policies = Annotated[
@@ -64,7 +64,7 @@ Synthetic = Annotated[bool, typer.Option("--synthetic", help="Replay two synthet
 PriceNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--prices", help=f"A model whose prices are used. Default: '{CLASSES}', the five most common classes."
+        "--prices", help=f"A model whose prices are used. Default: '{_CLASSES}', the five most common classes."
     ),
 ]
 Dollars = Annotated[float, typer.Option(min=0, help="Dollars per million input tokens, for the classes of prices.")]
@@ -94,7 +94,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     No provider is called, and nothing is written but the report.
     """
     settings = load(config)
-    priced = [name for name in prices or [] if name != CLASSES]
+    priced = [name for name in prices or [] if name != _CLASSES]
     model = model or (priced[0] if len(priced) == 1 else "")
     counter = TokenCounter(settings.tokens.method)
     catalogue = Catalogue(settings.models)
@@ -113,7 +113,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         policies = [select_policy(settings.policies, each.tenant, each.model or model)[0] for each in histories]
     test = Backtest(
         [*(named or beside), *(_policy(settings, name) for name in dict.fromkeys(policies))],
-        _classes(settings, catalogue, prices or [CLASSES], dollars),
+        _classes(settings, catalogue, prices or [_CLASSES], dollars),
         counter,
         model=model,
         windows=lambda name: catalogue.facts(name, _base_url(settings, name)).context_window,
@@ -128,7 +128,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     head = [about, *result.warnings]
     if report is not None:
         every = session_tables(result, [each.name for each in result.classes])
-        _write(report, page("Backtest", head, [*report_tables(result), *every]))
+        with opened_file(report) as html:
+            html.write(page("Backtest", head, [*report_tables(result), *every]).encode())
     if as_json:
         typer.echo(orjson.dumps(as_data(result)).decode())
         return
@@ -160,7 +161,7 @@ def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dol
     """Return the classes of prices of `--prices`."""
     classes: list[PriceClass] = []
     for name in dict.fromkeys(names):
-        if name == CLASSES:
+        if name == _CLASSES:
             classes += standard_classes(dollars)
         elif found := class_of(name, catalogue.facts(name, _base_url(settings, name))):
             classes.append(found)
@@ -188,13 +189,6 @@ async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) 
         return [await stored(store, await find_session(store, name, tenant)) for name in names]
     finally:
         await store.close()
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as why:
-        raise InvalidRequest(f"{file} cannot be written: {why.strerror}. Name another file.") from why
 
 
 @contextmanager

@@ -37,9 +37,6 @@ from proxy.summaries import Caller
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="Id of the session.")]
 
-_TRIES = 3
-"""Responses of the summarizer to wait for: one may be rejected, and a long history takes several."""
-
 app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False)
 
 
@@ -63,8 +60,7 @@ def list_sessions(
     lines: list[list[str]] = []
     for row in rows:
         figures = (row.messages, row.rounds, row.tokens, row.tokens_sent, row.tokens_saved)
-        numbers = [f"{figure:,}" for figure in figures]
-        lines.append([row.id, row.tenant, *numbers, timestamp(row.updated_at)])
+        lines.append([row.id, row.tenant, *(f"{figure:,}" for figure in figures), timestamp(row.updated_at)])
     print_table(columns, lines, texts=(0, 1, 7))
 
 
@@ -96,7 +92,7 @@ def export(
 
     async def work(store: Store) -> None:
         row = await find_session(store, session, tenant)
-        with nullcontext(sys.stdout.buffer) if out is None else _opened(out) as file:
+        with nullcontext(sys.stdout.buffer) if out is None else opened_file(out) as file:
             async for line in write_lines(store.export(row.key)):
                 file.write(line)
 
@@ -173,7 +169,8 @@ def compact_session(
             now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:
                 raise InvalidRequest("The policy 'off' has no summaries. Name another policy.", param="--policy")
-            patience = _TRIES * settings.summarizer.timeout
+            # One response may be rejected, and a long history takes several.
+            patience = 3 * settings.summarizer.timeout
             return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
 
     made = asyncio.run(run())
@@ -228,8 +225,8 @@ async def find_session(store: Store, session: str, tenant: str | None) -> Sessio
     return rows[0]
 
 
-def _opened(file: Path) -> BinaryIO:
-    """Open a file for writing; raises `InvalidRequest` if that fails."""
+def opened_file(file: Path) -> BinaryIO:
+    """Open a file for writing; raise `InvalidRequest` if that fails."""
     try:
         return file.open("wb")
     except OSError as why:

@@ -66,7 +66,7 @@ class Recording(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls) -> Recording:
-        """Return the recording that is part of the package, up to its last reply."""
+        """Return the recording that is part of the package."""
         return cls.of(orjson.loads((_DATA / "airline.json").read_bytes()))
 
     @classmethod
@@ -229,7 +229,7 @@ class DemoClient:
     """A client that works as an SDK does. It has its own stream reader, so an error in the proxy's is seen here."""
 
     def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
-        """Connect to nothing yet. Every request has the key and the headers."""
+        """Send every request with the key and the headers."""
         self._http = httpx.Client(
             base_url=base_url,
             headers={"authorization": f"Bearer {api_key}", **headers},
@@ -250,8 +250,9 @@ class DemoClient:
             if response.status_code != 200:
                 raise IncompleteReply(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
             chunks = list(_chunks(response.iter_lines()))
-        usage: JsonObject = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), {})
-        return DemoReply(headers=dict(response.headers), message=_message_of(chunks), usage=usage)
+        usages: list[JsonObject] = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+        message = _message_of(chunks)
+        return DemoReply(headers=dict(response.headers), message=message, usage=usages[-1] if usages else {})
 
     def get(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""

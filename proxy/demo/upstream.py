@@ -1,4 +1,4 @@
-"""A practice provider: `POST /v1/chat/completions` answers by a script, `GET /v1/models` names a model.
+"""A practice provider: `POST /v1/chat/completions` answers by a script.
 
 Every account (the API key of the request) plays the script from its beginning. A request that a real provider
 would refuse is refused and does not advance the script. Each account and model has a prompt cache by OpenAI's
@@ -60,16 +60,12 @@ class PracticeUpstream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call of type `http`."""
         request = Request(scope, receive)
-        asked = (request.method, request.url.path)
-        if asked == ("POST", "/v1/chat/completions"):
+        asked = f"{request.method} {request.url.path}"
+        if asked == "POST /v1/chat/completions":
             account = request.headers.get("authorization", "").removeprefix("Bearer ")
             response = self._complete(account, await request.body())
-        elif asked == ("GET", "/v1/models"):
-            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "practice"}
-            response = JSONResponse({"object": "list", "data": [model]})
         else:
-            unknown = Refused(f"Unknown request URL: {asked[0]} {asked[1]}.", None, "unknown_url")
-            response = JSONResponse(unknown.body, 404)
+            response = JSONResponse(Refused(f"Unknown request URL: {asked}.", None, "unknown_url").body, 404)
         await response(scope, receive, send)
 
     def answered(self, account: str) -> list[Received]:
@@ -111,14 +107,12 @@ class PracticeUpstream:
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
         model = request["model"]
-        prompt: list[Segment] = []
-        if tools := request.get("tools"):
-            raw = orjson.dumps(tools)
-            prompt.append(Segment(text=raw, tokens=self._counter.json(raw, model)))
-        for data in request["messages"]:
-            message = CHAT.message(orjson.dumps(data))
-            prompt.append(Segment(text=message.raw, tokens=self._counter.message(message, model)))
-        return prompt
+        tools = [orjson.dumps(request["tools"])] if request.get("tools") else []
+        messages = [CHAT.message(orjson.dumps(data)) for data in request["messages"]]
+        return [
+            *(Segment(text=raw, tokens=self._counter.json(raw, model)) for raw in tools),
+            *(Segment(text=each.raw, tokens=self._counter.message(each, model)) for each in messages),
+        ]
 
 
 async def _one_by_one(stream: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -134,9 +128,8 @@ class Refused(Exception):
 
     def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
         super().__init__(message)
-        self.body: JsonObject = {
-            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-        }
+        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        self.body: JsonObject = {"error": error}
 
 
 def check_request(raw: bytes) -> JsonObject:
@@ -161,11 +154,8 @@ def check_request(raw: bytes) -> JsonObject:
 
 def _check_not_empty(value: Any, name: str) -> None:
     if value == []:
-        raise Refused(
-            f"Invalid '{name}': empty array. Expected an array with minimum length 1, but got an empty array instead.",
-            name,
-            "empty_array",
-        )
+        expected = "Expected an array with minimum length 1, but got an empty array instead."
+        raise Refused(f"Invalid '{name}': empty array. {expected}", name, "empty_array")
 
 
 def _check_calls(messages: list[Any]) -> None:
