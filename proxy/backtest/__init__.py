@@ -3,19 +3,17 @@
 histories     sessions to replay: from the store, from files, or made up
 cost          what prompts cost: a simulated prompt cache and classes of prices
 recall        the values that later tool calls used, and whether they are still sent
-replay        a history sent again, request by request, under a strategy; a policy is one
-baselines     the other strategies: what others do, no trimming, and an oracle
+replay        a history sent again, request by request, under a strategy: a policy or a baseline
 comparison    every history under every strategy, compared with no trimming; start here
 report        the result as tables, HTML and JSON
 """
 
 from __future__ import annotations
 
-from proxy.backtest.baselines import ORACLE, PREFIX, baseline, every_baseline
 from proxy.backtest.comparison import Backtest
 from proxy.backtest.cost import CacheRule, PriceClass, PromptCache, Segment, class_of, standard_classes
 from proxy.backtest.histories import SessionHistory, read_file, stored, synthetic_agents
-from proxy.backtest.replay import PolicyStrategy, Strategy
+from proxy.backtest.replay import ORACLE, PREFIX, PolicyStrategy, Strategy, baseline, every_baseline
 from proxy.backtest.report import ReportTable, as_data, main_prices, page, report_tables, session_tables
 
 __all__ = [

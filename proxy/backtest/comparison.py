@@ -8,22 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from proxy.backtest.baselines import NONE, baseline
-from proxy.backtest.cost import NOTHING, PriceClass, Use
+from proxy.backtest.cost import PriceClass, Use
 from proxy.backtest.histories import SessionHistory
 from proxy.backtest.recall import RecallCounts
-from proxy.backtest.replay import Counted, ReplayModel, Strategy, replayed
+from proxy.backtest.replay import NONE, Counted, ReplayModel, Strategy, baseline, replayed
 from proxy.tokens import TokenCounter
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """Where the tokens of all requests came from at one class of prices, and what they cost."""
+    """Where the tokens of all requests came from at one class of prices, and what they cost in dollars."""
 
-    use: Use = NOTHING
+    use: Use = Use()
     input: float = 0.0
-    """Dollars for input."""
     output: float | None = 0.0
-    """Dollars for output, which no strategy changes; None if its price is unknown."""
+    """No strategy changes it; None if its price is unknown."""
 
     @property
     def total(self) -> float | None:
@@ -53,7 +51,6 @@ class Figures(Struct, frozen=True, kw_only=True):
     moves: int = 0
     """Number of trims; without a cut, requests that changed the beginning of the previous one."""
     output: int = 0
-    """Tokens of the replies."""
     cost: Cost = Cost()
     recall: RecallCounts | None = None
     """The values that later tool calls used and that were still sent; None if that was not measured."""
@@ -97,7 +94,6 @@ class StrategyResult(Struct, frozen=True, kw_only=True):
     highest_ratio: float | None
     """The highest such ratio of a single session."""
     most_expensive_session: str | None
-    """The session with that ratio."""
 
 
 class BacktestResult(Struct, frozen=True, kw_only=True):
@@ -131,13 +127,13 @@ class Backtest:
         marks: bool = True,
         recall: bool = True,
     ) -> None:
-        """Compare strategies with no trimming, which is always the first of them.
+        """Compare strategies with no trimming, at classes of prices of different names.
 
         Args:
-            strategies: what is compared. Of two with the same name the first counts.
-            classes: at least one class of prices; their names differ.
+            strategies: of two with the same name the first counts.
+            classes: at least one.
             counter: counts tokens.
-            model: the model for histories that name none.
+            model: for histories that name none.
             windows: returns the context window of a model; None if it is unknown.
             marks: whether the proxy sets cache marks, for models that accept any.
             recall: whether to measure which values of later tool calls were still sent.
@@ -171,20 +167,15 @@ class Backtest:
         return len(self.strategies)
 
     def _sessions(self, history: SessionHistory, tick: Callable[[], None]) -> Iterator[SessionResult]:
-        """Yield the results of one session."""
+        """Yield the results of one session. One replay serves all classes, unless a strategy depends on prices."""
         counted = Counted(history, self._counter, self._model)
-        for strategy in self.strategies:
-            for each, figures in self._figures(counted, strategy):
-                yield SessionResult(strategy=strategy.name, session=history.name, prices=each.name, figures=figures)
-            tick()
-
-    def _figures(self, counted: Counted, strategy: Strategy) -> Iterator[tuple[PriceClass, Figures]]:
-        """Yield a strategy's figures at each class; one replay serves all, unless prices matter to it."""
         window = self._windows(counted.model)
-        groups = [(each,) for each in self.classes] if strategy.by_price else [self.classes]
-        for classes in groups:
-            model = ReplayModel(prices=classes[0].prices, context_window=window, marks=self._marks)
-            yield from self._replay(counted, strategy, classes, model).items()
+        for strategy in self.strategies:
+            for classes in [(each,) for each in self.classes] if strategy.by_price else [self.classes]:
+                model = ReplayModel(prices=classes[0].prices, context_window=window, marks=self._marks)
+                for each, figures in self._replay(counted, strategy, classes, model).items():
+                    yield SessionResult(strategy=strategy.name, session=history.name, prices=each.name, figures=figures)
+            tick()
 
     def _replay(
         self, counted: Counted, strategy: Strategy, classes: Sequence[PriceClass], model: ReplayModel
@@ -194,9 +185,7 @@ class Backtest:
         rules = {each: each.rule(timed=timed) for each in classes}
         costs = dict.fromkeys(classes, Cost())
         references = counted.references if self._recall else None
-        recall = RecallCounts()
-        warnings: Counter[str] = Counter()
-        figures = Figures(sessions=1)
+        figures = Figures(sessions=1, recall=None if references is None else RecallCounts())
         for request in replayed(counted, strategy, tuple(dict.fromkeys(rules.values())), model):
             stop = request.stop
             has_reply = stop < len(counted.messages)
@@ -204,9 +193,6 @@ class Backtest:
             for each, rule in rules.items():
                 use = request.uses[rule]
                 costs[each] += Cost(use=use, input=each.input_dollars(use), output=each.output_dollars(use, reply))
-            if references is not None and has_reply:
-                recall += references.judge(stop, request.sent.messages)
-            warnings.update(request.sent.warnings)
             figures += Figures(
                 requests=1,
                 untrimmed=request.untrimmed,
@@ -215,9 +201,9 @@ class Backtest:
                 most_messages=len(request.sent.messages),
                 moves=int(request.sent.moved),
                 output=reply,
+                recall=references.judge(stop, request.sent.messages) if references is not None and has_reply else None,
+                warnings=Counter(request.sent.warnings),
             )
-        known = recall if references is not None else None
-        figures = replace(figures, recall=known, warnings=dict(warnings))
         return {each: replace(figures, cost=costs[each]) for each in classes}
 
     def _strategies(self, results: Sequence[SessionResult]) -> Iterator[StrategyResult]:
@@ -230,11 +216,8 @@ class Backtest:
         for (strategy, prices), sessions in found.items():
             whole = found[NONE, prices]
             total = sum(sessions.values(), Figures())
-            ratios = {
-                name: value
-                for name, figures in sessions.items()
-                if (value := ratio(figures.cost, whole[name].cost)) is not None
-            }
+            compared = {name: ratio(figures.cost, whole[name].cost) for name, figures in sessions.items()}
+            ratios = {name: value for name, value in compared.items() if value is not None}
             highest = max(ratios, key=ratios.__getitem__, default=None)
             yield StrategyResult(
                 strategy=strategy,

@@ -2,13 +2,10 @@
 
 A provider finds a prompt in its cache by its beginning alone. Two rules are in use:
 
-    blocks         any common beginning with an earlier prompt counts, in blocks of tokens, from a smallest
-                   size on; all tokens in whole blocks are written
-    breakpoints    only a beginning that ends at a breakpoint of an earlier prompt counts, from the same
-                   smallest size on; tokens up to the last breakpoint are written
+    blocks         any common beginning with an earlier prompt counts, in whole blocks of tokens
+    breakpoints    only a beginning that ends at a breakpoint of an earlier prompt counts
 
-Thousands of long prompts are kept as a tree of their segments. With a clock, entries that were not used for a
-lifetime are forgotten.
+Both need a smallest number of tokens. Prompts are kept as a tree of their segments.
 """
 
 from __future__ import annotations
@@ -25,8 +22,6 @@ from proxy.trimming import Prices
 
 _NEVER: Final = float("-inf")
 _MILLION: Final = 1_000_000
-_LIFETIME: Final = 300.0
-_MINIMUM: Final = 1024
 
 
 class CacheRule(Struct, frozen=True, kw_only=True):
@@ -36,7 +31,6 @@ class CacheRule(Struct, frozen=True, kw_only=True):
     block: int = 128
     """Tokens of a block; for `blocks` only."""
     minimum: int = 1024
-    """Tokens of the shortest beginning that is cached."""
     lifetime: float | None = None
     """Seconds after which unused entries are forgotten; None: never."""
     explicit: bool = True
@@ -74,10 +68,6 @@ class Use(Summable, frozen=True, kw_only=True):
         return self.read + self.written + self.plain
 
 
-NOTHING: Final = Use()
-"""No tokens at all."""
-
-
 class _SegmentNode:
     """A segment at its place in one or more prompts."""
 
@@ -99,17 +89,15 @@ class PromptCache:
     """A provider's cache after the prompts of one account to one model."""
 
     def __init__(self, rule: CacheRule) -> None:
-        """Create an empty cache."""
+        """Create an empty cache that works by `rule`."""
         self._rule = rule
         self._root = _SegmentNode(0)
 
     def read(self, prompt: Sequence[Segment], at: float = 0.0, marks: Collection[int] = ()) -> Use:
         """Return where the tokens of `prompt` come from, and cache it.
 
-        Args:
-            prompt: its parts in order.
-            at: when it is sent, in seconds, never before an earlier one; always the same without a clock.
-            marks: the parts (0 is the first) after which there is an explicit breakpoint.
+        `at` is when it is sent, in seconds, never before an earlier one. There is an explicit breakpoint after
+        each of the segments in `marks`.
         """
         oldest = _NEVER if self._rule.lifetime is None else at - self._rule.lifetime
         total = sum([segment.tokens for segment in prompt])
@@ -155,7 +143,7 @@ class PromptCache:
 
 
 def _step(node: _SegmentNode, child: _SegmentNode | None, segment: Segment, at: float) -> _SegmentNode:
-    """Return the node of the segment after `node`, created if need be, and note its use."""
+    """Return the node of the segment after `node`, created if needed, and note its use."""
     if child is None:
         child = node.after[segment.text] = _SegmentNode(segment.tokens)
         node.texts.insert(bisect_left(node.texts, segment.text), segment.text)
@@ -164,10 +152,7 @@ def _step(node: _SegmentNode, child: _SegmentNode | None, segment: Segment, at: 
 
 
 def _partly(node: _SegmentNode, segment: Segment, oldest: float) -> int:
-    """Return the tokens of the segment's beginning that an earlier segment at this place had too.
-
-    They are the share of the equal bytes. Forgotten segments do not count.
-    """
+    """Return the segment's share of tokens that it has in common with the beginning of an earlier one there."""
     texts, equal = node.texts, 0
     place = bisect_left(texts, segment.text)
     for direction, start in ((-1, place - 1), (1, place)):
@@ -199,7 +184,6 @@ class PriceClass(Struct, frozen=True, kw_only=True):
 
     name: str
     dollars: Dollars
-    """What tokens cost, in dollars per million."""
     prices: Prices
     """The same relative to the price of input, for policies."""
     matching: Matching = "blocks"
@@ -230,21 +214,16 @@ class PriceClass(Struct, frozen=True, kw_only=True):
 
 
 def price_class(read: float, write: float = 1.0, *, dollars: float = 1.0, output: float = COMMON_OUTPUT) -> PriceClass:
-    """Return a class of prices. Providers that charge for writing match at breakpoints, others by blocks.
+    """Return a class of prices: `dollars` for a million tokens of input, the others relative to that.
 
-    Args:
-        read: price of a token that is read from the cache, relative to input.
-        write: price of a token that is written to the cache, relative to input; 1 means that writing is free.
-        dollars: price of a million tokens of input.
-        output: price of a token of output, relative to input.
+    Providers that charge for writing match at breakpoints, others by blocks.
     """
-    name = f"read {read:g}" + (f", write {write:g}" if write != 1 else "")
     return PriceClass(
-        name=name,
+        name=f"read {read:g}" + (f", write {write:g}" if write != 1 else ""),
         dollars=Dollars(
             input=dollars, cached_read=dollars * read, cache_write=dollars * write, output=dollars * output
         ),
-        prices=Prices(read=read, write=write, output=output, lifetime=_LIFETIME, minimum=_MINIMUM, source="configured"),
+        prices=Prices(read=read, write=write, output=output, lifetime=300.0, minimum=1024, source="configured"),
         matching="blocks" if write == 1 else "breakpoints",
     )
 

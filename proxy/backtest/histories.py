@@ -10,9 +10,9 @@ Leading system and developer messages are the instructions. The time of a messag
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message
-from proxy.dialects.chat import INSTRUCTION_ROLES, ChatMessage
-from proxy.dialects.chat.message import has_calls
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
 from proxy.store import SessionRow, Store
@@ -67,11 +66,7 @@ class SessionHistory(Struct, frozen=True, kw_only=True):
 def of_messages(
     name: str, values: Iterable[Any], *, tools: Any = None, model: Any = None, tenant: str = "default"
 ) -> SessionHistory:
-    """Return the history of parsed messages, leading instructions included.
-
-    Raises:
-        InvalidRequest: a value is no chat message; the error says which.
-    """
+    """Return the history of parsed messages, leading instructions included."""
     messages: list[Message] = []
     times: list[float | None] = []
     for place, value in enumerate(values):
@@ -95,28 +90,22 @@ def of_messages(
 
 
 def read_file(path: Path) -> list[SessionHistory]:
-    """Return the sessions in a file, at least one.
-
-    Raises:
-        InvalidRequest: the file cannot be read or has none of the forms; the message says why.
-    """
+    """Return the sessions in a file, at least one."""
     try:
         text = path.read_bytes()
     except OSError as why:
         raise InvalidRequest(f"{path} cannot be read: {why.strerror}.") from why
-    name = path.stem
     try:
         value = read(text)
     except ValueError:
-        return _of_lines(name, _lines(path, text))
-    return _of_value(name, value)
+        return _of_lines(path.stem, _lines(path, text))
+    return _of_value(path.stem, value)
 
 
 def _lines(path: Path, text: bytes) -> list[Any]:
     """Return the values of JSON Lines, at least one."""
-    lines = [line for line in text.split(b"\n") if line.strip()]
     values: list[Any] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate([line for line in text.split(b"\n") if line.strip()], start=1):
         try:
             values.append(read(line))
         except ValueError as why:
@@ -127,12 +116,7 @@ def _lines(path: Path, text: bytes) -> list[Any]:
 
 
 async def stored(store: Store, session: SessionRow) -> SessionHistory:
-    """Return the head branch of a stored session.
-
-    Raises:
-        InvalidRequest: it has no messages.
-        StoreUnavailable: the store cannot be read.
-    """
+    """Return the head branch of a stored session."""
     rows = await store.path(session.key, session.head)
     if not rows:
         raise InvalidRequest(f"{session.id}: the session has no messages.")
@@ -172,10 +156,9 @@ def _of_lines(name: str, values: Sequence[Any]) -> list[SessionHistory]:
 
 
 def _of_object(name: str, value: JsonObject) -> SessionHistory:
-    messages = value.get("messages")
-    if not is_array(messages):
+    if not is_array(value.get("messages")):
         raise InvalidRequest(f"{name}: it has no array `messages`.")
-    return of_messages(_named(value, name), messages, tools=value.get("tools"), model=value.get("model"))
+    return of_messages(_named(value, name), value["messages"], tools=value.get("tools"), model=value.get("model"))
 
 
 def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory]:
@@ -183,11 +166,9 @@ def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory
     found: list[SessionHistory] = []
     for number, value in enumerate(values, start=1):
         history = _of_object(f"{name}:{number}", value)
-        last = found[-1] if found else None
-        if last is not None and history.messages[: len(last.messages)] == last.messages:
-            found[-1] = replace(history, name=last.name)
-        else:
-            found.append(history)
+        if found and history.messages[: len(found[-1].messages)] == found[-1].messages:
+            history = replace(history, name=found.pop().name)
+        found.append(history)
     return found
 
 
@@ -209,10 +190,10 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
     if not path:
         raise InvalidRequest(f"{name}: the exported session has no messages.")
     versions = {record.get("version"): record for record in records if record.get("record") == "instructions"}
-    lead = _content(versions.get(session.get("instructions")))
+    lead = _content(versions.get(session.get("instructions"), {}))
     said: list[Any] = []
     for node in reversed(path):
-        value = _content(bodies.get(node.get("body")))
+        value = _content(bodies.get(node.get("body"), {}))
         if not is_object(value):
             raise InvalidRequest(f"{name}: the text of node {node.get('node')} is missing from the export.")
         if node.get("partial") and isinstance(value.get("role"), str):
@@ -222,17 +203,15 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
     history = of_messages(
         _named(session, name),
         [*(lead if is_array(lead) else []), *said],
-        tools=_content(bodies.get(session.get("tools"))),
+        tools=_content(bodies.get(session.get("tools"), {})),
         model=session.get("model"),
     )
     tenant = session.get("tenant")
     return replace(history, tenant=tenant) if isinstance(tenant, str) and tenant else history
 
 
-def _content(record: JsonObject | None) -> Any:
+def _content(record: JsonObject) -> Any:
     """Return the value of a record's text; None if there is none."""
-    if record is None:
-        return None
     text = record.get("text")
     if not isinstance(text, str):
         return record.get("data")
@@ -243,46 +222,34 @@ def _content(record: JsonObject | None) -> Any:
 
 
 def _message(data: JsonObject) -> Message:
-    """Return the message with this content and its facts, which make reading it faster.
-
-    Raises:
-        InvalidRequest: it is nested too deeply.
-    """
+    """Return the message with this content."""
     try:
         raw = write(sound(data))
-        data = orjson.loads(raw)
+        orjson.loads(raw)
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
-    own = not data.keys().isdisjoint(OWN_FIELDS)
-    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
-    return ChatMessage(raw, data, facts)
+    return CHAT.message(raw)
 
 
 def _timed(value: JsonObject) -> tuple[JsonObject, float | None]:
     """Return a message without its time, and the time in seconds since 1970."""
     found = next((at for name in _TIMES if (at := _seconds(value.get(name))) is not None), None)
-    if not any(name in value for name in _TIMES):
-        return value, None
     return {name: item for name, item in value.items() if name not in _TIMES}, found
 
 
 def _seconds(value: Any) -> float | None:
     """Return a time in seconds since 1970; None if `value` is not a time."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return value / 1000 if value > _MILLISECONDS else float(value)
-    if not isinstance(value, str):
-        return None
     try:
-        moment = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(str(value))
     except ValueError:
         return None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return the times, each at least the one before; None if there is none or one is missing."""
+    """Return the times, each at least the one before; None unless all are known."""
     known = [at for at in times if at is not None]
     return tuple(accumulate(known, max)) if times and len(known) == len(times) else None
 
@@ -290,14 +257,11 @@ def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
 # ------------------------------------------------------------------------- synthetic sessions
 
 
-PREFIX_TOKENS: Final = 8_000
+_PREFIX_TOKENS: Final = 8_000
 """Tokens of instructions and tools together, about."""
-TURNS: Final = 100
-OUTPUT_TOKENS: Final = 1_800
+_OUTPUT_TOKENS: Final = 1_800
 """Tokens of the text of each tool output."""
-REPLY_TOKENS: Final = 200
-"""Tokens of the text of each reply. Its call has a few more."""
-NOISE: Final = 0.4
+_NOISE: Final = 0.4
 """The share of the second agent's tool output that is noise: colour codes of a terminal."""
 
 _VOCABULARY: Final = (
@@ -310,46 +274,34 @@ _VOCABULARY: Final = (
     "carry bring build break choose follow gather happen "
 )
 _WORDS: Final = tuple(_VOCABULARY.split())
-_COLOURS: Final = tuple(f"\x1b[{code}m" for code in (31, 32, 33, 34, 35, 36))
-_RESET: Final = "\x1b[0m"
-_ESCAPE: Final = re.compile(r"\x1b\[[0-9]+m")
 _WORDS_A_LINE: Final = 14
-
-Size = Callable[[str], int]
 
 
 def synthetic_agents(counter: TokenCounter, model: str = "") -> tuple[SessionHistory, SessionHistory]:
-    """Return the sessions of two made-up agents whose costs can be reckoned by hand.
+    """Return the sessions of two made-up agents whose costs can be checked by hand.
 
     Each has a prefix of 8,000 tokens and 100 turns of 1,800 tokens of tool output and 200 of reply, as
     `counter` counts for `model`. In the second one 40 % of the tool output is noise. Nothing can be recalled.
     """
-
-    def size(text: str) -> int:
-        return counter.text(text, model)
-
+    size = partial(counter.text, model=model)
     return _session("synthetic", size, noisy=False), _session("synthetic-noisy", size, noisy=True)
 
 
-def stripped(text: str) -> str:
-    """Return a text without the codes that colour it."""
-    return _ESCAPE.sub("", text)
-
-
-def _session(name: str, size: Size, *, noisy: bool) -> SessionHistory:
+def _session(name: str, size: Callable[[str], int], *, noisy: bool) -> SessionHistory:
     words = _draw(sum(map(ord, name)))
-    tools = [_tool()]
-    room = PREFIX_TOKENS - size(orjson.dumps(tools).decode())
+    parameters = {"type": "object", "properties": {"part": {"type": "integer"}}, "required": ["part"]}
+    tools = [{"type": "function", "function": {"name": "read_part", "parameters": parameters}}]
+    room = _PREFIX_TOKENS - size(orjson.dumps(tools).decode())
     said: list[dict[str, Any]] = [
         {"role": "system", "content": _text(words, room, size)},
         {"role": "user", "content": "Read every part, and tell what is in it."},
     ]
-    for turn in range(1, TURNS + 1):
+    for turn in range(1, 101):
         call = {"name": "read_part", "arguments": orjson.dumps({"part": turn}).decode()}
         said += [
             {
                 "role": "assistant",
-                "content": _text(words, REPLY_TOKENS, size),
+                "content": _text(words, 200, size),
                 "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
             },
             {"role": "tool", "tool_call_id": f"call_{turn}", "content": _output(words, size, noisy=noisy)},
@@ -357,27 +309,21 @@ def _session(name: str, size: Size, *, noisy: bool) -> SessionHistory:
     return of_messages(name, said, tools=tools)
 
 
-def _tool() -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {"part": {"type": "integer"}}, "required": ["part"]}
-    return {"type": "function", "function": {"name": "read_part", "parameters": parameters}}
-
-
-def _output(words: Iterator[str], size: Size, *, noisy: bool) -> str:
+def _output(words: Iterator[str], size: Callable[[str], int], *, noisy: bool) -> str:
     """Return a tool's output: plain, or with colour codes as noise."""
     if not noisy:
-        return _text(words, OUTPUT_TOKENS, size)
-    plain = _text(words, round(OUTPUT_TOKENS * (1 - NOISE)), size).split(" ")
+        return _text(words, _OUTPUT_TOKENS, size)
+    plain = _text(words, round(_OUTPUT_TOKENS * (1 - _NOISE)), size).split(" ")
 
     def coloured(count: int) -> str:
         return " ".join(
-            f"{_COLOURS[place % len(_COLOURS)]}{word}{_RESET}" if place < count else word
-            for place, word in enumerate(plain)
+            f"\x1b[{31 + place % 6}m{word}\x1b[0m" if place < count else word for place, word in enumerate(plain)
         )
 
-    return coloured(_longest(len(plain), OUTPUT_TOKENS, lambda count: size(coloured(count))))
+    return coloured(_longest(len(plain), _OUTPUT_TOKENS, lambda count: size(coloured(count))))
 
 
-def _text(words: Iterator[str], tokens: int, size: Size) -> str:
+def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
     """Return lines of words, as many as `tokens` allow. Most words are one token."""
     drawn = [next(words) for _ in range(tokens)]
 

@@ -10,10 +10,8 @@ Atoms are counted by where they last occurred before the call:
     tool_only   far, and only ever in tool results
 
 An atom is *bound* if the view holds it within 120 characters of a word that named it in the full context. So
-a heap of ids does not win.
-
-Presence is necessary, not sufficient: a model may miss a value that it is shown, and may find one again with
-a tool that it is not shown. Every report of these figures says so.
+a heap of ids does not win. A model may miss a value that it is shown, and may find one again that it is not
+shown.
 """
 
 from __future__ import annotations
@@ -23,12 +21,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.backtest.cost import Summable
 from proxy.dialects import Message
 from proxy.textscan import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
-NEAR_MESSAGES: Final = 6
+_NEAR_MESSAGES: Final = 6
 """Messages before a call that count as near."""
 CAVEAT: Final = "presence is necessary, not sufficient"
 """The caveat of every report."""
@@ -42,7 +41,7 @@ class Counts(Summable, frozen=True, kw_only=True):
     """How many grounded values of one stratum are present, and how many calls are whole."""
 
     grounded: int = 0
-    """Values that calls used and that were in the full context before them, counted for each call."""
+    """Values that calls used and that were in the full context before them."""
     present: int = 0
     """Grounded values that the view holds."""
     bound_possible: int = 0
@@ -56,17 +55,17 @@ class Counts(Summable, frozen=True, kw_only=True):
 
     @property
     def recall(self) -> float | None:
-        """The share of grounded values that are present; None where there are none."""
+        """The share of grounded values that are present."""
         return self.present / self.grounded if self.grounded else None
 
     @property
     def bound_recall(self) -> float | None:
-        """The share of values with a name that are present near it; None where there are none."""
+        """The share of values with a name that are present near it."""
         return self.bound / self.bound_possible if self.bound_possible else None
 
     @property
     def whole_calls(self) -> float | None:
-        """The share of calls of which every value is present; None where there are none."""
+        """The share of calls of which every value is present."""
         return self.whole / self.calls if self.calls else None
 
 
@@ -78,9 +77,8 @@ class RecallCounts(Summable, frozen=True, kw_only=True):
     pinned: Counts = Counts()
     near: Counts = Counts()
     far: Counts = Counts()
-    """Neither pinned nor near; this includes `tool_only`."""
+    """This includes `tool_only`."""
     tool_only: Counts = Counts()
-    """Far, and only ever in tool results."""
 
 
 class Reference(Struct, frozen=True, kw_only=True):
@@ -95,29 +93,19 @@ class Reference(Struct, frozen=True, kw_only=True):
 
 
 class References:
-    """The values that the tool calls of one history used, and the messages that hold them.
-
-    Each text is searched once. Judging a view then takes one look-up for each message and each value.
-    """
-
-    __slots__ = ("_always", "_calls", "_fixed", "_index", "_places", "atoms", "messages")
-
-    atoms: tuple[str, ...]
-    """Every atom of the arguments of the history's calls, by number."""
-    messages: tuple[Message, ...]
-    """The history without its instructions."""
+    """The values that the tool calls of one history used, and the messages that hold them."""
 
     def __init__(self, instructions: Sequence[Message], messages: Sequence[Message], *, tools: str = "") -> None:
         """Read a history. `instructions` and `tools` (JSON) are part of every request, so they are pinned."""
         self.messages = tuple(messages)
-        used = [[atoms_of_arguments(each) for each in arguments_of(message)] for message in messages]
+        used = [[atoms_of_arguments(call.arguments) for call in message.calls] for message in messages]
         self.atoms = tuple(dict.fromkeys(atom for calls in used for atoms in calls for atom in atoms))
+        """Every atom of the arguments of the history's calls, by number."""
         numbers = {atom: number for number, atom in enumerate(self.atoms)}
         self._index = _Index(self.atoms)
         read = self._index.number_of
         self._always = self._index.number_of_text(tools)
-        self._fixed = frozenset([self._always, *map(read, instructions)])
-        reader = _Reader(self._index, self._fixed)
+        reader = _Reader(self._index, {self._always, *map(read, instructions)})
         self._calls: dict[int, tuple[tuple[Reference, ...], ...]] = {}
         self._places: dict[int, list[int]] = {}
         for position, message in enumerate(messages):
@@ -143,47 +131,26 @@ class References:
             yield from self._places.get(number, ())
 
     def judge(self, position: int, view: Iterable[Message]) -> RecallCounts:
-        """Count the values of the calls at `position` that `view` holds.
-
-        Args:
-            position: position of an assistant message in the history; without calls nothing is counted.
-            view: everything that was sent to ask for it, with instructions and summaries.
-        """
+        """Count the values of the calls at `position` that `view` holds: all that was sent to ask for them."""
         calls = self._calls.get(position, ())
         if not any(calls):
             return RecallCounts()
-        sent = frozenset(map(self._index.number_of, view)) | {self._always}
-        total = RecallCounts()
-        for call in calls:
-            total += self._judge(call, sent)
-        return total
+        sent = {self._always, *map(self._index.number_of, view)}
+        return sum([self._judge(call, sent) for call in calls], RecallCounts())
 
-    def _judge(self, call: Sequence[Reference], sent: frozenset[int]) -> RecallCounts:
+    def _judge(self, call: Sequence[Reference], sent: set[int]) -> RecallCounts:
         """Count one call."""
-        tally: dict[str, list[int]] = {}
+        tally: dict[str, Counts] = {}
         for reference in call:
             holding = self._index.holders[reference.atom] & sent
-            present = bool(holding)
-            bound = present and any(
-                self._index.is_bound(reference.atom, number, reference.labels) for number in holding
-            )
+            bound = any(self._index.is_bound(reference.atom, number, reference.labels) for number in holding)
+            one = Counts(grounded=1, present=bool(holding), bound_possible=bool(reference.labels), bound=bound)
             for stratum in reference.strata:
-                counted = tally.setdefault(stratum, [0, 0, 0, 0])
-                counted[0] += 1
-                counted[1] += present
-                counted[2] += bool(reference.labels)
-                counted[3] += bound
+                tally[stratum] = tally.get(stratum, Counts()) + one
         return RecallCounts(
             **{
-                stratum: Counts(
-                    grounded=grounded,
-                    present=present,
-                    bound_possible=possible,
-                    bound=bound,
-                    calls=1,
-                    whole=int(present == grounded),
-                )
-                for stratum, (grounded, present, possible, bound) in tally.items()
+                stratum: replace(counts, calls=1, whole=int(counts.present == counts.grounded))
+                for stratum, counts in tally.items()
             }
         )
 
@@ -219,28 +186,21 @@ class _Reader:
     def references(self, atoms: Iterable[int]) -> Iterator[Reference]:
         """Yield the atoms of a call that are grounded."""
         for atom in atoms:
-            strata = self._strata(atom)
-            if strata:
-                yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
-
-    def _strata(self, atom: int) -> tuple[str, ...]:
-        """Return the strata of an atom of a call; none if it has not occurred."""
-        if atom in self._pinned or atom in self._asked:
-            return ("every", "pinned")
-        last = self._last.get(atom)
-        if last is None:
-            return ()
-        if last >= self._position - NEAR_MESSAGES:
-            return ("every", "near")
-        return ("every", "far") if atom in self._spoken else ("every", "far", "tool_only")
+            last = self._last.get(atom)
+            if atom in self._pinned or atom in self._asked:
+                strata: tuple[str, ...] = ("every", "pinned")
+            elif last is None:
+                continue
+            elif last >= self._position - _NEAR_MESSAGES:
+                strata = ("every", "near")
+            else:
+                strata = ("every", "far") if atom in self._spoken else ("every", "far", "tool_only")
+            yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _name(self, number: int) -> None:
         """Learn the words that name the atoms in a message."""
         for atom in self._index.atoms_in(number):
-            known = self._labels.get(atom, frozenset())
-            new = self._index.labels(atom, number)
-            if not new <= known:
-                self._labels[atom] = known | new
+            self._labels[atom] = self._labels.get(atom, frozenset()) | self._index.labels(atom, number)
 
 
 class _Index:
@@ -256,7 +216,7 @@ class _Index:
         # An atom is found by its longest chunk, which is whole wherever the atom occurs.
         self._by_chunk: dict[str, list[tuple[int, int]]] = {}
         for number, atom in enumerate(atoms):
-            chunk = max(CHUNKS.finditer(atom), key=_length)  # every atom holds a letter or a digit
+            chunk = max(CHUNKS.finditer(atom), key=lambda match: len(match.group()))
             self._by_chunk.setdefault(chunk.group(), []).append((chunk.start(), number))
 
     def number_of(self, message: Message) -> int:
@@ -319,18 +279,9 @@ class _Index:
                 found.setdefault(number, []).append(begin)
 
 
-def _length(match: re.Match[str]) -> int:
-    return match.end() - match.start()
-
-
-def arguments_of(message: Message) -> tuple[str, ...]:
-    """Return the arguments of each call of a message."""
-    return tuple([call.arguments for call in message.calls])
-
-
 def readable(message: Message) -> str:
     """Return what a model reads of a message: its text and each value of its calls' arguments, unescaped."""
-    parts = [message.text, *(_unfolded(arguments) for arguments in arguments_of(message))]
+    parts = [message.text, *(_unfolded(call.arguments) for call in message.calls)]
     return "\n".join(_ESCAPE.sub(_character, part) if "\\u" in part else part for part in parts)
 
 

@@ -1,14 +1,25 @@
-"""A history sent again, request by request, as its client would have sent it under some strategy.
+"""A history sent again, request by request, as its client would have sent it under a policy or a baseline.
 
-A strategy chooses the messages of each request. A policy is one: the engine that serves requests applies it.
-The tests compare a replay with what the real proxy sends.
+The engine that serves requests applies the policy. Baselines are what others do to keep a context small:
+
+    none      everything is sent
+    last      the last messages are sent, in whole spans
+    slide     at every request the oldest spans are dropped until a budget is met
+    mask      at every request all tool results but the newest are replaced by a placeholder
+    clear     above a number of tokens all tool results but the newest are cleared, for good
+    middle    at every request spans in the middle are dropped until a budget is met
+    oracle    every tool result is cleared once nothing in it is used again: it knows the future
+
+Each is named `baseline:NAME` or `baseline:NAME=NUMBER`. They keep calls and results together, as far as the
+history does. A baseline that a policy can express is a policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Final, Protocol, TypeAlias
+from itertools import accumulate
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,11 +27,25 @@ from msgspec.structs import replace
 from proxy.backtest.cost import CacheRule, PromptCache, Segment, Use
 from proxy.backtest.histories import SessionHistory
 from proxy.backtest.recall import References
-from proxy.conversation import body_of
+from proxy.conversation import body_of, span_start, spans
 from proxy.dialects import Message
 from proxy.dialects.chat import CHAT
+from proxy.errors import InvalidRequest
 from proxy.tokens import TokenCounter
-from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, Prices, merged, plan
+from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy, Prices, Target, Trigger, merged, plan
+
+PREFIX: Final = "baseline:"
+"""What the names of baselines begin with."""
+NONE: Final = "baseline:none"
+"""The baseline that everything is compared with."""
+ORACLE: Final = "baseline:oracle"
+"""The baseline that knows the future."""
+CLEARED: Final = "[Old tool result content cleared]"
+"""The placeholder for a tool result, as in Claude Code."""
+ORACLE_CLEARED: Final = "[cleared]"
+"""The oracle's placeholder, as short as can be."""
+_CLEAR_KEEPS: Final = 3
+"""Tool results that `clear` keeps."""
 
 _MARKS: Final = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 """Explicit cache marks, as fields of messages or of their parts."""
@@ -39,19 +64,13 @@ class Counted:
         self._segments: dict[bytes, Segment] = {}
         self._marked: set[bytes] = set()
         self.instructions: Final = tuple([message.without_own_fields() for message in history.instructions])
-        self.entries: Final = tuple(
-            [self._entry(position, message) for position, message in enumerate(history.messages)]
-        )
+        self.entries: Final = tuple([self._entry(*numbered) for numbered in enumerate(history.messages)])
         """The messages; nothing was decided on arrival yet."""
         self.messages: Final = tuple([entry.message for entry in self.entries])
         """The messages as they are sent when nothing is trimmed."""
         tools = history.tools
-        self.tools: Final[tuple[Segment, ...]] = (
-            () if tools is None else (Segment(text=tools, tokens=counter.json(tools, self.model)),)
-        )
-        self.fixed_tokens: Final = sum([part.tokens for part in self.tools]) + sum(
-            [self.count(message) for message in self.instructions]
-        )
+        self._tools = [Segment(text=tools, tokens=counter.json(tools, self.model))] if tools is not None else []
+        self.fixed_tokens: Final = sum([part.tokens for part in self.prompt(self.instructions)])
         """Tokens of instructions and tools."""
 
     def count(self, message: Message) -> int:
@@ -69,40 +88,24 @@ class Counted:
             found = self._segments[message.raw] = Segment(text=text, tokens=self._counter.message(message, self.model))
         return found
 
-    def is_marked(self, message: Message) -> bool:
-        """Tell whether a message has an explicit cache mark."""
-        self.segment(message)
-        return message.raw in self._marked
-
     def prompt(self, messages: Sequence[Message]) -> list[Segment]:
         """Return what a model reads, in the order in which it is cached: tools, then messages."""
-        return [*self.tools, *map(self.segment, messages)]
+        return [*self._tools, *map(self.segment, messages)]
 
     def marks(self, messages: Sequence[Message], beside: Iterable[int] = ()) -> set[int]:
-        """Return the parts of the prompt after which there is an explicit cache mark.
-
-        These are the client's own marks and those after the messages at the places `beside`.
-        """
-        ahead = len(self.tools)
-        found = {place + ahead for place in beside}
-        if self._marked:
-            found.update(place + ahead for place, message in enumerate(messages) if self.is_marked(message))
-        return found
+        """Return the parts of the prompt with an explicit cache mark: the client's, and those at `beside`."""
+        own = [place for place, message in enumerate(messages) if message.raw in self._marked]
+        return {place + len(self._tools) for place in (*beside, *own)}
 
     def reply_tokens(self, position: int) -> int:
         """Return the tokens that a model wrote for the reply at `position`, with its reasoning."""
         message = self.messages[position]
         return self.count(message) + self._counter.text(message.countable().reasoning, self.model)
 
-    def agent(self, position: int) -> str | None:
-        """Return the agent that asked for the reply at `position`; None if the message names none."""
-        return self.entries[position].agent if position < len(self.entries) else None
-
     @cached_property
     def references(self) -> References:
         """What the tool calls of the history used."""
-        tools = (self.history.tools or b"").decode()
-        return References(self.instructions, self.messages, tools=tools)
+        return References(self.instructions, self.messages, tools=(self.history.tools or b"").decode())
 
     def _entry(self, position: int, message: Message) -> Entry:
         sent = message.without_own_fields()
@@ -146,73 +149,7 @@ The second argument is the number of seconds since the last reply; None if it is
 """
 
 
-class Strategy(Protocol):
-    """A way to choose what is sent."""
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line."""
-        ...
-
-    @property
-    def about(self) -> str:
-        """What it does, in words."""
-        ...
-
-    @property
-    def by_price(self) -> bool:
-        """Whether what it sends depends on prices."""
-        ...
-
-    def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:
-        """Start on a history, before the first request."""
-        ...
-
-
-class ReplayedRequest(Struct, frozen=True, kw_only=True):
-    """One request of a replay."""
-
-    stop: int
-    """Number of messages that there were."""
-    sent: SentRequest
-    uses: Mapping[CacheRule, Use]
-    """Where its tokens came from, by cache rule."""
-    untrimmed: int
-    """Tokens that it would have without trimming."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that were sent."""
-        return next(iter(self.uses.values())).sent
-
-
-def replayed(
-    counted: Counted, strategy: Strategy, rules: Sequence[CacheRule], model: ReplayModel
-) -> Iterator[ReplayedRequest]:
-    """Yield each request of a history under a strategy.
-
-    Args:
-        counted: the history.
-        strategy: what chooses the messages.
-        rules: rules of the provider's cache, at least one. Each has a cache of its own.
-        model: the model that is asked.
-    """
-    next_request = strategy.begin(counted, model)
-    caches = {rule: PromptCache(rule) for rule in rules}
-    times, ended = counted.history.times, None
-    untrimmed, done = counted.fixed_tokens, 0
-    for stop in counted.history.requests:
-        # A request is sent when its newest message comes.
-        at = None if times is None else times[max(stop - 1, 0)]
-        sent = next_request(stop, None if at is None or ended is None else max(0.0, at - ended))
-        if times is not None:
-            ended = times[min(stop, len(times) - 1)]  # the time of its reply
-        untrimmed += sum([entry.tokens for entry in counted.entries[done:stop]])
-        done = stop
-        prompt = counted.prompt(sent.messages)
-        marks = counted.marks(sent.messages, sent.settled if model.marks else ())
-        uses = {rule: cache.read(prompt, at or 0.0, marks) for rule, cache in caches.items()}
-        yield ReplayedRequest(stop=stop, sent=sent, uses=uses, untrimmed=untrimmed)
+# ------------------------------------------------------------------------------------- strategies
 
 
 class PolicyStrategy(Struct, frozen=True, kw_only=True):
@@ -236,7 +173,7 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
         def next_request(stop: int, idle: float | None) -> SentRequest:
             known = len(entries)
             entries.extend(counted.entries[known:stop])
-            agent = counted.agent(stop)
+            agent = counted.entries[stop].agent if stop < len(counted.entries) else None  # who asked for the reply
             context = PlanningContext(
                 count=counted.count,
                 fixed_tokens=counted.fixed_tokens,
@@ -264,3 +201,212 @@ def sent_messages(instructions: Sequence[Message], planned: Plan) -> tuple[Messa
     if summary is not None and summary.role == "merge":
         instructions = merged(instructions, summary, CHAT)
     return (*instructions, *planned.view)
+
+
+Choose = Callable[[int], Sequence[Message]]
+"""Returns what is sent of the first so many messages. It is called once for each request, in order."""
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """A strategy without a policy."""
+
+    name: str
+    about: str
+    """What it does, in words."""
+    start: Callable[[Counted], Choose]
+    """Starts on a history."""
+
+    by_price: bool = False
+
+    def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:  # noqa: ARG002 - none needs the model
+        """Start on a history, before the first request."""
+        choose = self.start(counted)
+        last: tuple[Message, ...] = ()
+
+        def next_request(stop: int, idle: float | None) -> SentRequest:  # noqa: ARG001 - none needs a clock
+            nonlocal last
+            chosen = (*counted.instructions, *choose(stop))
+            moved = chosen[: len(last)] != last
+            last = chosen
+            return SentRequest(messages=chosen, moved=moved)
+
+        return next_request
+
+
+def _last(counted: Counted, number: int) -> Choose:
+    messages = counted.messages
+
+    def choose(stop: int) -> Sequence[Message]:
+        start = max(0, stop - number)
+        while start < stop and messages[start].is_result:
+            start += 1  # its call is not sent
+        if start == stop and stop:
+            start = span_start(messages, stop - 1)  # the newest span has more results: send all of it
+        return messages[start:stop]
+
+    return choose
+
+
+def _masked(counted: Counted, keep: int, above: int | None = None) -> Choose:
+    """Clear all tool results but the newest: at every request, or when it has more tokens than `above`."""
+    results = [place for place, message in enumerate(counted.messages) if message.is_result]
+    messages = list(counted.messages)
+    cleared = 0
+
+    def choose(stop: int) -> Sequence[Message]:
+        nonlocal cleared
+        if above is None or counted.fixed_tokens + sum(map(counted.count, messages[:stop])) > above:
+            older = [place for place in results if place < stop]
+            for place in older[cleared : max(0, len(older) - keep)]:
+                messages[place] = messages[place].with_text(CLEARED)
+                cleared += 1
+        return messages[:stop]
+
+    return choose
+
+
+def _middle(counted: Counted, tokens: int) -> Choose:
+    messages, budget = counted.messages, tokens - counted.fixed_tokens
+    span_starts = [span.start for span in spans(messages)]
+    sums = [0, *accumulate([entry.tokens for entry in counted.entries])]
+
+    def choose(stop: int) -> Sequence[Message]:
+        whole = sums[stop]
+        if whole <= budget:
+            return messages[:stop]
+        starts = [start for start in span_starts if start < stop]
+        # At most half of the budget for the beginning, the rest for the end, whose newest span always stays.
+        heads = [start for start in starts if sums[start] <= budget / 2]
+        head = heads[-1] if heads else 0
+        room = budget - sums[head]
+        tail = next((start for start in starts if start >= head and whole - sums[start] <= room), stop)
+        tail = min(tail, max(starts[-1], head))
+        return (*messages[:head], *messages[tail:stop])
+
+    return choose
+
+
+def oracle(references: References) -> Choose:
+    """Return views in which tool results are cleared, unless they are new or a value in them is used later.
+
+    So the recall is 1. It is a bound: nobody can build it.
+    """
+    messages = references.messages
+    cleared = [
+        message.with_text(ORACLE_CLEARED) if message.is_result and len(message.text) > len(ORACLE_CLEARED) else message
+        for message in messages
+    ]
+    needed = [-1] * len(messages)  # for each message the position of the last call that needs it
+    for position in references.positions:
+        for call in references.references(position):
+            for reference in call:
+                for holder in references.holders(reference.atom):
+                    if holder < position:
+                        needed[holder] = position
+
+    def choose(stop: int) -> Sequence[Message]:
+        fresh = stop
+        while fresh > 0 and messages[fresh - 1].role != "assistant":
+            fresh -= 1
+        return [messages[place] if place >= fresh or needed[place] >= stop else cleared[place] for place in range(stop)]
+
+    return choose
+
+
+Strategy: TypeAlias = PolicyStrategy | Baseline
+"""A way to choose what is sent."""
+
+
+class _BaselineKind(Struct, frozen=True, kw_only=True):
+    """One kind of baseline; `{0}` in the words is its number."""
+
+    usual: int
+    """Its default number; 0: it takes none."""
+    about: str
+    start: Callable[[Counted, int], Choose] | None
+    """None: it is a policy."""
+
+
+_KINDS: Final = {
+    "none": _BaselineKind(usual=0, about="no trimming", start=lambda counted, _: lambda stop: counted.messages[:stop]),
+    "last": _BaselineKind(usual=20, about="the last {0} messages", start=_last),
+    "slide": _BaselineKind(usual=30_000, about="the oldest dropped down to {0:,} tokens, at every request", start=None),
+    "mask": _BaselineKind(usual=3, about="all but the newest {0} tool results masked, at every request", start=_masked),
+    "clear": _BaselineKind(
+        usual=100_000,
+        about=f"clear_tool_uses above {{0:,}} tokens, keep {_CLEAR_KEEPS}",
+        start=lambda counted, above: _masked(counted, _CLEAR_KEEPS, above),
+    ),
+    "middle": _BaselineKind(usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle),
+    "oracle": _BaselineKind(
+        usual=0,
+        about="every tool result cleared that is never used again: the bound that knows the future",
+        start=lambda counted, _: oracle(counted.references),
+    ),
+}
+
+
+def every_baseline() -> tuple[Strategy, ...]:
+    """Return each baseline with its usual number, no trimming first."""
+    return tuple(baseline(f"{PREFIX}{title}") for title in _KINDS)
+
+
+def baseline(name: str) -> Strategy:
+    """Return the baseline of a name such as `baseline:last` or `baseline:last=50`."""
+    title, given, said = name.removeprefix(PREFIX).partition("=")
+    kind = _KINDS.get(title)
+    if kind is None or (given and not kind.usual):
+        allowed = [f"{PREFIX}{known}" + ("=NUMBER" if of.usual else "") for known, of in _KINDS.items()]
+        raise InvalidRequest(f"There is no {name!r}. Allowed: {', '.join(allowed)}; the number is optional.")
+    number = int(said) if said.isdecimal() and said.isascii() else 0
+    if given and number < 1:
+        raise InvalidRequest(f"{name!r}: a whole number above 0 is needed after '='.")
+    number = number or kind.usual
+    name = f"{PREFIX}{title}" + ("" if number == kind.usual else f"={number}")
+    about, start = kind.about.format(number), kind.start
+    if start is None:
+        policy = Policy(trigger=Trigger(tokens=number), target=Target(tokens=number), edits=(DropOldest(),))
+        return PolicyStrategy(name=name, policy=policy, about=about)
+    return Baseline(name=name, about=about, start=lambda counted: start(counted, number))
+
+
+# ------------------------------------------------------------------------------------- the replay
+
+
+class ReplayedRequest(Struct, frozen=True, kw_only=True):
+    """One request of a replay."""
+
+    stop: int
+    """Number of messages that there were."""
+    sent: SentRequest
+    uses: Mapping[CacheRule, Use]
+    """Where its tokens came from, by cache rule."""
+    untrimmed: int
+    """Tokens that it would have without trimming."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sent."""
+        return next(iter(self.uses.values())).sent
+
+
+def replayed(
+    counted: Counted, strategy: Strategy, rules: Sequence[CacheRule], model: ReplayModel
+) -> Iterator[ReplayedRequest]:
+    """Yield each request of a history under a strategy. Each of the rules, at least one, has a cache of its own."""
+    next_request = strategy.begin(counted, model)
+    caches = {rule: PromptCache(rule) for rule in rules}
+    times, ended = counted.history.times, None
+    untrimmed, done = counted.fixed_tokens, 0
+    for stop in counted.history.requests:
+        # A request is sent when its newest message comes.
+        at = None if times is None else times[max(stop - 1, 0)]
+        sent = next_request(stop, None if at is None or ended is None else max(0.0, at - ended))
+        if times is not None:
+            ended = times[min(stop, len(times) - 1)]  # the time of its reply
+        untrimmed += sum([entry.tokens for entry in counted.entries[done:stop]])
+        done = stop
+        prompt = counted.prompt(sent.messages)
+        marks = counted.marks(sent.messages, sent.settled if model.marks else ())
+        uses = {rule: cache.read(prompt, at or 0.0, marks) for rule, cache in caches.items()}
+        yield ReplayedRequest(stop=stop, sent=sent, uses=uses, untrimmed=untrimmed)

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from msgspec import Struct, to_builtins
 
-from proxy.backtest.baselines import NONE
 from proxy.backtest.comparison import BacktestResult, Figures, StrategyResult, ratio
 from proxy.backtest.cost import PriceClass, price_class
 from proxy.backtest.recall import CAVEAT, Counts, RecallCounts
+from proxy.backtest.replay import NONE
 
 _STYLE: Final = """
 :root { color-scheme: light dark; }
@@ -24,20 +24,16 @@ th:first-child, td:first-child, .words td { text-align: left; }
 thead th { border-bottom: 2px solid #888a; }
 p { max-width: 60rem; }
 """
-_USUAL: Final = price_class(0.1).name
-
-UNKNOWN: Final = "-"
-"""Stands for a missing figure."""
+_UNKNOWN: Final = "-"
 
 
 class ReportTable(Struct, frozen=True, kw_only=True):
-    """A table. The first column holds names, the others figures."""
+    """A table with a note for its readers. The first column holds names, the others figures."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    """What a reader must know."""
 
 
 def report_tables(result: BacktestResult) -> Iterator[ReportTable]:
@@ -45,17 +41,19 @@ def report_tables(result: BacktestResult) -> Iterator[ReportTable]:
     yield _sizes(result)
     yield _dollars(result)
     yield _totals(result)
-    yield _most_expensive(result)
+    title = "The most expensive session of each, relative to no trimming"
+    yield _by_class(result, title, lambda each: _number(each.highest_ratio))
     yield _sources(result)
     if any(each.figures.recall is not None for each in result.strategies):
         yield _recall_table(result)
-    yield _names(result)
+    yield ReportTable(title="What each does", columns=("", "does"), rows=tuple(result.about.items()))
 
 
 def main_prices(result: BacktestResult) -> str:
     """Return the class of prices for tables that show only one: the most common class."""
     names = [each.name for each in result.classes]
-    return _USUAL if _USUAL in names else names[0]
+    most_common = price_class(0.1).name
+    return most_common if most_common in names else names[0]
 
 
 def session_tables(result: BacktestResult, classes: Sequence[str]) -> Iterator[ReportTable]:
@@ -98,16 +96,13 @@ def _sizes(result: BacktestResult) -> ReportTable:
     )
 
 
-def _by_class(result: BacktestResult, cell: Callable[[StrategyResult], str]) -> tuple[tuple[str, ...], ...]:
-    """Return a row for each strategy with a cell for each class of prices."""
-    rows: dict[str, list[str]] = {name: [] for name in result.about}
+def _by_class(result: BacktestResult, title: str, cell: Callable[[StrategyResult], str], note: str = "") -> ReportTable:
+    """Return a table with a row for each strategy and a column for each class of prices."""
+    rows: dict[str, list[str]] = {name: [name] for name in result.about}
     for each in result.strategies:
         rows[each.strategy].append(cell(each))
-    return tuple((name, *cells) for name, cells in rows.items())
-
-
-def _classes(result: BacktestResult) -> tuple[str, ...]:
-    return ("", *(each.name for each in result.classes))
+    columns = ("", *(each.name for each in result.classes))
+    return ReportTable(title=title, columns=columns, rows=tuple(map(tuple, rows.values())), note=note)
 
 
 def _dollars(result: BacktestResult) -> ReportTable:
@@ -115,13 +110,11 @@ def _dollars(result: BacktestResult) -> ReportTable:
         return f"{_price(each.figures.cost.input)} {_number(each.ratio)}"
 
     prices = ", ".join(dict.fromkeys(f"{each.dollars.input:g}" for each in result.classes))
-    return ReportTable(
-        title="Dollars for input, and relative to no trimming",
-        columns=_classes(result),
-        rows=_by_class(result, cell),
-        note=f"A million tokens of input cost {prices} dollars; "
-        "read, write: price of a token that is read from the provider's cache or written to it; input is 1.",
+    note = (
+        f"A million tokens of input cost {prices} dollars; "
+        "read, write: price of a token that is read from the provider's cache or written to it; input is 1."
     )
+    return _by_class(result, "Dollars for input, and relative to no trimming", cell, note)
 
 
 def _totals(result: BacktestResult) -> ReportTable:
@@ -130,20 +123,10 @@ def _totals(result: BacktestResult) -> ReportTable:
     def cell(each: StrategyResult) -> str:
         total, other = each.figures.cost.total, whole[each.prices]
         if total is None or not other:
-            return UNKNOWN
+            return _UNKNOWN
         return f"{_price(total)} {_number(total / other)}"
 
-    return ReportTable(
-        title="The same with output, which no strategy changes", columns=_classes(result), rows=_by_class(result, cell)
-    )
-
-
-def _most_expensive(result: BacktestResult) -> ReportTable:
-    return ReportTable(
-        title="The most expensive session of each, relative to no trimming",
-        columns=_classes(result),
-        rows=_by_class(result, lambda each: _number(each.highest_ratio)),
-    )
+    return _by_class(result, "The same with output, which no strategy changes", cell)
 
 
 def _sources(result: BacktestResult) -> ReportTable:
@@ -151,24 +134,21 @@ def _sources(result: BacktestResult) -> ReportTable:
         use = each.figures.cost.use
         return f"{_share(use.read, use.sent)} {_share(use.written, use.sent)}"
 
-    rules = ", ".join(
-        dict.fromkeys(f"{each.matching} from {each.prices.minimum:,} tokens on" for each in result.classes)
-    )
-    return ReportTable(
-        title="Tokens read from the provider's cache, and written to it",
-        columns=_classes(result),
-        rows=_by_class(result, cell),
-        note=f"The cache is a simulation: {rules}.",
-    )
+    rules = dict.fromkeys(f"{each.matching} from {each.prices.minimum:,} tokens on" for each in result.classes)
+    title = "Tokens read from the provider's cache, and written to it"
+    return _by_class(result, title, cell, f"The cache is a simulation: {', '.join(rules)}.")
 
 
 def _recall_table(result: BacktestResult) -> ReportTable:
-    def cells(recall: RecallCounts) -> Iterator[str]:
-        yield from (_rate(recall.far), _rate(recall.tool_only), _bound(recall.far), _calls(recall.far))
-        yield from (_rate(recall.near), _rate(recall.pinned))
-        yield f"{recall.far.grounded:,}"
-
-    rows = [(name, *cells(figures.recall or RecallCounts())) for name, figures in _first(result)]
+    rows: list[tuple[str, ...]] = []
+    for name, figures in _first(result):
+        recall = figures.recall or RecallCounts()
+        far = recall.far
+        rates = (
+            *(far.recall, recall.tool_only.recall, far.bound_recall, far.whole_calls),
+            *(recall.near.recall, recall.pinned.recall),
+        )
+        rows.append((name, *(_number(rate, 3) for rate in rates), f"{far.grounded:,}"))
     return ReportTable(
         title="Values that later tool calls used, and the share of them that is still sent",
         columns=("", "far", "only in results", "far, bound", "far, calls", "near", "pinned", "far values"),
@@ -179,12 +159,8 @@ def _recall_table(result: BacktestResult) -> ReportTable:
     )
 
 
-def _names(result: BacktestResult) -> ReportTable:
-    return ReportTable(title="What each does", columns=("", "does"), rows=tuple(result.about.items()))
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int = 2) -> str:
+    return _UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def _price(value: float) -> str:
@@ -193,29 +169,14 @@ def _price(value: float) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else UNKNOWN
-
-
-def _rate(counts: Counts) -> str:
-    return UNKNOWN if counts.recall is None else f"{counts.recall:.3f}"
-
-
-def _bound(counts: Counts) -> str:
-    return UNKNOWN if counts.bound_recall is None else f"{counts.bound_recall:.3f}"
-
-
-def _calls(counts: Counts) -> str:
-    return UNKNOWN if counts.whole_calls is None else f"{counts.whole_calls:.3f}"
+    return f"{part / whole:.0%}" if whole else _UNKNOWN
 
 
 # -------------------------------------------------------------------------------------- HTML
 
 
 def page(title: str, lines: Iterable[str], tables: Iterable[ReportTable]) -> str:
-    """Return the tables as one page of HTML: no script, nothing to load, every text escaped.
-
-    `lines` are paragraphs at the top.
-    """
+    """Return paragraphs and tables as one page of HTML: no script, nothing to load, every text escaped."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines)]
     body += [_section(table) for table in tables]
     return (
@@ -296,7 +257,7 @@ def _class(each: PriceClass) -> dict[str, Any]:
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    cost = figures.cost
+    cost, recall = figures.cost, figures.recall
     return {
         "sessions": figures.sessions,
         "requests": figures.requests,
@@ -312,13 +273,9 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "input_dollars": cost.input,
         "output_dollars": cost.output,
         "dollars": cost.total,
-        "recall": None if figures.recall is None else _recall_data(figures.recall),
+        "recall": recall and {name: _counts(getattr(recall, name)) for name in recall.__struct_fields__},
         "warnings": dict(figures.warnings),
     }
-
-
-def _recall_data(recall: RecallCounts) -> dict[str, Any]:
-    return {name: _counts(getattr(recall, name)) for name in ("every", "pinned", "near", "far", "tool_only")}
 
 
 def _counts(counts: Counts) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """The command line: one module for each command or group of commands.
 
-commands        the group of all commands; imports each one when it is used
-options         options and output that several commands share
+commands        the group of all commands; imports each one when it is used; what several share
 serving         serve: one process, or a parent with its workers
 configuration   check, schema
-database        upgrade, downgrade; the store for commands that read it
-sessions        sessions …
+sessions        sessions …, upgrade, downgrade; the store for commands that read it
 backtest        backtest
 demonstration   demo
 """

@@ -21,7 +21,6 @@ from proxy.backtest import (
     Backtest,
     PolicyStrategy,
     PriceClass,
-    ReportTable,
     SessionHistory,
     Strategy,
     as_data,
@@ -37,15 +36,15 @@ from proxy.backtest import (
     stored,
     synthetic_agents,
 )
-from proxy.cli.database import find_session, require_store
-from proxy.cli.options import AsJson, Config, Tenant, print_table
+from proxy.cli.commands import AsJson, Config, Tenant, print_table
+from proxy.cli.sessions import find_session, opened_file, require_store
 from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Settings, load, select_policy, with_built_in
 from proxy.errors import InvalidRequest
 from proxy.models import Catalogue
 from proxy.store import Store
 from proxy.tokens import TokenCounter
 
-CLASSES: Final = "classes"
+_CLASSES: Final = "classes"
 """The value of `--prices` for the five standard classes of prices."""
 
 Policies = Annotated[
@@ -65,7 +64,7 @@ Synthetic = Annotated[bool, typer.Option("--synthetic", help="Replay two synthet
 PriceNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--prices", help=f"A model whose prices are used. Default: '{CLASSES}', the five most common classes."
+        "--prices", help=f"A model whose prices are used. Default: '{_CLASSES}', the five most common classes."
     ),
 ]
 Dollars = Annotated[float, typer.Option(min=0, help="Dollars per million input tokens, for the classes of prices.")]
@@ -95,7 +94,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     No provider is called, and nothing is written but the report.
     """
     settings = load(config)
-    priced = [name for name in prices or [] if name != CLASSES]
+    priced = [name for name in prices or [] if name != _CLASSES]
     model = model or (priced[0] if len(priced) == 1 else "")
     counter = TokenCounter(settings.tokens.method)
     catalogue = Catalogue(settings.models)
@@ -108,9 +107,13 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         raise InvalidRequest("There is nothing to replay. Give --session ID, --file F or --synthetic.")
     # Without recall the oracle has nothing to go by.
     beside = [each for each in every_baseline() if recall or each.name != ORACLE] if baselines else []
+    named = [baseline(name) for name in policy or () if name.startswith(PREFIX)]
+    policies = [name for name in policy or () if not name.startswith(PREFIX)]
+    if not policy:  # those that would be used
+        policies = [select_policy(settings.policies, each.tenant, each.model or model)[0] for each in histories]
     test = Backtest(
-        _strategies(settings, policy or [], histories, model, beside=beside),
-        _classes(settings, catalogue, prices or [CLASSES], dollars),
+        [*(named or beside), *(_policy(settings, name) for name in dict.fromkeys(policies))],
+        _classes(settings, catalogue, prices or [_CLASSES], dollars),
         counter,
         model=model,
         windows=lambda name: catalogue.facts(name, _base_url(settings, name)).context_window,
@@ -119,47 +122,26 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     )
     with _progress(len(histories) * test.steps, shown=sys.stdout.isatty() and not as_json) as tick:
         result = test.run(histories, tick)
-    head = [*_head(histories), *result.warnings]
+    requests = sum([len(history.requests) for history in histories])
+    messages = sum([len(history.messages) for history in histories])
+    about = f"{len(histories):,} sessions, {messages:,} messages, {requests:,} requests, each replayed."
+    head = [about, *result.warnings]
     if report is not None:
         every = session_tables(result, [each.name for each in result.classes])
-        _write(report, page("Backtest", head, [*report_tables(result), *every]))
+        with opened_file(report) as html:
+            html.write(page("Backtest", head, [*report_tables(result), *every]).encode())
     if as_json:
         typer.echo(orjson.dumps(as_data(result)).decode())
         return
-    tables = [*report_tables(result)]
-    if len(histories) > 1:
-        tables += session_tables(result, [main_prices(result)])
-    for line in head:
-        typer.echo(line)
-    for table in tables:
-        _print(table)
+    typer.echo("\n".join(head))
+    for table in (*report_tables(result), *(session_tables(result, [main_prices(result)]) if histories[1:] else ())):
+        typer.echo(f"\n{table.title}")
+        print_table(table.columns, table.rows, texts=(0, 1) if len(table.columns) == 2 else (0,), indent="  ")
+        if table.note:
+            typer.echo(f"  {table.note}")
     warned = {warning: number for each in result.strategies for warning, number in each.figures.warnings.items()}
     for warning, number in warned.items():
         typer.echo(f"{number:,} requests: {warning}")
-
-
-def _head(histories: Sequence[SessionHistory]) -> list[str]:
-    """Return a line about what was replayed."""
-    requests = sum([len(history.requests) for history in histories])
-    messages = sum([len(history.messages) for history in histories])
-    return [f"{len(histories):,} sessions, {messages:,} messages, {requests:,} requests, each replayed."]
-
-
-def _strategies(
-    settings: Settings,
-    names: Sequence[str],
-    histories: Sequence[SessionHistory],
-    model: str,
-    *,
-    beside: Sequence[Strategy],
-) -> list[Strategy]:
-    """Return what is compared: the named policies, or those that would be used, and the baselines."""
-    policies = [name for name in names if not name.startswith(PREFIX)]
-    named = [baseline(name) for name in names if name.startswith(PREFIX)]
-    if not names:
-        serving = (select_policy(settings.policies, history.tenant, history.model or model)[0] for history in histories)
-        policies = list(dict.fromkeys(serving))
-    return [*(named or beside), *(_policy(settings, name) for name in policies)]
 
 
 def _policy(settings: Settings, name: str) -> Strategy:
@@ -179,16 +161,15 @@ def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dol
     """Return the classes of prices of `--prices`."""
     classes: list[PriceClass] = []
     for name in dict.fromkeys(names):
-        if name == CLASSES:
+        if name == _CLASSES:
             classes += standard_classes(dollars)
-            continue
-        found = class_of(name, catalogue.facts(name, _base_url(settings, name)))
-        if found is None:
+        elif found := class_of(name, catalogue.facts(name, _base_url(settings, name))):
+            classes.append(found)
+        else:
             raise InvalidRequest(
                 f"The prices of {name!r} are not known. Set them under `models` in the configuration, "
                 f"or leave out --prices to use the most common classes."
             )
-        classes.append(found)
     return classes
 
 
@@ -210,13 +191,6 @@ async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) 
         await store.close()
 
 
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as why:
-        raise InvalidRequest(f"{file} cannot be written: {why.strerror}. Name another file.") from why
-
-
 @contextmanager
 def _progress(total: int, *, shown: bool) -> Generator[Callable[[], None]]:
     """Show a progress bar if `shown`. Call the function that it yields after each step."""
@@ -224,10 +198,3 @@ def _progress(total: int, *, shown: bool) -> Generator[Callable[[], None]]:
     with Progress(*columns, console=Console(), transient=True, disable=not shown) as bar:
         task = bar.add_task("replaying", total=total)
         yield lambda: bar.advance(task)
-
-
-def _print(table: ReportTable) -> None:
-    typer.echo(f"\n{table.title}")
-    print_table(table.columns, table.rows, texts=(0, 1) if len(table.columns) == 2 else (0,), indent="  ")
-    if table.note:
-        typer.echo(f"  {table.note}")

@@ -1,22 +1,34 @@
-"""The group of all commands. A command is imported when it is used: `check` must not load the server."""
+"""The group of all commands, and options and output that several share.
+
+A command is imported when it is used: `check` must not load the server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
 from importlib import import_module
-from typing import Any, Final, cast
+from pathlib import Path
+from typing import Annotated, Any, Final, cast
+from unicodedata import east_asian_width
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: config.yaml, if there is one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Tenant of the session, if several tenants have the id.")]
 
 _PLACES: Final[dict[str, tuple[str, str]]] = {
     "serve": ("serving", "serve"),
     "check": ("configuration", "check"),
     "schema": ("configuration", "schema"),
     "demo": ("demonstration", "demo"),
-    "upgrade": ("database", "upgrade"),
-    "downgrade": ("database", "downgrade"),
+    "upgrade": ("sessions", "upgrade"),
+    "downgrade": ("sessions", "downgrade"),
     "sessions": ("sessions", "app"),
     "backtest": ("backtest", "backtest"),
 }
@@ -28,29 +40,16 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = cast("MutableMapping[str, Any]", _Commands())  # nothing is added to it
+        self.commands = dict.fromkeys(_PLACES, cast("Any", None))  # for the help and for suggestions
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - no command depends on it
+        """Import a command, or group of commands, and return it; None if there is none."""
+        return _made(cmd_name) if cmd_name in _PLACES else None
 
 
-class _Commands(Mapping[str, Any]):
-    """typer's commands by name, made at the first look-up."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _made(name)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
-
-    def __len__(self) -> int:
-        return len(_PLACES)
-
-
+@cache
 def _made(name: str) -> Any:
-    """Return the command or group of this name; raises `KeyError` if there is none."""
+    """Return typer's command, or group of commands, of this name."""
     module, member = _PLACES[name]
     found = getattr(import_module(f"proxy.cli.{module}"), member)
     if isinstance(found, typer.Typer):
@@ -85,3 +84,23 @@ def spelled_out(arguments: Iterable[str], many: Collection[str]) -> Iterator[str
                 yield option
             has_value = True
         yield argument
+
+
+def print_table(
+    columns: Sequence[str], rows: Collection[Sequence[str]], *, texts: Collection[int], indent: str = ""
+) -> None:
+    """Print aligned columns, numbers on the right and those in `texts` on the left. No cell is ever cut."""
+    lines = [columns, *rows]
+    widths = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
+    for cells in lines:
+        gaps = [" " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
+        padded = [
+            cell + gap if place in texts else gap + cell
+            for place, (cell, gap) in enumerate(zip(cells, gaps, strict=True))
+        ]
+        typer.echo(indent + "  ".join(padded).rstrip())
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)

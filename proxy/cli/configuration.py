@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from proxy.cli.options import AsJson, Config
+from proxy.cli.commands import AsJson, Config
 from proxy.config import ConfigSource, json_schema, with_built_in
 from proxy.errors import ConfigurationError
 from proxy.trimming import Policy

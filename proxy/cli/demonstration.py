@@ -11,17 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from proxy.cli.options import AsJson
+from proxy.cli.commands import AsJson
 from proxy.cli.serving import server_config
 from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, show
 from proxy.errors import ConfigurationError
 
-Keep = Annotated[
-    Path | None, typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder.")
-]
+_KEEP = typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder.")
 
 
-def demo(keep: Keep = None, as_json: AsJson = False) -> None:
+def demo(keep: Annotated[Path | None, _KEEP] = None, as_json: AsJson = False) -> None:
     """Replay a recorded conversation through the proxy, and show what was stored and what was sent.
 
     Exit 1 if a check fails.
@@ -37,11 +35,7 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> None:
 
 
 def _empty(folder: Path) -> Path:
-    """Return the folder, created if needed.
-
-    Raises:
-        ConfigurationError: a file in it would be overwritten.
-    """
+    """Return the folder, created if needed. No file in it is ever overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STORE, CONFIG):
         if (folder / name).exists():

@@ -36,7 +36,7 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from proxy import __version__
-from proxy.cli.options import Config
+from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.store import Store
@@ -60,8 +60,7 @@ _LONGEST_PAUSE: Final = 30.0
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 Work: TypeAlias = Callable[..., None]
-"""What a worker does. It is called with the given arguments, the sockets, its `Worker`, and a function to
-call once it serves."""
+"""What a worker does. Its arguments: those given, the sockets, its `Worker`, and a function to call once it serves."""
 
 _LOG: Final = logging.getLogger("palimpsest.serving")
 
@@ -121,9 +120,10 @@ def server_config(
 class _Server(uvicorn.Server):
     """uvicorn's server with a callback once it serves."""
 
-    def __init__(self, config: uvicorn.Config, serves: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, serves: Callable[[], None], *, is_worker: bool = False) -> None:
         super().__init__(config)
         self._serves = serves
+        self._is_worker = is_worker
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen and open the application."""
@@ -141,13 +141,9 @@ class _Server(uvicorn.Server):
             gc.set_threshold(*_COLLECT_AFTER)
             self._serves()
 
-
-class _WorkerServer(_Server):
-    """The server of one worker."""
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, but not for Ctrl-C: the parent gets it too, and a second signal would cut streams off."""
-        if sig != signal.SIGINT:
+        """Stop; a worker not for Ctrl-C: the parent gets it too, and a second signal would cut streams off."""
+        if sig != signal.SIGINT or not self._is_worker:
             super().handle_exit(sig, frame)
 
 
@@ -170,15 +166,11 @@ def _work(loaded: Loaded, sockets: list[socket.socket], worker: Worker, serves: 
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     migrated = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    _WorkerServer(server_config(migrated, worker, loaded), serves).run(sockets)
+    _Server(server_config(migrated, worker, loaded), serves, is_worker=True).run(sockets)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to every address of `host`; port 0 takes a free port.
-
-    Raises:
-        typer.Exit: the host has no address, or the port is taken. The reason is printed.
-    """
+    """Return sockets bound to every address of `host`; port 0 takes a free port. Exits if there is none."""
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -205,10 +197,7 @@ def _cannot_listen(host: str, port: int, why: OSError) -> str:
 
 
 async def _prepare_store(settings: Settings, *, gives_up: bool) -> None:
-    """Migrate and check the store, so that its problems are reported before serving.
-
-    With `gives_up`, exchanges that earlier processes left pending are given up, once for all workers.
-    """
+    """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`."""
     store = await Store.open(settings.store.url, migrate=settings.store.migrate)
     try:
         await store.ready()
@@ -219,7 +208,7 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> None:
 
 
 def _banner(settings: Settings, port: int | None = None) -> str:
-    """Return what the operator needs next; `port` is the real one if the setting is 0."""
+    """Return the text that `serve` prints; `port` is the real one if the setting is 0."""
     host = settings.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port or settings.server.port}"
     policies = ", ".join(settings.policies) or (
@@ -237,7 +226,7 @@ def _banner(settings: Settings, port: int | None = None) -> str:
 
 
 class _Place:
-    """The place of one worker: the process in it, if any."""
+    """The place of one worker, and the process in it, if any."""
 
     def __init__(self) -> None:
         self.process: SpawnProcess | None = None
@@ -276,9 +265,9 @@ class Workers:
         self._spawn = get_context("spawn")
 
     def run(self, ready: Callable[[], None]) -> bool:
-        """Keep the workers running until a signal to stop; call `ready` once all of them serve.
+        """Run the workers until a signal to stop; return False if one could not start, else True.
 
-        Returns True after a signal to stop, False if a worker could not start. Either way all have ended.
+        `ready` is called once all of them serve. All have ended when this returns.
         """
         with _signals() as (stops, hangups, bell):
             try:
@@ -286,7 +275,9 @@ class Workers:
                     self._start(place)
                 while not stops:
                     due = [place.due for place in self._places if place.process is None]
-                    wait([bell, *self._events()], max(0.0, min(due) - time.monotonic()) if due else None)
+                    processes = [place.process.sentinel for place in self._places if place.process is not None]
+                    reports = [place.report for place in self._places if place.report is not None]
+                    wait([bell, *processes, *reports], max(0.0, min(due) - time.monotonic()) if due else None)
                     _silence(bell)
                     if hangups:
                         hangups.clear()
@@ -316,11 +307,6 @@ class Workers:
             says.close()
         place.started = time.monotonic()
 
-    def _events(self) -> list[int | socket.socket]:
-        """Return what becomes readable when a worker reports or ends."""
-        processes = [place.process.sentinel for place in self._places if place.process is not None]
-        return [*processes, *(place.report for place in self._places if place.report is not None)]
-
     def _check(self, ready: Callable[[], None]) -> bool:
         """Handle reports and ends, and start what is due; return False if the first start failed."""
         for place in self._places:
@@ -343,8 +329,7 @@ class Workers:
                     place.failures += 1
                     pause = max(pause_after(place.failures), _FIRST_PAUSE)
                     place.due = time.monotonic() + pause
-                    reason = why.strerror or why
-                    _LOG.error("a worker could not be started (%s): next try in %g s", reason, pause)
+                    _LOG.error("a worker could not be started (%s): next try in %g s", why.strerror or why, pause)
         if not self._serving and all(place.serves for place in self._places):
             self._serving = True
             ready()
@@ -363,12 +348,8 @@ class Workers:
         now = time.monotonic()
         place.failures = 0 if now - place.started >= _STEADY_SECONDS else place.failures + 1
         pause = pause_after(place.failures)
-        _LOG.warning(
-            "a worker (process %s) ended with %s and is replaced%s",
-            process.pid,
-            process.exitcode,
-            f" in {pause:g} s" if pause else "",
-        )
+        after = f" in {pause:g} s" if pause else ""
+        _LOG.warning("a worker (process %s) ended with %s and is replaced%s", process.pid, process.exitcode, after)
         place.close_report()
         place.ended.append(place.mark)
         process.close()
@@ -404,7 +385,7 @@ def pause_after(failures: int) -> float:
 def _run(
     work: Work, arguments: tuple[Any, ...], sockets: list[socket.socket], worker: Worker, says: socket.socket
 ) -> None:
-    """Be a worker."""
+    """Run as a worker: the main function of its process."""
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""`sessions …`: works on the store directly, whether the proxy runs or not."""
+"""`sessions …`, `upgrade`, `downgrade`: work on the store directly, whether the proxy runs or not."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import orjson
 import typer
 
-from proxy.cli.database import find_session, require_store
-from proxy.cli.options import AsJson, Config, Tenant, print_table
-from proxy.config import Policies, load
-from proxy.errors import InvalidRequest
+from proxy.cli.commands import AsJson, Config, Tenant, print_table
+from proxy.config import Policies, Settings, load
+from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.pipeline import (
     DEFAULT_TENANT,
     compact,
@@ -30,14 +29,13 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
-from proxy.store import SessionRow, Store, SummaryRow
+from proxy.store import SessionRow, SqliteFile, Store, SummaryRow, address_of
+from proxy.store import downgrade as migrate_back
+from proxy.store import upgrade as migrate_forward
 from proxy.summaries import Caller
 
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="Id of the session.")]
-
-_TRIES = 3
-"""Responses of the summarizer to wait for: one may be rejected, and a long history takes several."""
 
 app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False)
 
@@ -62,8 +60,7 @@ def list_sessions(
     lines: list[list[str]] = []
     for row in rows:
         figures = (row.messages, row.rounds, row.tokens, row.tokens_sent, row.tokens_saved)
-        numbers = [f"{figure:,}" for figure in figures]
-        lines.append([row.id, row.tenant, *numbers, timestamp(row.updated_at)])
+        lines.append([row.id, row.tenant, *(f"{figure:,}" for figure in figures), timestamp(row.updated_at)])
     print_table(columns, lines, texts=(0, 1, 7))
 
 
@@ -95,7 +92,7 @@ def export(
 
     async def work(store: Store) -> None:
         row = await find_session(store, session, tenant)
-        with nullcontext(sys.stdout.buffer) if out is None else _opened(out) as file:
+        with nullcontext(sys.stdout.buffer) if out is None else opened_file(out) as file:
             async for line in write_lines(store.export(row.key)):
                 file.write(line)
 
@@ -172,7 +169,8 @@ def compact_session(
             now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:
                 raise InvalidRequest("The policy 'off' has no summaries. Name another policy.", param="--policy")
-            patience = _TRIES * settings.summarizer.timeout
+            # One response may be rejected, and a long history takes several.
+            patience = 3 * settings.summarizer.timeout
             return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
 
     made = asyncio.run(run())
@@ -184,8 +182,51 @@ def compact_session(
         typer.echo(made.text)
 
 
-def _opened(file: Path) -> BinaryIO:
-    """Open a file for writing; raises `InvalidRequest` if that fails."""
+# -------------------------------------------------------------------------------------- the store
+
+
+def upgrade(
+    config: Config = None, revision: Annotated[str, typer.Argument(help="Revision to migrate to.")] = "head"
+) -> None:
+    """Migrate the store's tables to this version. `serve` does it too, unless `store.migrate` is false."""
+    asyncio.run(migrate_forward(load(config).store.url, revision))
+    typer.echo("The store is up to date.")
+
+
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="Revision to migrate back to, such as -1 or base.")],
+    config: Config = None,
+) -> None:
+    """Migrate the store's tables back. Data that only newer tables hold is lost."""
+    asyncio.run(migrate_back(load(config).store.url, revision))
+    typer.echo("The store is downgraded.")
+
+
+def require_store(settings: Settings) -> None:
+    """Raise `StoreUnavailable` if opening the store would create it."""
+    address = address_of(settings.store.url)
+    if isinstance(address, SqliteFile) and not address.path.exists():
+        raise StoreUnavailable(
+            f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
+            "go to the folder of its configuration, or name the configuration with --config."
+        )
+
+
+async def find_session(store: Store, session: str, tenant: str | None) -> SessionRow:
+    """Return the session of this id; the tenant must be named if several have it."""
+    rows = [row for row in await store.find(session) if tenant is None or row.tenant == tenant]
+    if not rows:
+        raise NotFound(f"There is no session {session!r}. `palimpsest sessions list` shows all sessions.")
+    if len(rows) > 1:
+        raise InvalidRequest(
+            f"Several tenants have a session {session!r}. Name one with --tenant: "
+            + ", ".join(row.tenant for row in rows)
+        )
+    return rows[0]
+
+
+def opened_file(file: Path) -> BinaryIO:
+    """Open a file for writing; raise `InvalidRequest` if that fails."""
     try:
         return file.open("wb")
     except OSError as why:

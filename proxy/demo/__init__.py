@@ -1,8 +1,7 @@
 """The demonstration: the proxy between a client that replays a recorded conversation and a practice upstream.
 
     upstream   a practice provider: answers by a script, refuses as a real one does, simulates a prompt cache
-    client     a client that works as an SDK does, and a server for ASGI applications
-    replay     the recording, the proxy's configuration, the two runs, and what was measured
+    replay     the recording, the client, the proxy's configuration, the two runs, and what was measured
     report     the measurements as a table, as text, as JSON
 
 It needs no key, no network and no configuration file. The caller passes the proxy in; it is the real one.

@@ -3,25 +3,29 @@
 The first run is under the policy, the second with `X-Context-Policy: off`: the same requests and upstream,
 but another session and account, so that neither run warms the other's prompt cache. All checks are from
 outside: by what the client got, what the upstream received, and what the proxy's HTTP API shows.
+The client resends the whole history with every request and reads the stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Self
 
+import httpx
 import orjson
 import uvicorn
 import yaml
 from msgspec import Struct
 
 from proxy.config import Settings
-from proxy.demo.client import DemoClient, plain_config, request_body, serving
 from proxy.demo.upstream import MODEL, PracticeUpstream
 from proxy.dialects import JsonObject
+from proxy.errors import PalimpsestError
 from proxy.tokens import TokenCounter
 
 Serve = Callable[[Settings], uvicorn.Config]
@@ -35,8 +39,8 @@ TRIMMED: Final = "demo"
 """The session under the policy."""
 WHOLE: Final = "demo-off"
 """The session of the same conversation without trimming."""
+_START_SECONDS: Final = 30.0
 _DATA: Final = files("proxy.demo") / "data"
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 # ------------------------------------------------------------------------------------- the recording
@@ -48,7 +52,7 @@ class RecordedRequest(Struct, frozen=True, kw_only=True):
     turn: int
     """Number of the user's turn, from 1."""
     position: int
-    """Position of its reply in the conversation. It sent every message before that one."""
+    """Position of its reply in the conversation; it sent every message before."""
 
 
 class Recording(Struct, frozen=True, kw_only=True):
@@ -58,13 +62,11 @@ class Recording(Struct, frozen=True, kw_only=True):
     source: str
     license: str
     tools: tuple[JsonObject, ...]
-    """The tools that the client offered with every request."""
     messages: tuple[JsonObject, ...]
-    """Every message in order, the system prompt first."""
 
     @classmethod
     def load(cls) -> Recording:
-        """Return the recording that is part of the package, up to its last reply."""
+        """Return the recording that is part of the package."""
         return cls.of(orjson.loads((_DATA / "airline.json").read_bytes()))
 
     @classmethod
@@ -101,21 +103,22 @@ class Recording(Struct, frozen=True, kw_only=True):
 
 
 class DemoStep(Struct, frozen=True, kw_only=True):
-    """One request: what the client sent, what was forwarded, and what was stored afterwards."""
+    """One request: what the client sent, what was forwarded, and what was stored afterwards.
+
+    The practice upstream counts the tokens, those of the tools included.
+    """
 
     turn: int
     messages: int
-    """Messages that the client sent, the system prompt included."""
     tokens: int
-    """Their tokens, with those of the tools. The practice upstream counts all tokens here."""
     forwarded_messages: int
     forwarded_tokens: int
     cached_tokens: int
-    """Forwarded tokens that the upstream's prompt cache held, as it told the client."""
+    """Forwarded tokens that the upstream's prompt cache held."""
     edits: tuple[str, ...]
     """The edits that changed something in what was forwarded."""
     moved: bool
-    """Whether a trim happened: the trigger fired and the cut moved."""
+    """Whether a trim happened: the cut moved."""
     stored: int
     """Messages on the session's branch after the reply."""
 
@@ -130,7 +133,7 @@ class DemoRun(Struct, frozen=True, kw_only=True):
     stored_equal: bool
     """Whether the store holds the conversation, message for message."""
     bytes_equal: bool
-    """Whether the upstream received every request with the bytes that the client sent."""
+    """Whether the upstream received the bytes that the client sent."""
     extended: bool
     """Whether every forwarded request began with all messages of the one before, unless the cut moved."""
 
@@ -187,16 +190,15 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
         """Everything that must hold."""
         both = (self.trimmed, self.whole)
         asked = sum(len(run.steps) for run in both) + self.refused
-        stored = len(self.recording.log)
-        moves = self.trimmed.moves
+        stored, moves = len(self.recording.log), self.trimmed.moves
         claims = {
             f"requests refused by the upstream: {self.refused} of {asked}": self.refused == 0,
             "the client got every reply as it was recorded": all(run.replies_equal for run in both),
             f"the store holds all {stored} messages of the conversation, message for message": all(
                 run.stored_equal for run in both
             ),
-            "under the policy less was sent on than the client sent": (moves > 0 and self.trimmed.saved_percent > 0),
-            f"every request began with all of the last one, but for {moves} moves of the cut": (self.trimmed.extended),
+            "under the policy less was sent on than the client sent": moves > 0 and self.trimmed.saved_percent > 0,
+            f"every request began with all of the last one, but for {moves} moves of the cut": self.trimmed.extended,
             "with X-Context-Policy: off, every request went upstream byte for byte": self.whole.bytes_equal,
         }
         return tuple(DemoCheck(claim=claim, holds=holds) for claim, holds in claims.items())
@@ -205,6 +207,131 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
     def holds(self) -> bool:
         """Whether all checks hold."""
         return all(check.holds for check in self.checks)
+
+
+# --------------------------------------------------------------------------- the client and the servers
+
+
+class DemoReply(Struct, frozen=True, kw_only=True):
+    """What the client got."""
+
+    headers: Mapping[str, str]
+    message: JsonObject
+    """The reply, put together from the stream."""
+    usage: JsonObject
+
+
+class IncompleteReply(PalimpsestError):
+    """The request was not answered whole; the text says what came instead."""
+
+
+class DemoClient:
+    """A client that works as an SDK does. It has its own stream reader, so an error in the proxy's is seen here."""
+
+    def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
+        """Send every request with the key and the headers."""
+        self._http = httpx.Client(
+            base_url=base_url,
+            headers={"authorization": f"Bearer {api_key}", **headers},
+            timeout=30.0,
+            trust_env=False,  # a proxy of the environment has no business between two servers of this machine
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def ask(self, body: bytes) -> DemoReply:
+        """Send a request (`request_body`) and return the reply once the stream has ended."""
+        kind = {"content-type": "application/json"}
+        with self._http.stream("POST", "/chat/completions", content=body, headers=kind) as response:
+            if response.status_code != 200:
+                raise IncompleteReply(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
+            chunks = list(_chunks(response.iter_lines()))
+        usages: list[JsonObject] = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+        message = _message_of(chunks)
+        return DemoReply(headers=dict(response.headers), message=message, usage=usages[-1] if usages else {})
+
+    def get(self, path: str) -> Any:
+        """Return what the proxy says at `path`, outside the provider's API."""
+        response = self._http.get(httpx.URL(self._http.base_url).copy_with(path=path))
+        response.raise_for_status()
+        return orjson.loads(response.content)
+
+
+def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> bytes:
+    """Return a request for a streamed reply with its usage, as JSON text."""
+    body: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+    return orjson.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
+
+
+def _chunks(lines: Iterable[str]) -> Iterator[JsonObject]:
+    """Yield the events' data up to `[DONE]`."""
+    for line in lines:
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            chunk: JsonObject = orjson.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise IncompleteReply(f"an error in the stream: {chunk['error']}")
+            yield chunk
+    raise IncompleteReply("the stream ended without [DONE]")
+
+
+def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
+    """Put the first choice together."""
+    text: str | None = None
+    calls: dict[int, JsonObject] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if delta.get("content") is not None:
+                text = (text or "") + delta["content"]
+            for piece in delta.get("tool_calls") or ():
+                index = piece.pop("index")
+                if index in calls:
+                    calls[index]["function"]["arguments"] += piece["function"]["arguments"]
+                else:
+                    calls[index] = piece
+    message: JsonObject = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
+
+
+def plain_config(application: Any) -> uvicorn.Config:
+    """Return uvicorn's settings for an application without start-up and shutdown."""
+    return uvicorn.Config(application, lifespan="off", ws="none", log_config=None, access_log=False)
+
+
+@contextmanager
+def serving(config: uvicorn.Config) -> Generator[str]:
+    """Serve on a free port of this machine and yield the address: `http://127.0.0.1:PORT`.
+
+    The server has a thread and an event loop of its own: no server waits for another one, and signals stay
+    with the main thread.
+    """
+    config.host, config.port = "127.0.0.1", 0
+    server = uvicorn.Server(config)
+
+    def run() -> None:
+        with suppress(SystemExit):  # uvicorn exits if its start fails; here that ends the thread only
+            server.run()
+
+    thread = threading.Thread(target=run, name="demo-server", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + _START_SECONDS
+    try:
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise PalimpsestError("A server of the demonstration did not start; what it logged says why.")
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 # -------------------------------------------------------------------------------------- the replay
@@ -225,12 +352,7 @@ def configuration(folder: Path, base_url: str) -> str:
 def rehearse(serve: Serve, folder: Path) -> DemoOutcome:
     """Replay the recorded conversation through the proxy and return what was measured.
 
-    Args:
-        serve: how to serve the proxy with given settings.
-        folder: where the store and the configuration file are written. It exists and has neither.
-
-    Raises:
-        PalimpsestError: a server did not start, or a request was not answered.
+    The store and the configuration file are written to `folder`, which exists and has neither.
     """
     recording = Recording.load()
     upstream = PracticeUpstream(recording.replies, TokenCounter("tiktoken"))
@@ -241,14 +363,14 @@ def rehearse(serve: Serve, folder: Path) -> DemoOutcome:
         settings = Settings(**yaml.safe_load(text))
         with serving(serve(settings)) as address:
             player = _Player(recording, upstream, f"{address}/v1")
-            trimmed = player.play(TRIMMED)
+            trimmed = player.play(TRIMMED, {})
             whole = player.play(WHOLE, {"x-context-policy": "off"})
     policy = settings.policies["default"]
     return DemoOutcome(
         recording=recording,
         trigger=policy.trigger.tokens or 0 if policy.trigger is not None else 0,
         target=policy.target.tokens or 0 if policy.target is not None else 0,
-        fixed_tokens=player.fixed_tokens,
+        fixed_tokens=player.tokens(recording.messages[: -len(recording.log)]),
         trimmed=trimmed,
         whole=whole,
         refused=sum(received.refusal is not None for received in upstream.log),
@@ -263,13 +385,7 @@ class _Player:
         self._upstream = upstream
         self._base_url = base_url
 
-    @property
-    def fixed_tokens(self) -> int:
-        """Tokens of instructions and tools."""
-        lead = len(self._recording.messages) - len(self._recording.log)
-        return self._tokens(self._recording.messages[:lead])
-
-    def play(self, session: str, headers: Mapping[str, str] = _NONE) -> DemoRun:
+    def play(self, session: str, headers: Mapping[str, str]) -> DemoRun:
         """Send every request of the recording through a session, each with the replies that came before."""
         account = f"practice-{session}"
         history = list(self._recording.messages)
@@ -288,7 +404,7 @@ class _Player:
                 step = DemoStep(
                     turn=request.turn,
                     messages=request.position,
-                    tokens=self._tokens(messages),
+                    tokens=self.tokens(messages),
                     forwarded_messages=len(received.messages),
                     forwarded_tokens=reply.usage["prompt_tokens"],
                     cached_tokens=reply.usage["prompt_tokens_details"]["cached_tokens"],
@@ -310,15 +426,16 @@ class _Player:
             extended=extended,
         )
 
-    def _tokens(self, messages: Sequence[JsonObject]) -> int:
+    def tokens(self, messages: Sequence[JsonObject]) -> int:
+        """Return the tokens of a request with these messages."""
         request = {"model": MODEL, "messages": messages, "tools": list(self._recording.tools)}
         return self._upstream.tokens_of(request)
 
 
 def _same(found: Sequence[JsonObject], expected: Sequence[JsonObject]) -> bool:
     """Tell whether two conversations are the same, message for message; null is the same as missing."""
-    return [_said(message) for message in found] == [_said(message) for message in expected]
 
+    def said(message: JsonObject) -> JsonObject:
+        return {name: value for name, value in message.items() if value is not None}
 
-def _said(message: JsonObject) -> JsonObject:
-    return {name: value for name, value in message.items() if value is not None}
+    return list(map(said, found)) == list(map(said, expected))

@@ -13,11 +13,8 @@ from rich.table import Table
 
 from proxy.demo.replay import DemoOutcome, DemoRun, DemoStep
 
-_TURN_COLUMNS: Final = (
-    *("turn", "requests", "messages", "tokens", "sent on", "tokens"),
-    *("cached", "stored", "edits", "cut"),
-)
-_TOTAL_COLUMNS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
+_TURNS: Final = ("turn", "requests", "messages", "tokens", "sent on", "tokens", "cached", "stored", "edits", "cut")
+_TOTALS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
 _LEFT: Final = frozenset({"edits", "cut", ""})
 """Columns of words; the others hold figures."""
 
@@ -38,6 +35,7 @@ def as_data(outcome: DemoOutcome) -> dict[str, Any]:
 def show(outcome: DemoOutcome, console: Console, look: Iterable[str]) -> None:
     """Print the report; `look` are lines at its end that say where to look further."""
     recording = outcome.recording
+    edits = sorted({edit for step in outcome.trimmed.steps for edit in step.edits})
     _say(
         console,
         f"A recorded conversation ({recording.id}, {len(recording.tools)} tools) through the proxy to a",
@@ -47,13 +45,14 @@ def show(outcome: DemoOutcome, console: Console, look: Iterable[str]) -> None:
         "",
         "Each turn of the user, at its last request: what the client sent, what was sent",
         "on, its share in the upstream's prompt cache, messages stored, edits that worked",
-        f"({_legend(outcome.trimmed)}):",
+        f"({', '.join(f'{_letter(edit)} {edit}' for edit in edits)}):",
         "",
     )
-    _table(console, _TURN_COLUMNS, [_turn_row(steps) for steps in _turns(outcome.trimmed)])
+    turns = groupby(outcome.trimmed.steps, key=lambda step: step.turn)
+    _table(console, _TURNS, [_turn_row(list(steps)) for _, steps in turns])
     _say(console, "", "Prompt tokens of all requests, and of the same conversation untrimmed:", "")
     runs = (("with the policy", outcome.trimmed), ("X-Context-Policy: off", outcome.whole))
-    _table(console, _TOTAL_COLUMNS, [_total_row(name, run) for name, run in runs])
+    _table(console, _TOTALS, [_total_row(name, run) for name, run in runs])
     _say(
         console,
         "",
@@ -67,10 +66,6 @@ def show(outcome: DemoOutcome, console: Console, look: Iterable[str]) -> None:
     _say(console, "", *look)
 
 
-def _turns(run: DemoRun) -> list[list[DemoStep]]:
-    return [list(steps) for _, steps in groupby(run.steps, key=lambda step: step.turn)]
-
-
 def _turn_row(steps: Sequence[DemoStep]) -> list[str]:
     last = steps[-1]
     cached = sum(step.cached_tokens for step in steps) / sum(step.forwarded_tokens for step in steps)
@@ -82,19 +77,13 @@ def _turn_row(steps: Sequence[DemoStep]) -> list[str]:
     ]
 
 
-def _legend(run: DemoRun) -> str:
-    """Return what the letters of the edits mean."""
-    edits = sorted({edit for step in run.steps for edit in step.edits})
-    return ", ".join(f"{_letter(edit)} {edit}" for edit in edits)
-
-
 def _letter(edit: str) -> str:
     return edit[0].upper()
 
 
 def _total_row(name: str, run: DemoRun) -> list[str]:
-    figures = (f"{run.tokens:,}", f"{run.forwarded:,}", f"{run.saved_percent} %", f"{run.cached:,}")
-    return [name, *figures, f"{run.forwarded - run.cached:,}"]
+    saved = f"{run.saved_percent} %"
+    return [name, f"{run.tokens:,}", f"{run.forwarded:,}", saved, f"{run.cached:,}", f"{run.forwarded - run.cached:,}"]
 
 
 def _run_data(run: DemoRun, policy: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""A practice provider: `POST /v1/chat/completions` answers by a script, `GET /v1/models` names a model.
+"""A practice provider: `POST /v1/chat/completions` answers by a script.
 
 Every account (the API key of the request) plays the script from its beginning. A request that a real provider
-would refuse is refused and does not advance the script. All requests are logged. Each account and model has a
-prompt cache by OpenAI's rule for automatic caching, except that it never forgets.
+would refuse is refused and does not advance the script. Each account and model has a prompt cache by OpenAI's
+rule for automatic caching, except that it never forgets.
 
-Replies have the form of OpenAI's API reference. The refusals are written from the API's behaviour, on purpose
-without the proxy's own rules: what those overlook is found here.
+The refusals are written from the API's behaviour, on purpose without the proxy's own rules: what those overlook
+is found here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ class Received(Struct, frozen=True, kw_only=True):
     account: str
     """The API key that it came with."""
     body: bytes
-    messages: tuple[JsonObject, ...]
+    messages: tuple[JsonObject, ...] = ()
     """Empty where it was refused."""
     refusal: str | None = None
-    """Why it was refused; None where it was answered."""
 
 
 class PracticeUpstream:
@@ -61,16 +60,12 @@ class PracticeUpstream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call of type `http`."""
         request = Request(scope, receive)
-        asked = (request.method, request.url.path)
-        if asked == ("POST", "/v1/chat/completions"):
+        asked = f"{request.method} {request.url.path}"
+        if asked == "POST /v1/chat/completions":
             account = request.headers.get("authorization", "").removeprefix("Bearer ")
             response = self._complete(account, await request.body())
-        elif asked == ("GET", "/v1/models"):
-            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "practice"}
-            response = JSONResponse({"object": "list", "data": [model]})
         else:
-            unknown = Refused(f"Unknown request URL: {asked[0]} {asked[1]}.", None, "unknown_url")
-            response = JSONResponse(unknown.body, 404)
+            response = JSONResponse(Refused(f"Unknown request URL: {asked}.", None, "unknown_url").body, 404)
         await response(scope, receive, send)
 
     def answered(self, account: str) -> list[Received]:
@@ -89,14 +84,13 @@ class PracticeUpstream:
             if number >= len(self._script):
                 raise Refused("The script of this practice upstream is at its end.", None, "script_ended")
         except Refused as why:
-            self.log.append(Received(account=account, body=body, messages=(), refusal=str(why)))
+            self.log.append(Received(account=account, body=body, refusal=str(why)))
             return JSONResponse(why.body, 400)
         reply, model = self._script[number], request["model"]
         prompt = self._prompt(request)
         tokens = sum(segment.tokens for segment in prompt)
         cached = self._caches.setdefault((account, model), PromptCache(CacheRule())).read(prompt).read
-        messages = tuple(request["messages"])
-        self.log.append(Received(account=account, body=body, messages=messages))
+        self.log.append(Received(account=account, body=body, messages=tuple(request["messages"])))
         written = self._counter.message(CHAT.message(orjson.dumps(reply)), model)
         usage = {
             "prompt_tokens": tokens,
@@ -113,14 +107,12 @@ class PracticeUpstream:
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
         model = request["model"]
-        prompt: list[Segment] = []
-        if tools := request.get("tools"):
-            raw = orjson.dumps(tools)
-            prompt.append(Segment(text=raw, tokens=self._counter.json(raw, model)))
-        for data in request["messages"]:
-            message = CHAT.message(orjson.dumps(data))
-            prompt.append(Segment(text=message.raw, tokens=self._counter.message(message, model)))
-        return prompt
+        tools = [orjson.dumps(request["tools"])] if request.get("tools") else []
+        messages = [CHAT.message(orjson.dumps(data)) for data in request["messages"]]
+        return [
+            *(Segment(text=raw, tokens=self._counter.json(raw, model)) for raw in tools),
+            *(Segment(text=each.raw, tokens=self._counter.message(each, model)) for each in messages),
+        ]
 
 
 async def _one_by_one(stream: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -136,17 +128,12 @@ class Refused(Exception):
 
     def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
         super().__init__(message)
-        self.body: JsonObject = {
-            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-        }
+        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        self.body: JsonObject = {"error": error}
 
 
 def check_request(raw: bytes) -> JsonObject:
-    """Return the parsed body of a request that a provider would accept.
-
-    Raises:
-        Refused: a provider would refuse it.
-    """
+    """Return the parsed body of a request; raise `Refused` if a provider would refuse it."""
     try:
         request = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -167,11 +154,8 @@ def check_request(raw: bytes) -> JsonObject:
 
 def _check_not_empty(value: Any, name: str) -> None:
     if value == []:
-        raise Refused(
-            f"Invalid '{name}': empty array. Expected an array with minimum length 1, but got an empty array instead.",
-            name,
-            "empty_array",
-        )
+        expected = "Expected an array with minimum length 1, but got an empty array instead."
+        raise Refused(f"Invalid '{name}': empty array. {expected}", name, "empty_array")
 
 
 def _check_calls(messages: list[Any]) -> None:
@@ -220,12 +204,18 @@ def completion(number: int, model: str, reply: JsonObject, usage: JsonObject) ->
 
 
 def events(number: int, model: str, reply: JsonObject, usage: JsonObject | None) -> Iterator[bytes]:
-    """Yield the reply as events, its text word by word; `usage` is None if the request asked for none."""
+    """Yield the reply as events, its text word by word. With `usage`, the field is null in all but the last."""
+    envelope = _envelope(number, model, "chat.completion.chunk")
+
+    def event(choices: list[JsonObject], told: JsonObject | None = None) -> bytes:
+        chunk = envelope | {"choices": choices} | ({} if usage is None else {"usage": told})
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
     for delta in _deltas(reply):
-        yield _event(number, model, [_choice(delta, None)], usage)
-    yield _event(number, model, [_choice({}, _finish_reason(reply))], usage)
+        yield event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+    yield event([{"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish_reason(reply)}])
     if usage is not None:
-        yield _event(number, model, [], usage, last=True)
+        yield event([], usage)
     yield b"data: [DONE]\n\n"
 
 
@@ -241,20 +231,6 @@ def _deltas(reply: JsonObject) -> Iterator[JsonObject]:
         for start in range(0, len(arguments), _PIECE):
             piece = {"arguments": arguments[start : start + _PIECE]}
             yield {"tool_calls": [{"index": index, "function": piece}]}
-
-
-def _choice(delta: JsonObject, finish_reason: str | None) -> JsonObject:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-
-
-def _event(
-    number: int, model: str, choices: list[JsonObject], usage: JsonObject | None, *, last: bool = False
-) -> bytes:
-    """Return one event. With usage, the field is null in all events but the last."""
-    chunk: dict[str, Any] = _envelope(number, model, "chat.completion.chunk") | {"choices": choices}
-    if usage is not None:
-        chunk["usage"] = usage if last else None
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
 def _envelope(number: int, model: str, kind: str) -> dict[str, Any]:

@@ -31,9 +31,9 @@ from proxy.config import Breakpoints, Matching, ModelPrices, ModelRule, PriceSte
 from proxy.models.prices import Dollars, DollarStep, load, published
 from proxy.trimming import Prices, PriceSource, Step
 
-COMMON_READ: Final = 0.1
-"""The usual price of a cached token relative to an uncached one, where caches have a price at all."""
-MARKED_WRITE: Final = 1.25
+_COMMON_READ: Final = 0.1
+"""The usual price of a cached token relative to an uncached one."""
+_MARKED_WRITE: Final = 1.25
 """The price of writing to a cache that matches at breakpoints only, at OpenAI as at Anthropic."""
 _UNMARKED_WRITE: Final = 1.0
 """The price of writing to an automatic cache: just the input."""
@@ -42,18 +42,16 @@ COMMON_OUTPUT: Final = 4.0
 
 _LONGEST_NAME: Final = 256
 """Characters of a name that are looked up: clients choose the names."""
-_REMEMBERED: Final = 1024
 _SHELF_LIFE: Final = 900
 """Seconds for which an answer is kept."""
 
 
 class CacheRules(Struct, frozen=True, kw_only=True):
-    """How a model's provider caches."""
+    """How a model's provider caches; the defaults are OpenAI's older rules."""
 
     matching: Matching = "blocks"
     """`blocks`: the longest common prefix counts, in whole blocks. `breakpoints`: only up to marks."""
     block: int = 128
-    """Tokens of a block."""
     minimum: int = 1024
     """Tokens of the shortest prefix that is cached."""
     lifetime: float = 300.0
@@ -61,13 +59,9 @@ class CacheRules(Struct, frozen=True, kw_only=True):
     breakpoints: Breakpoints = "none"
     """Which explicit marks the model accepts."""
     cached: bool = True
-    """Whether anything is cached at all."""
     key: bool = False
     """Whether requests may name their cache (`prompt_cache_key`); other providers may refuse that."""
 
-
-COMMON: Final = CacheRules()
-"""For unknown models: OpenAI's older rules, which most providers follow."""
 
 _LATER_GPT: Final = r"(?<![a-z])gpt-(5\.([6-9]|\d\d)|[6-9]|1\d)(?!\d)"
 """GPT-5.6 and later. Names like gpt-35-turbo and gpt-41 are deployments of older ones."""
@@ -108,15 +102,9 @@ _KEYED: Final = re.compile(r"(\.|^)(openai\.com|openai\.azure\.com)$")
 
 
 def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
-    """Return how `model` is cached at `base_url`; None where nothing is known.
-
-    Args:
-        model: its name as requests give it, with or without its maker's (`anthropic/claude-…`).
-        base_url: the address of the provider's API; None where it is not known.
-    """
-    name = model.lower()
-    host = (urlsplit(base_url).hostname or "") if base_url is not None else ""
-    fitting = (rules for hosts, models, rules in _TABLE if hosts.search(host) and models.search(name))
+    """Return how a model (`claude-…`, `anthropic/claude-…`) is cached at `base_url`; None if nothing is known."""
+    host = urlsplit(base_url or "").hostname or ""
+    fitting = (rules for hosts, models, rules in _TABLE if hosts.search(host) and models.search(model.lower()))
     rules = next(fitting, None)
     return replace(rules, key=True) if rules is not None and _KEYED.search(host) else rules
 
@@ -131,47 +119,36 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     dollars: Dollars | None
     """Prices in dollars; None where they are not known. They are never assumed."""
     matching: Matching
-    """As in `CacheRules`."""
     block: int
-    """With `blocks`: tokens of a block."""
     breakpoints: Breakpoints
-    """Which explicit cache marks the model accepts."""
     takes_key: bool = False
-    """Whether a request may name its cache (`prompt_cache_key`)."""
+    """`key` in `CacheRules`, as are the three above."""
 
 
 class Catalogue:
     """Facts about models. There is one for the process; threads may share it."""
 
     def __init__(self, rules: tuple[ModelRule, ...] = (), clock: Callable[[], float] = time.time) -> None:
-        """Create a catalogue. The price list is read by `warm` or when it is first needed.
-
-        Args:
-            rules: the operator's settings; the first rule that fits a model counts.
-            clock: seconds since 1970.
-        """
+        """Create a catalogue from the operator's rules, of which the first that fits a model counts."""
         self._rules = [rule for rule in rules if not rule.fallback]
         self._fallbacks = [rule for rule in rules if rule.fallback]
         self._clock = clock
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._facts)
+        self._remembered = lru_cache(maxsize=1024)(self._facts)
 
     def warm(self) -> None:
         """Read the price list (0.15 s). Call it in a thread, so that no request waits for it."""
         load()
 
     def facts(self, model: str, base_url: str | None) -> ModelFacts:
-        """Return the facts about a model.
-
-        Args:
-            model: its name as the request gives it.
-            base_url: the address of the API that serves it; None where it is not known.
-        """
+        """Return the facts about a model at the API with this address; None where that is not known."""
         return self._remembered(model[:_LONGEST_NAME], base_url, int(self._clock() // _SHELF_LIFE))
 
     def _facts(self, model: str, base_url: str | None, quarter: int) -> ModelFacts:
         rule, fallback = _first(self._rules, model), _first(self._fallbacks, model)
         listed = published(model, base_url, datetime.fromtimestamp(quarter * _SHELF_LIFE, UTC))
-        rules = cache_rules(model, base_url) or _overridden(COMMON, fallback)
+        rules = cache_rules(model, base_url) or _overridden(
+            CacheRules(), fallback
+        )
         source: PriceSource = "assumed"
         dollars: Dollars | None = None
         if rule is not None and rule.prices is not None:
@@ -235,8 +212,8 @@ def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -
     """Return prices relative to that of input; common ones where input is free or its price unknown."""
     steps: tuple[Step, ...] = ()
     if dollars is None or dollars.input == 0:
-        source, read, output = "assumed", COMMON_READ, COMMON_OUTPUT
-        write = MARKED_WRITE if rules.matching == "breakpoints" else _UNMARKED_WRITE
+        source, read, output = "assumed", _COMMON_READ, COMMON_OUTPUT
+        write = _MARKED_WRITE if rules.matching == "breakpoints" else _UNMARKED_WRITE
     else:
         unit = dollars.input
         read, write = _ratio(dollars.cached_read, unit), _ratio(dollars.cache_write, unit)

@@ -1,8 +1,8 @@
 """Prices in dollars per million tokens: what an exchange cost, and what the published price list says.
 
-The list is `genai-prices`, a package that contains its data. It is read when it is first needed (0.15 s, once
-for the process). Its own look-up is not used: it remembers every unknown name, and clients choose the names.
-Tokens of sound and images are priced as tokens of text.
+The list is `genai-prices`, a package that contains its data. It is read when it is first needed (0.15 s). Its
+own look-up is not used: it remembers every unknown name, and clients choose the names. Tokens of sound and
+images are priced as tokens of text.
 """
 
 from __future__ import annotations
@@ -38,18 +38,15 @@ _WRITTEN: Final[_Paths] = (
     ("prompt_tokens_details", "cache_creation_tokens"),
     ("cache_creation_input_tokens",),
 )
-_COMPLETION: Final[_Paths] = (("completion_tokens",),)
 _REASONING: Final[_Paths] = (("completion_tokens_details", "reasoning_tokens"),)
-_TOTAL: Final[_Paths] = (("total_tokens",),)
 
 
 class DollarStep(Struct, frozen=True, kw_only=True):
-    """Other prices for requests with more than `above` input tokens."""
+    """Other prices for requests with more than `above` input tokens, cached ones included."""
 
     above: int
-    """Input tokens, cached ones included."""
     dollars: Dollars
-    """The prices of such a request as a whole; they have no steps of their own."""
+    """The prices of such a request as a whole; they have no steps."""
 
 
 class Dollars(Struct, frozen=True, kw_only=True):
@@ -79,17 +76,10 @@ class Dollars(Struct, frozen=True, kw_only=True):
 
 
 def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
-    """Return what an exchange cost in dollars.
+    """Return what an exchange cost in dollars, by the usage in the form of Chat Completions.
 
-    Tokens that are read from a cache or written to one are part of `prompt_tokens`. If they are more than
-    `prompt_tokens`, the provider counts them separately.
-
-    Args:
-        usage: as the provider reported it, in the form of Chat Completions.
-        dollars: what the model costs.
-
-    Returns:
-        None if it is not known: no price, no number of prompt tokens, or output without a price.
+    None if it is not known: no price, no number of prompt tokens, or output without a price. Tokens that are read
+    from a cache or written to one are part of `prompt_tokens`, unless they are more than those.
     """
     if usage is None or dollars is None:
         return None
@@ -102,8 +92,8 @@ def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | No
         fresh = prompt
     rates = dollars.at(fresh + read + written)
     spent = fresh * rates.input + read * rates.cached_read + written * rates.cache_write
-    output, reasoning = _tokens(usage, _COMPLETION), _tokens(usage, _REASONING)
-    if reasoning and _tokens(usage, _TOTAL) == prompt + output + reasoning:
+    output, reasoning = _tokens(usage, (("completion_tokens",),)), _tokens(usage, _REASONING)
+    if reasoning and _tokens(usage, (("total_tokens",),)) == prompt + output + reasoning:
         output += reasoning  # as a rule, reasoning is part of the completion
     if output:
         if rates.output is None:
@@ -133,7 +123,6 @@ class Published(Struct, frozen=True, kw_only=True):
     """What the list says of one model."""
 
     context_window: int | None
-    """Tokens that a request and its reply may have together."""
     dollars: Dollars | None
     """None where it has no price by tokens."""
     caches: bool
@@ -149,13 +138,9 @@ def load() -> list[Provider]:
 
 
 def published(model: str, base_url: str | None, moment: datetime) -> Published | None:
-    """Return what the list says of `model`; None where it does not know it.
+    """Return what the list says of a model (`gpt-4o`, `openai/gpt-4o`) at a moment; None if it does not know it.
 
-    Args:
-        model: its name as requests give it, with or without its maker's (`openai/gpt-4o`).
-        base_url: the address of the provider's API. If the list knows the provider, its prices count; else
-            the model's maker is found by the name.
-        moment: for prices that depend on the date or the hour; with its time zone.
+    The prices of the provider at `base_url` count if the list knows it, else those of the model's maker.
     """
     everyone = load()
     there = (provider for provider in everyone if base_url and re.match(provider.api_pattern, base_url))
@@ -194,16 +179,10 @@ def _read(model: ModelInfo, moment: datetime) -> Published:
     listed = (prices.input_mtok, prices.cache_read_mtok, prices.cache_write_mtok, prices.output_mtok)
     tiered = [price for price in listed if price is not None and not isinstance(price, Decimal)]
     starts = sorted({tier.start for price in tiered for tier in price.tiers})
-    steps = [
-        DollarStep(above=start, dollars=dollars)
-        for start in starts
-        if (dollars := _dollars(prices, start + 1)) is not None
-    ]
-    return Published(
-        context_window=model.context_window,
-        dollars=replace(base, steps=tuple(steps)),
-        caches=prices.cache_read_mtok is not None,
-    )
+    dearer = [(start, _dollars(prices, start + 1)) for start in starts]
+    steps = tuple([DollarStep(above=start, dollars=dollars) for start, dollars in dearer if dollars is not None])
+    caches = prices.cache_read_mtok is not None
+    return Published(context_window=model.context_window, dollars=replace(base, steps=steps), caches=caches)
 
 
 def _dollars(prices: ModelPrice, tokens: int) -> Dollars | None:

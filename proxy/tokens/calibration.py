@@ -10,8 +10,6 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-MODELS: Final = 1024
-"""Models that are remembered. Clients choose the names, so there could be any number."""
 _FEWEST_TOKENS: Final = 500
 """Smaller requests are ignored: what surrounds their messages weighs too much."""
 _LOWEST: Final = 0.5
@@ -19,18 +17,13 @@ _HIGHEST: Final = 2.0
 """Ratios outside these bounds are ignored: the two counts are not of the same thing."""
 _WEIGHT: Final = 0.2
 """Weight of a new observation against all earlier ones."""
-_DECIMALS: Final = 2
 
 
 def learnt(scale: float | None, counted: int, reported: int) -> float | None:
     """Return the scale after one more request; it stays as it is if the request is small or not plausible.
 
-    The first observation sets the scale. A later one moves it by a fifth of the difference.
-
-    Args:
-        scale: what was learnt before; None at the beginning.
-        counted: tokens of all that was sent, by our own count, without a scale.
-        reported: tokens of the same by the upstream's count, cached ones included.
+    The first observation sets the scale. A later one moves it by a fifth of the difference. `counted` is our own
+    count of all that was sent, without a scale; `reported` is the upstream's, cached tokens included.
     """
     if min(counted, reported) < _FEWEST_TOKENS or not _LOWEST <= reported / counted <= _HIGHEST:
         return scale
@@ -40,35 +33,26 @@ def learnt(scale: float | None, counted: int, reported: int) -> float | None:
 
 def rounded(scale: float) -> float:
     """Return a scale in hundredths. Unrounded, it would move every trigger a little at every request."""
-    return round(scale, _DECIMALS)
+    return round(scale, 2)
 
 
 class Calibration:
-    """The scale of each model in this process, for display. It is bounded; threads may share it."""
+    """The scale of each model in this process, for display. Threads may share it."""
 
-    def __init__(self, models: int = MODELS) -> None:
-        """Create an empty table for at most `models` models."""
+    def __init__(self, models: int = 1024) -> None:
+        """Create an empty table for at most `models` models: clients choose the names."""
         self._models = models
         self._ratios: OrderedDict[str, float] = OrderedDict()
         self._lock = threading.Lock()
 
     def learn(self, model: str, counted: int, reported: int) -> None:
-        """Learn from one request. The client names the model; the counts are those of `learnt`."""
+        """Learn from one request; the counts are those of `learnt`."""
         with self._lock:
             scale = learnt(self._ratios.pop(model, None), counted, reported)
             if scale is not None:
                 self._ratios[model] = scale
             if len(self._ratios) > self._models:
                 self._ratios.popitem(last=False)
-
-    def scale(self, model: str) -> float:
-        """Return the factor for a count of ours, in hundredths; 1.0 for an unknown model."""
-        with self._lock:
-            ratio = self._ratios.get(model)
-            if ratio is None:
-                return 1.0
-            self._ratios.move_to_end(model)
-        return rounded(ratio)
 
     def snapshot(self) -> dict[str, float]:
         """Return the scale of every known model, by name."""

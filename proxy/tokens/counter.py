@@ -31,29 +31,22 @@ ENTRY_BYTES: Final = 320
 _CACHE_BYTES: Final = 32 * 1024 * 1024
 _JSON_COUNTS: Final = 3000
 """Number of JSON texts (lists of tools) whose counts are cached."""
-_DIGEST_BYTES: Final = 16
-
-_MessageKey = tuple[EncodingName, str]
 
 
 class Cached(Struct, frozen=True, kw_only=True):
     """How much is cached."""
 
     cached_messages: int
-    """Number of messages whose count is cached."""
     total_cached_tokens: int
-    """Sum of these counts."""
 
 
 class TokenCounter:
     """Counts tokens and caches the counts. There is one for the process; threads may share it."""
 
     def __init__(self, method: TokenMethod = "tiktoken", *, cache_bytes: int = _CACHE_BYTES) -> None:
-        """Create a counter. The vocabularies are built by `warm` or when they are first used.
+        """Create a counter whose cached counts of messages take about `cache_bytes`.
 
-        Args:
-            method: `tiktoken` counts with a vocabulary, `estimate` by classes of characters.
-            cache_bytes: how much memory the counts of messages may take, about.
+        `tiktoken` counts with a vocabulary, `estimate` by classes of characters.
         """
         self.calibration: Final = Calibration()
         """How the upstreams' counts differ from these counts. It does not change them; `clear` keeps it."""
@@ -63,10 +56,9 @@ class TokenCounter:
         }
         self._lock = threading.Lock()
         self._limit = max(cache_bytes // ENTRY_BYTES, 1)
-        self._counts: OrderedDict[_MessageKey, int] = OrderedDict()
+        self._counts: OrderedDict[tuple[EncodingName, str], int] = OrderedDict()
         """Counts of messages by encoding and body id, the least recently used first."""
         self._tokens = 0
-        """Sum of `_counts`."""
         self._json: dict[tuple[EncodingName, bytes], int] = {}
         """Counts of JSON texts by encoding and hash, the oldest first."""
 
@@ -84,12 +76,9 @@ class TokenCounter:
         return self.messages((message,), model)[0]
 
     def messages(self, messages: Sequence[Message], model: str) -> list[int]:
-        """Return the tokens of each of `messages`. Counts are cached by the message's bytes.
-
-        Cached counts cost no call for each message: a request that resends its history asks for all of them.
-        """
+        """Return the tokens of each of `messages`. Counts are cached by the message's bytes."""
         encoding = encoding_of(model)
-        keys: list[_MessageKey] = []
+        keys: list[tuple[EncodingName, str]] = []
         for message in messages:  # hashing a long text takes time, so it is done before the lock is taken
             facts = message.facts
             keys.append((encoding, (facts.body if facts is not None else None) or body_of(message)))
@@ -112,7 +101,7 @@ class TokenCounter:
     def json(self, raw: bytes, model: str) -> int:
         """Return the tokens of a JSON text for `model`, such as a request's tools. The count is cached."""
         encoding = encoding_of(model)
-        key = (encoding, blake2b(raw, digest_size=_DIGEST_BYTES).digest())
+        key = (encoding, blake2b(raw, digest_size=16).digest())
         count = self._json.get(key)
         if count is None:
             count = self._vocabularies[encoding].count(raw.decode("utf-8", "replace"))
@@ -135,7 +124,7 @@ class TokenCounter:
             self._json.clear()
             self._tokens = 0
 
-    def _new_count(self, message: Message, key: _MessageKey) -> int:
+    def _new_count(self, message: Message, key: tuple[EncodingName, str]) -> int:
         countable = message.countable()
         count = sum(map(self._vocabularies[key[0]].count, countable.texts), MESSAGE_TOKENS)
         count += MEDIA_TOKENS * countable.media + LOW_DETAIL_TOKENS * countable.small_images

@@ -46,10 +46,7 @@ _SPACE: Final = re.compile(r"\s")
 
 @lru_cache(maxsize=1024)
 def encoding_of(model: str) -> EncodingName:
-    """Return the vocabulary of a model, by tiktoken's table; the newest for a model that is not in it.
-
-    A provider's prefix (`openai/gpt-4o`) is ignored.
-    """
+    """Return the vocabulary of a model (`gpt-4o`, `openai/gpt-4o`) by tiktoken's table; else the newest."""
     try:
         name = encoding_name_for_model(model.rpartition("/")[2])
     except KeyError:

@@ -6,11 +6,21 @@ from typing import Any
 
 import pytest
 
-from proxy.backtest.baselines import CLEARED, NONE, ORACLE_CLEARED, baseline, every_baseline, oracle
 from proxy.backtest.cost import CacheRule
 from proxy.backtest.histories import read_file
 from proxy.backtest.recall import References
-from proxy.backtest.replay import Counted, ReplayedRequest, ReplayModel, replayed
+from proxy.backtest.replay import (
+    CLEARED,
+    NONE,
+    ORACLE_CLEARED,
+    Counted,
+    ReplayedRequest,
+    ReplayModel,
+    baseline,
+    every_baseline,
+    oracle,
+    replayed,
+)
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import problems

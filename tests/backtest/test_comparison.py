@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.backtest.baselines import baseline, every_baseline
 from proxy.backtest.comparison import Backtest, BacktestResult, Cost, Figures, ratio
-from proxy.backtest.cost import NOTHING, Use, price_class, standard_classes
+from proxy.backtest.cost import Use, price_class, standard_classes
 from proxy.backtest.recall import Counts, RecallCounts
-from proxy.backtest.replay import PolicyStrategy
+from proxy.backtest.replay import PolicyStrategy, baseline, every_baseline
 from proxy.dialects import Message
 from proxy.tokens import TokenCounter
 from proxy.trimming import Policy
@@ -186,9 +185,9 @@ def test_costs_add_up() -> None:
 
 
 def test_costs_with_unknown_output_have_no_total() -> None:
-    assert Cost(use=NOTHING, input=1.0, output=None).total is None
-    assert (Cost(use=NOTHING, input=1.0, output=None) + Cost(use=NOTHING, input=1.0, output=1.0)).output is None
-    assert (Cost(use=NOTHING, input=1.0, output=1.0) + Cost(use=NOTHING, input=1.0, output=None)).total is None
+    assert Cost(input=1.0, output=None).total is None
+    assert (Cost(input=1.0, output=None) + Cost(input=1.0, output=1.0)).output is None
+    assert (Cost(input=1.0, output=1.0) + Cost(input=1.0, output=None)).total is None
 
 
 def test_figures_add_up_and_keep_the_largest_request() -> None:
@@ -244,7 +243,5 @@ def test_recall_that_was_not_measured_stays_unknown() -> None:
 
 
 def test_a_ratio_compares_input_only() -> None:
-    assert ratio(Cost(use=NOTHING, input=1.0, output=9.0), Cost(use=NOTHING, input=4.0, output=9.0)) == pytest.approx(
-        0.25
-    )
-    assert ratio(Cost(use=NOTHING, input=1.0), Cost()) is None
+    assert ratio(Cost(input=1.0, output=9.0), Cost(input=4.0, output=9.0)) == pytest.approx(0.25)
+    assert ratio(Cost(input=1.0), Cost()) is None

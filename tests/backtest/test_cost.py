@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.backtest.cost import (
-    NOTHING,
     CacheRule,
     PriceClass,
     PromptCache,
@@ -37,7 +36,7 @@ TWO = prompt(("system", 1000), ("user", 100), ("reply", 50), ("more", 150))
 def test_uses_add_up() -> None:
     assert Use(read=1, written=2, plain=3) + Use(read=10, written=20, plain=30) == Use(read=11, written=22, plain=33)
     assert Use(read=1, written=2, plain=3).sent == 6
-    assert NOTHING.sent == 0
+    assert Use().sent == 0
 
 
 def test_by_blocks_whole_blocks_are_written_and_read() -> None:

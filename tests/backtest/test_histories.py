@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.backtest.baselines import baseline
 from proxy.backtest.comparison import Backtest
 from proxy.backtest.cost import standard_classes
-from proxy.backtest.histories import SessionHistory, of_messages, read_file, stored, stripped, synthetic_agents
+from proxy.backtest.histories import SessionHistory, of_messages, read_file, stored, synthetic_agents
+from proxy.backtest.replay import baseline
 from proxy.dialects.chat.protocol import problems
 from proxy.errors import InvalidRequest
 from proxy.pipeline import write_lines
@@ -27,6 +28,11 @@ SAID = [SYSTEM, user("one"), reply("1"), user("two"), reply("2")]
 def written(path: Path, *values: Any) -> Path:
     path.write_text("\n".join(map(json.dumps, values)), "utf-8")
     return path
+
+
+def stripped(text: str) -> str:
+    """Return a text without the codes that colour it."""
+    return re.sub(r"\x1b\[[0-9]+m", "", text)
 
 
 def told(history: SessionHistory) -> list[Any]:

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import orjson
 import pytest
 
-from proxy.backtest.baselines import baseline
 from proxy.backtest.comparison import Backtest, BacktestResult
 from proxy.backtest.cost import PriceClass, price_class, standard_classes
+from proxy.backtest.replay import baseline
 from proxy.backtest.report import ReportTable, as_data, main_prices, page, report_tables, session_tables
 from tests.backtest.histories import COUNTER, agent, history, reply, user
 

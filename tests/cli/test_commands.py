@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import proxy
@@ -41,11 +42,12 @@ def test_the_help_shows_every_command_with_a_description() -> None:
 
 
 def test_each_command_has_its_name_and_is_made_once() -> None:
-    commands = LazyGroup().commands
-    assert len(commands) == len(COMMANDS)
-    assert [commands[name].name for name in commands] == COMMANDS
-    assert all(commands[name] is commands[name] for name in commands)
-    assert "nonsense" not in commands
+    group = LazyGroup()
+    context = typer.Context(group)
+    assert group.list_commands(context) == COMMANDS
+    assert [group.get_command(context, name).name for name in COMMANDS] == COMMANDS
+    assert all(group.get_command(context, name) is group.get_command(context, name) for name in COMMANDS)
+    assert group.get_command(context, "nonsense") is None
 
 
 def test_a_mistyped_command_gets_a_suggestion() -> None:

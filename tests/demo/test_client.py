@@ -6,7 +6,7 @@ import orjson
 import pytest
 import uvicorn
 
-from proxy.demo.client import DemoClient, IncompleteReply, plain_config, request_body, serving
+from proxy.demo.replay import DemoClient, IncompleteReply, plain_config, request_body, serving
 from proxy.demo.upstream import events
 from proxy.errors import PalimpsestError
 
