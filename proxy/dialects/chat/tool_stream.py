@@ -11,7 +11,7 @@ the client sees one reply.
     an end           of a round that another one follows is taken out: its finish, its usage, its `[DONE]`
     a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
                      that of all rounds so far; its first text is kept apart from what was said before it
-                     (`own_calls.gap`), by a chunk of our own, which is no part of what the round says
+                     (`own_tools.gap`), by a chunk of our own, which is no part of what the round says
 
 What cannot be read, and what says nothing of a reply, is shown as it came. Of what is shown an account is
 kept: it is the reply as the client has it. Nothing is answered here, and nobody asked.
@@ -27,8 +27,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from proxy.dialects import JsonObject
-from proxy.dialects.chat.completion import CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.own_calls import STOPPED, added, ending, gap, parted, says_something
+from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
+from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, parted, says_something
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
@@ -37,7 +37,6 @@ from proxy.dialects.sse import Event
 class StreamedCall:
     """One tool call as far as it has come."""
 
-    id: Any = ""
     name: ToolName = field(default_factory=ToolName)
     own: bool | None = None
     """Whether it is of a tool of the proxy's; None while that is not known."""
@@ -48,15 +47,14 @@ class StreamedCall:
 
 
 class StreamedCalls:
-    """The tool calls of one stream, found by the rules of `wire.deltas`."""
+    """The tool calls of one stream."""
 
-    __slots__ = ("_by_index", "_last", "_names", "begun")
+    __slots__ = ("_names", "begun", "finder")
 
     def __init__(self, names: Collection[str]) -> None:
         """Begin with no calls; `names` are the proxy's tools."""
         self._names = names
-        self._by_index: dict[int, StreamedCall] = {}
-        self._last: StreamedCall | None = None
+        self.finder = CallFinder()
         self.begun: list[StreamedCall] = []
         """All calls, in the order in which they began."""
 
@@ -67,7 +65,8 @@ class StreamedCalls:
     def decide(self) -> None:
         """Take every name for whole."""
         for call in self.begun:
-            self._decide(call)
+            if call.own is None:
+                call.own = call.name.value in self._names
 
     @property
     def undecided(self) -> bool:
@@ -80,47 +79,23 @@ class StreamedCalls:
         return any(call.own for call in self.begun)
 
     def _learn(self, item: JsonObject) -> StreamedCall:
+        index = item.get("index")
+        before = self.finder.by_index.get(index) if isinstance(index, int) else None
+        place = self.finder.place(item)
+        if place == len(self.begun):
+            self.begun.append(StreamedCall())
+            if before is not None and (earlier := self.begun[before]).own is None:
+                earlier.own = earlier.name.value in self._names
+        call = self.begun[place]
         function, custom = item.get("function"), item.get("custom")
-        inner: JsonObject = function if is_object(function) else custom if is_object(custom) else {}
-        identity = item.get("id")
-        begins = is_object(function) and bool(inner.get("name"))
-        self._last = call = self._call(item.get("index"), identity, named=begins)
-        if not call.id and identity:
-            call.id = identity
-        call.name.learn(inner)
+        call.name.learn(function if is_object(function) else custom if is_object(custom) else {})
         if call.own is None and call.name.value:
-            self._judge(call)
+            known = call.name.value
+            if not isinstance(known, str) or not any(name.startswith(known) for name in self._names):
+                call.own = False
+            elif call.name.whole:
+                call.own = known in self._names
         return call
-
-    def _judge(self, call: StreamedCall) -> None:
-        known = call.name.value
-        if not isinstance(known, str) or not any(name.startswith(known) for name in self._names):
-            call.own = False
-        elif call.name.whole:
-            call.own = known in self._names
-
-    def _call(self, index: Any, identity: Any, *, named: bool) -> StreamedCall:
-        if isinstance(index, int):
-            call = self._by_index.get(index)
-            another = named and identity and call is not None and call.id and identity != call.id
-            if call is not None and another and call.name.value:
-                self._decide(call)
-                call = None
-            if call is None:
-                call = self._by_index[index] = self._begin()
-            return call
-        if self._last is not None and not identity:
-            return self._last
-        known = [call for call in self.begun if identity and call.id == identity]
-        return known[0] if known else self._begin()
-
-    def _decide(self, call: StreamedCall) -> None:
-        if call.own is None:
-            call.own = call.name.value in self._names
-
-    def _begin(self) -> StreamedCall:
-        self.begun.append(StreamedCall())
-        return self.begun[-1]
 
 
 _SAME: Final = ("id", "created", "model")
