@@ -1,7 +1,4 @@
-"""One Chat Completions message: its native JSON, and how it is read and rewritten.
-
-What is rewritten changes one field; every other byte of the message stays.
-"""
+"""One Chat Completions message: how its JSON is read, and rewritten field by field."""
 
 from __future__ import annotations
 
@@ -14,15 +11,13 @@ from msgspec import Struct
 
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
 from proxy.dialects.generations import Generations
-from proxy.dialects.jsontext import is_array, is_object, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
 
-_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
 _MEDIA: Final = _IMAGES | {"audio_url", "input_audio", "video_url", "file", "input_file"}
@@ -72,17 +67,13 @@ class FactsByText(Generations[bytes, Facts]):
 
     def __init__(self, max_bytes: int = _FACTS_BYTES) -> None:
         """Begin empty, to hold at most `max_bytes`, about."""
-        super().__init__(max_bytes, _size_of)
+        super().__init__(max_bytes, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 
     def keep(self, new: Iterable[Facts]) -> None:
         """Remember facts of new texts. The first facts of a text stay: others share them."""
         for facts in new:
             if facts.raw not in self._young:
                 self.put(facts.raw, facts)
-
-
-def _size_of(facts: Facts) -> int:
-    return len(facts.raw) + _FACTS_ENTRY_BYTES
 
 
 class ChatMessage(Message):
@@ -141,16 +132,13 @@ class ChatMessage(Message):
     @property
     def ties(self) -> Ties:
         """What ties it to other messages. It is remembered with the text."""
-        ties = self._ties
-        if ties is None:
+        if self._ties is None:
             facts = self.facts
-            ties = facts.ties if facts is not None else None
-            if ties is None:
-                ties = _ties(self)
-                if facts is not None and len(ties.ids) <= _MOST_IDS:
-                    facts.ties = ties
-            self._ties = ties
-        return ties
+            known: Ties | None = facts.ties if facts is not None else None
+            self._ties = known or _ties(self)
+            if facts is not None and known is None and len(self._ties.ids) <= _MOST_IDS:
+                facts.ties = self._ties
+        return self._ties
 
     @property
     def is_result(self) -> bool:
@@ -255,11 +243,11 @@ class ChatMessage(Message):
 
     def with_calls(self, kept: Collection[int]) -> ChatMessage:
         # With none left the field goes: providers refuse an empty array.
-        fields = _FIELDS.decode(self.raw)
+        fields = FIELDS.decode(self.raw)
         items = self.data.get("tool_calls")
         number = len(items) if is_array(items) else 0
         if number:
-            left = [raw for at, raw in enumerate(_ITEMS.decode(fields["tool_calls"])) if at in kept]
+            left = [raw for at, raw in enumerate(ITEMS.decode(fields["tool_calls"])) if at in kept]
             if left:
                 fields["tool_calls"] = msgspec.Raw(msgspec.json.encode(left))
             else:
@@ -290,12 +278,7 @@ class ChatMessage(Message):
         return self if changed is data else ChatMessage.of(changed)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> ChatMessage:
-        """Return a reply as a request carries it.
-
-        Response-only nulls go; reasoning stays where its provider wants it back (`auto`: beside tool
-        calls, and in the forms that exist only to be sent back); a reply that broke off loses the
-        calls that are not whole.
-        """
+        # `auto`: reasoning stays beside tool calls, and in the forms that exist only to be sent back.
         data = self.data
         changed: JsonObject = without_unfinished_calls(data) if partial else data
         dropped: set[str] = {name for name in _RESPONSE_ONLY if name in changed and not changed[name]}

@@ -1,4 +1,4 @@
-"""What a client is shown of a streamed reply whose calls of the proxy's own tools are answered unseen.
+"""What a client is shown of a streamed reply in which the proxy answers the calls of its own tools.
 
 A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and
 the client sees one reply.
@@ -13,18 +13,19 @@ the client sees one reply.
                      that of all rounds so far; its first text is kept apart from what was said before it
                      (`own_tools.gap`), by a chunk of our own, which is no part of what the round says
 
-What cannot be read, and what says nothing of a reply, is shown as it came. Of what is shown an account is
-kept: it is the reply as the client has it. Nothing is answered here, and nobody asked.
+What cannot be read, and what says nothing of a reply, is shown as it came. `reply` is the reply as the client
+has it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.dialects import JsonObject
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
@@ -126,15 +127,8 @@ class _Part(Struct, frozen=True, kw_only=True):
         said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
         calls = {"tool_calls": self.delta["tool_calls"]}
         return (
-            _Part(event=None, chunk=self.with_delta(said), choice=self.choice, key=self.key, delta=said, items=[]),
-            _Part(
-                event=None,
-                chunk=self.with_delta(calls),
-                choice=self.choice,
-                key=self.key,
-                delta=calls,
-                items=self.items,
-            ),
+            structs.replace(self, event=None, chunk=self.with_delta(said), delta=said, items=[]),
+            structs.replace(self, event=None, chunk=self.with_delta(calls), delta=calls),
         )
 
     def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
@@ -143,7 +137,7 @@ class _Part(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Round:
+class _StreamRound:
     """One answer of the upstream's as far as it has come."""
 
     calls: StreamedCalls
@@ -174,7 +168,7 @@ class ToolStreamFilter:
         self.rounds = 0
         """How many rounds came before this one."""
         self._may_ask = True
-        self._round = _Round(calls=StreamedCalls(self._names))
+        self._round = _StreamRound(calls=StreamedCalls(self._names))
         self._usage_before: JsonObject | None = None
         self._same: JsonObject = {}
         self._has_role = False
@@ -217,12 +211,15 @@ class ToolStreamFilter:
         self._usage_before = self.usage
         self.rounds += 1
         self._may_ask = may_ask
-        self._round = _Round(calls=StreamedCalls(self._names))
+        self._round = _StreamRound(calls=StreamedCalls(self._names))
 
     def take(self, event: Event) -> bytes:
         """Read the next event; return what of it, and of what waited, the client is shown now."""
-        chunk = _value(event)
-        if not is_object(chunk):  # a comment, or whatever it is: it is not ours to judge
+        chunk: Any = None
+        if event.data is not None:
+            with suppress(ValueError):
+                chunk = read(event.data)
+        if not is_object(chunk):  # a comment, or something unreadable
             self.said = True
             return event.raw
         if self.rounds == 0 and len(self._same) < len(_SAME):
@@ -269,14 +266,8 @@ class ToolStreamFilter:
             current.whole.add(chunk)  # text: nearly all that is ever said
             self._note(chunk, delta, "")
             return event.raw
-        part = _Part(
-            event=event,
-            chunk=chunk,
-            choice=choice,
-            key=key,
-            delta=delta,
-            items=current.calls.learn(delta.get("tool_calls")),
-        )
+        items = current.calls.learn(delta.get("tool_calls"))
+        part = _Part(event=event, chunk=chunk, choice=choice, key=key, delta=delta, items=items)
         if part.finish:
             current.calls.decide()
             return self._release() + self._show(part)
@@ -306,39 +297,28 @@ class ToolStreamFilter:
             text, finish = self._ending(finish)
         shown = self._made(text, "") if text else b""
         shown += self._apart(part.delta.get("content"))
-        if self._is_untouched(part, finish):
+        own = any(call.own for _, call in part.items)
+        untouched = not (self.rounds or own or finish != part.finish)
+        if untouched and all(self._indexed(item, call) is item for item, call in part.items):
             self._note(part.chunk, part.delta, finish)
             return shown + (part.event.raw if part.event is not None else _event(part.chunk))
-        delta = self._shown_of(part)
+        delta = dict(part.delta)
+        if part.items:
+            delta["tool_calls"] = [self._indexed(item, call) for item, call in part.items if not call.own]
+            if not delta["tool_calls"]:
+                del delta["tool_calls"]
+        if self.rounds and self._has_role:
+            delta.pop("role", None)
         if not finish and "role" not in delta and not _says_or_calls(delta):
             return shown
         changed: JsonObject = {"finish_reason": finish or None} if "finish_reason" in part.choice else {}
-        if part.choice.get("logprobs") and any(call.own for _, call in part.items):
+        if own and part.choice.get("logprobs"):
             changed["logprobs"] = None  # some servers give those of calls, too
         chunk = self._as_first(part.with_delta(delta, **changed))
         if self.rounds and is_object(chunk.get("usage")):
             chunk["usage"] = self.usage
         self._note(chunk, delta, finish)
         return shown + _event(chunk, part.event)
-
-    def _is_untouched(self, part: _Part, finish: str) -> bool:
-        """Tell whether the client is shown a chunk as it came."""
-        if self.rounds or finish != part.finish or any(call.own for _, call in part.items):
-            return False
-        return all(self._indexed(item, call) is item for item, call in part.items)
-
-    def _shown_of(self, part: _Part) -> JsonObject:
-        """Return what of a chunk's delta is the client's."""
-        delta = dict(part.delta)
-        if part.items:
-            calls = [self._indexed(item, call) for item, call in part.items if not call.own]
-            if calls:
-                delta["tool_calls"] = calls
-            else:
-                del delta["tool_calls"]
-        if self.rounds and self._has_role:
-            delta.pop("role", None)
-        return delta
 
     def _indexed(self, item: JsonObject, call: StreamedCall) -> JsonObject:
         """Return a delta with the `index` by which the client knows its call."""
@@ -424,16 +404,6 @@ class ToolStreamFilter:
             self._has_role = bool(delta.get("role"))
         if not self.said:
             self.said = bool(finish) or _says_or_calls(delta)
-
-
-def _value(event: Event) -> Any:
-    """Return what the event's data is as JSON; None where it is none."""
-    if event.data is None:
-        return None
-    try:
-        return read(event.data)
-    except ValueError:
-        return None
 
 
 def _says(delta: JsonObject) -> bool:
