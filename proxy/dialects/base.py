@@ -105,10 +105,7 @@ def hash_of(canonical: bytes) -> bytes:
 
 
 class Facts:
-    """What was found out about one message text. Shared by every message with this text.
-
-    It follows from the text alone, so it never goes stale. None means that nobody has asked yet.
-    """
+    """What follows from one message text alone; shared by every message with it. None: not asked for yet."""
 
     __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step", "ties")
 
@@ -139,8 +136,7 @@ class Facts:
 class Message(ABC):
     """One entry of a conversation: `raw` is its JSON text, and all else is read from that text.
 
-    Two messages are equal when their texts are. `data` is parsed at most once and must not be changed;
-    whatever changes a message returns another one.
+    Two messages are equal when their texts are. Whatever changes a message returns another one.
     """
 
     __slots__ = ("_data", "facts", "raw")
@@ -181,8 +177,6 @@ class Message(ABC):
     def __repr__(self) -> str:
         """Show the beginning of the text."""
         return f"{type(self).__name__}({self.raw[:80]!r})"
-
-    # ------------------------------------------------------------------------------- our own fields
 
     @property
     def own_fields(self) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ _FACTS_ENTRY_BYTES: Final = 1000
 """What one entry takes beside its text, about."""
 _MOST_IDS: Final = 16
 """Call ids that are remembered of one text; a text with more is read again."""
-
 _RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
 """Fields that a reply carries as null or empty, and that a request has only with a value."""
 _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
@@ -199,25 +198,20 @@ class ChatMessage(Message):
         return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
-        text = self.text
-        more = list(self._readable_beside_text())
-        return "\n".join([text, *more] if text else more)
-
-    def _readable_beside_text(self) -> Iterator[str]:
-        refusal = self.data.get("refusal")
+        text, refusal, content = self.text, self.data.get("refusal"), self.data.get("content")
+        lines = [text] if text else []
         if isinstance(refusal, str) and refusal:
-            yield refusal
-        content = self.data.get("content")
+            lines.append(refusal)
         for at, part in enumerate(content if is_array(content) else ()):
             if not is_object(part):
-                yield f"[{write(part).decode()}]"
+                lines.append(f"[{write(part).decode()}]")
             elif isinstance(part.get("refusal"), str):
-                yield str(part["refusal"])
+                lines.append(part["refusal"])
             elif _holds_no_text(part):
                 attachment = _attachment(at, part)
-                yield f"[{attachment.kind}: {attachment.description}; only text can be shown here]"
-        for call in self.calls:
-            yield f"[call of {_cut(call.name)}: {call.arguments}]"
+                lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
+        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
 
@@ -273,9 +267,8 @@ class ChatMessage(Message):
         return self.replacing("content", content)
 
     def without_unfinished_calls(self) -> ChatMessage:
-        data = self.data
-        changed = without_unfinished_calls(data)
-        return self if changed is data else ChatMessage.of(changed)
+        changed = without_unfinished_calls(self.data)
+        return self if changed is self.data else ChatMessage.of(changed)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> ChatMessage:
         # `auto`: reasoning stays beside tool calls, and in the forms that exist only to be sent back.
@@ -450,9 +443,8 @@ def _described(inner: Any) -> str:
     kind: Any = None
     held: Any = inner
     if is_object(inner):
-        members: JsonObject = inner
-        kind = members.get("media_type") or members.get("format") or members.get("filename")
-        held = next((members[name] for name in _HELD if isinstance(members.get(name), str)), None)
+        kind = inner.get("media_type") or inner.get("format") or inner.get("filename")
+        held = next((inner[name] for name in _HELD if isinstance(inner.get(name), str)), None)
     if not isinstance(held, str):
         return "no address"
     head, _, data = held.partition(",")
