@@ -1,8 +1,7 @@
 """The configuration: the settings, where they come from, and what is said about mistakes.
 
     settings    the settings, one frozen model for each section of the file
-    document    a YAML file with the line of each of its values
-    source      file, environment and command line, merged; `${NAME}` and `NAME_file`; the JSON Schema
+    source      YAML file, environment and command line, merged; `${NAME}` and `NAME_file`; the JSON Schema
     problems    one line for each mistake: where it is, and what is allowed
     policies    the built-in policy, which policy serves a request, and `extends`
     reload      follows the file while the process serves

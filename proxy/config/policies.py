@@ -34,9 +34,9 @@ BUILT_IN: Final = Policy.model_validate(
 )
 """The policy for requests that no other policy matches.
 
-It must be safe without anybody looking at it. It changes no request until trimming saves money at the model's
-prices, and costs at most a few per cent extra. Then it replaces old tool output, and long arguments of old
-calls, with digests. It drops messages only when the context window is nearly full.
+It changes no request until trimming saves money at the model's prices, and costs at most a few per cent extra.
+Then it replaces old tool output, and long arguments of old calls, with digests. It drops messages only when the
+context window is nearly full.
 """
 
 BUILT_IN_NAME: Final = "built-in"
@@ -95,14 +95,7 @@ def select_policy(
 ) -> tuple[str, Policy]:
     """Return name and policy for a request: the policy that the client names, else the first match.
 
-    Args:
-        policies: the policies of the settings, in order.
-        tenant: the tenant of the request.
-        model: the model of the request; empty without one.
-        name: the decoded value of `X-Context-Policy`; None without it. The caller handles `OFF`.
-
-    Raises:
-        InvalidRequest: there is no policy of that name.
+    `policies` are those of the settings. `name` is the value of `X-Context-Policy`; the caller handles `OFF`.
     """
     return _selected(with_built_in(policies), tenant, model, name)
 

@@ -1,7 +1,6 @@
-"""Mistakes in a configuration, one line each: where it is, which setting, what is allowed.
+"""Mistakes in a configuration, one line each, in terms of the file: where it is, which setting, what is allowed.
 
-pydantic reports a mistake in terms of its models; this module says it in terms of the file. A value is shown
-only where it cannot be a secret.
+A value is shown only where it cannot be a secret.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.config.document import Location
-
+Location: TypeAlias = tuple[str | int, ...]
+"""The path to a value: keys of mappings and positions in lists."""
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
@@ -58,13 +57,8 @@ def describe(
 ) -> list[str]:
     """Return one line for each mistake in `error`: `config.yaml:12: server.port: problem (got -1)`.
 
-    Args:
-        error: the mistakes that pydantic found.
-        root: the model that it validated.
-        where: names the source of a value.
-        owner: returns where a value is written, if another policy takes it over. A mistake that is taken
-            over is reported once, for its owner.
-        reference: returns the text `${NAME}` of a value that comes from a variable. It is shown instead.
+    `owner` returns where a value is written, if a policy takes it over from another; such a mistake is reported
+    once, for its owner. `reference` returns the text `${NAME}` of a value from a variable, to be shown instead.
     """
     found = [_mistake(details, root, reference) for details in error.errors(include_url=False)]
     reported = set(found)
@@ -167,10 +161,9 @@ def _right_form(found: str, location: Location, annotation: Any) -> str:
 
 
 def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, type[BaseModel] | None, Any]:
-    """Follow pydantic's `loc` through the models.
+    """Return the location in the file, the model around its last step, and the type of the value there.
 
-    It has steps that the file has not: the member of a union, and `[key]` for the key of a mapping. Returns
-    the location in the file, the model around its last step, if any, and the type of the value there.
+    pydantic's `loc` has steps that the file has not: the member of a union, and `[key]` for a mapping's key.
     """
     location: list[str | int] = []
     owner: type[BaseModel] | None = None
@@ -185,9 +178,7 @@ def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, t
             field = annotation.model_fields.get(str(step))
             annotation = field.annotation if field is not None else None
         elif get_origin(annotation) in {Union, UnionType}:
-            tagged = [member for member in arguments if _has_tag(_bare(member), str(step))]
-            if tagged:
-                annotation = tagged[0]
+            annotation = next((member for member in arguments if _has_tag(_bare(member), str(step))), annotation)
             continue
         else:
             owner = None

@@ -2,12 +2,10 @@
 
 The caller passes functions for the settings that may change (`Takes`). Every other change is logged as one
 that needs a restart. An invalid, empty or deleted file is refused with the lines of `check`, and the settings
-in force stay. Environment and command line still win over the file.
+in force stay.
 
-A change is seen by the file's inode, size and times, compared twice a second through any links: an editor
-replaces the file, Kubernetes replaces a link. Watching the folder would report every write of a database
-in it. The content is compared every few seconds too, for file systems with coarse times. Threads do the
-reading, so that the event loop never waits.
+A change is seen by the file's inode, size and times, through any links: an editor replaces the file, Kubernetes
+replaces a link. The content is compared too, for file systems with coarse times. Threads do the reading.
 """
 
 from __future__ import annotations
@@ -145,11 +143,14 @@ class Reload:
         for line in loaded.warnings:
             _LOG.warning("%s", line)
         changed = _differing(self._settings, loaded.settings)
-        for name in changed:
-            if name in self._takes:
-                self._takes[name](loaded.settings)
-                self._settings = _with(self._settings, name, loaded.settings)
         taken = [name for name in changed if name in self._takes]
+        for name in taken:
+            self._takes[name](loaded.settings)
+            section, _, key = name.partition(".")
+            value = getattr(loaded.settings, section)
+            if key:
+                value = getattr(self._settings, section).model_copy(update={key: getattr(value, key)})
+            self._settings = self._settings.model_copy(update={section: value})
         _LOG.info("configuration read again; changed: %s", ", ".join(taken) or "nothing")
         if rest := [name for name in changed if name not in self._takes]:
             _LOG.warning("changed in the configuration, and needs a restart: %s", ", ".join(rest))
@@ -188,19 +189,9 @@ def _other(old: Any, new: Any) -> bool:
     return bool(old != new) or (isinstance(old, dict) and [*old] != [*new])
 
 
-def _with(settings: Settings, name: str, other: Settings) -> Settings:
-    """Return the settings with the setting `name` of `other`."""
-    section, _, key = name.partition(".")
-    value = getattr(other, section)
-    if key:
-        value = getattr(settings, section).model_copy(update={key: getattr(value, key)})
-    return settings.model_copy(update={section: value})
-
-
 def hears_hangup() -> bool:
     """Tell whether SIGHUP makes this process read its configuration again.
 
-    It does on systems that have it, in the main thread. If the process was started from a terminal, SIGHUP
-    keeps its default meaning: the terminal is gone, and the process ends.
+    It does in the main thread. When started from a terminal, SIGHUP keeps its default meaning.
     """
     return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread() and not os.isatty(0)

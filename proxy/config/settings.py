@@ -95,11 +95,7 @@ def _base_url(url: str) -> str:
 
 
 def store_url(url: str) -> str:
-    """Return the URL of a store if it is valid. The settings and the store share this rule.
-
-    Raises:
-        ValueError: the URL is not valid. The message never shows it, since it may hold a password.
-    """
+    """Return the URL of a store if it is valid. An error never shows it, since it may hold a password."""
     if _CONTROL.search(url):
         raise ValueError("a database URL has no control characters")
     try:
@@ -160,7 +156,7 @@ def _policy_name(name: str) -> str:
 
 
 def _no_truth_value(value: object) -> object:
-    """Refuse true and false, which Python would count as 1 and 0."""
+    """Refuse true and false, which Python counts as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("a number is needed here, not true or false")  # noqa: TRY004 - pydantic takes a ValueError
     return value

@@ -5,26 +5,30 @@
     api_key_file: /run/secrets/openai       any secret may be read from a file; also as PALIMPSEST_…_FILE
 
 Names of variables are read without regard to case, and an empty variable counts as absent. The values of
-variables and secret files never appear in messages.
+variables and secret files never appear in messages. In the file, what YAML accepts silently is refused: a key
+that is given twice, and a bare `on` or `no` as a key.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, cast
 
+import yaml
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
+from yaml.parser import ParserError
+from yaml.reader import ReaderError
+from yaml.scanner import ScannerError
 
-from proxy.config.document import Document, Location
 from proxy.config.policies import ancestry, laid_over, unreachable
-from proxy.config.problems import describe, line_about
+from proxy.config.problems import Location, describe, line_about
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
 
@@ -58,11 +62,7 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
         return self.path or DEFAULT_FILE
 
     def content(self) -> bytes | None:
-        """Return the content of the file; None if no file is named and there is no `config.yaml`.
-
-        Raises:
-            ConfigurationError: the file does not exist, or cannot be read.
-        """
+        """Return the content of the file; None if no file is named and there is no `config.yaml`."""
         try:
             return self.file.read_bytes()
         except FileNotFoundError:
@@ -75,18 +75,15 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
     def read(self) -> Loaded:
         """Read the file, the environment and the command line.
 
-        Raises:
-            ConfigurationError: the message has one line for each mistake, with file and line (or the name
-                of the variable), the setting, and what is allowed.
+        A `ConfigurationError` has one line for each mistake: file and line, or the variable; the setting; what
+        is allowed.
         """
         return self.parse(self.content())
 
     def parse(self, content: bytes | None) -> Loaded:
         """Do what `read` does, for a file with this `content`."""
-        if content is None:
-            document = Document("configuration", None, {})
-        else:
-            document = Document.parse(content, str(self.file))
+        name = str(self.file)
+        document = Document.parse(content, name) if content is not None else Document("configuration", None, {})
         merged = _Merged(document, Environment.read(), _given(self.overrides))
         try:
             settings = Settings(**merged.data)
@@ -131,24 +128,156 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+# ---------------------------------------------------------------------------------------- the file
+
+_DATE: Final = "tag:yaml.org,2002:timestamp"
+_READ_AS: Final = {
+    "tag:yaml.org,2002:bool": "a boolean",
+    "tag:yaml.org,2002:int": "a number",
+    "tag:yaml.org,2002:float": "a number",
+    "tag:yaml.org,2002:null": "nothing",
+    _DATE: "a date",
+}
+_CURES: Final = {
+    "'\\t'": "a tab: YAML is indented with spaces only",
+    "block end": "this does not fit the lines before it: check the indentation",
+    "undefined alias": "*NAME repeats a value marked by &NAME, and there is none; put other text in quotes",
+    "tag handle": "!NAME is an unknown tag; put other text in quotes",
+    "constructor for the tag": "!NAME is an unknown tag; put other text in quotes",
+    "another document": "--- begins a second document; the file holds one only",
+    "mapping values are not allowed": "a colon is not allowed here; put text with ': ' in quotes",
+    "but got '{'": 'a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes',
+}
+"""What to do about the most common mistakes, by a part of YAML's own message."""
+_QUOTING_NOTHING: Final = (ParserError, ScannerError)
+"""Errors whose messages quote only single characters of the file."""
+_TEXT: Final = "tag:yaml.org,2002:str"
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
+class Document:
+    """A YAML file: `data` is its content, `line(location)` the line of a value. Made by `parse`."""
+
+    def __init__(self, name: str, root: yaml.Node | None, data: dict[str, Any]) -> None:
+        self.name = name
+        self.data = data
+        self._root = root
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> Document:
+        """Parse `content`. Messages call the file `name`."""
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as why:
+            line = content.count(b"\n", 0, why.start) + 1
+            raise ConfigurationError(f"{name}:{line}: not UTF-8 text: save the file as UTF-8") from why
+        try:
+            loader = yaml.SafeLoader(text)
+            try:
+                root = loader.get_single_node()
+                problems = list(_misread(root)) if root is not None else []
+                if problems:
+                    raise ConfigurationError("\n".join(f"{name}:{line}: {what}" for line, what in problems))
+                construct = cast("Callable[[yaml.Node], object]", loader.construct_document)  # the stub has no types
+                data = construct(root) if root is not None else None
+            finally:
+                loader.dispose()
+        except (ReaderError, yaml.MarkedYAMLError) as why:
+            # The original message quotes the line, which may hold a key. It must not be printed.
+            raise ConfigurationError(f"{name}{_syntax_problem(why, text)}") from None
+        except (ValueError, KeyError, TypeError):
+            raise ConfigurationError(f"{name}: a value does not fit the tag (!!…) before it") from None
+        except RecursionError as why:
+            raise ConfigurationError(f"{name}: the nesting is too deep") from why
+        if data is None:
+            return cls(name, None, {})
+        if not isinstance(data, dict):
+            raise ConfigurationError(
+                f"{name}:1: the file must be a mapping of sections (server:, upstream:, policies:, …), "
+                f"not {'a list' if isinstance(data, list) else 'a single value'}"
+            )
+        return cls(name, root, cast("dict[str, Any]", data))
+
+    def line(self, location: Location) -> int:
+        """Return the line, from 1, of the value at `location`, or of the nearest value around it."""
+        node, line = self._root, 1
+        for step in location:
+            if isinstance(node, yaml.MappingNode):
+                # The pairs of a merge key (`<<`) come first, and the mapping's own keys win.
+                found = next((pair for pair in reversed(node.value) if pair[0].value == step), None)
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+                found = (node.value[step], node.value[step])
+            else:
+                found = None
+            if found is None:
+                break
+            line = found[0].start_mark.line + 1
+            node = found[1]
+        return line
+
+
+def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
+    """Yield line and problem of keys and dates that YAML reads otherwise than their writer meant."""
+    found: list[tuple[int, str]] = []
+    waiting, seen = [root], {id(root)}
+    while waiting:
+        node = waiting.pop()
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            found += _problems_of_mapping(node)
+            children = [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            children = list(node.value)
+        elif node.tag == _DATE:
+            found.append((node.start_mark.line + 1, "YAML reads this as a date: put it in quotes"))
+        for child in children:  # anchors may form a circle
+            if id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    yield from sorted(found)
+
+
+def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]:
+    first: dict[str, yaml.Node] = {}
+    for key, _ in mapping.value:
+        line = key.start_mark.line + 1
+        if key.tag == _MERGE:
+            continue
+        if not isinstance(key, yaml.ScalarNode):
+            yield line, "a key must be text, not a list or a mapping"
+        elif key.tag != _TEXT:
+            read_as = _READ_AS.get(key.tag, "something other than text")
+            yield line, f"YAML reads the key {key.value or '~'!r} as {read_as}: put it in quotes"
+        elif (earlier := first.setdefault(key.value, key)) is not key:
+            at = earlier.start_mark.line + 1
+            yield line, f"the key {key.value!r} is given twice, first in line {at}"
+
+
+def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
+    """Return `:line: problem`, without values of the file: one of them may be a key."""
+    if isinstance(why, ReaderError):
+        line = text.count("\n", 0, why.position) + 1
+        return f":{line}: a control character, or one that YAML does not allow"
+    mark = why.problem_mark or why.context_mark
+    problem = why.problem or why.context or ""
+    cures = (cure for words, cure in _CURES.items() if words in problem)
+    problem = next(cures, problem if isinstance(why, _QUOTING_NOTHING) else "this is not YAML")
+    return f":{mark.line + 1 if mark is not None else 1}: {problem}"
+
+
 # --------------------------------------------------------------------------------- the environment
 
 
 class Environment:
-    """The settings in the environment: `data` is nested like the file."""
+    """The settings in the environment: `data` is nested like the file. Made by `read`."""
 
     def __init__(self, data: dict[str, Any], names: dict[str, str]) -> None:
-        """Wrap the variables; use `read`."""
         self.data = data
         self._names = names
 
     @classmethod
     def read(cls) -> Environment:
-        """Read the variables of this process.
-
-        Raises:
-            ConfigurationError: a name is unknown, or a list or mapping is not JSON.
-        """
+        """Read the variables of this process."""
         ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
         values = {name: os.environ[name] for name in ours if os.environ[name]}
         problems = [*_misnamed(values)]
@@ -181,10 +310,7 @@ def _parsed(values: dict[str, str]) -> dict[str, Any]:
 
 
 def _misnamed(values: dict[str, str]) -> Iterator[str]:
-    """Yield a problem for each variable that looks like a setting and is not one.
-
-    Other variables with the same prefix are ignored.
-    """
+    """Yield a problem for each variable that looks like a setting and is not one; others are ignored."""
     sections = Settings.model_fields
     for name, value in values.items():
         rest = name[len(_PREFIX) :].lower()
@@ -324,10 +450,9 @@ class _Merged:
         if settings.auth.keys and settings.auth.mode != "keys":
             what = f"auth.mode is '{settings.auth.mode}', so these keys are not used: set auth.mode to 'keys'"
             yield line_about(("auth", "keys"), what, self._where)
-        for name, catch_all in unreachable(settings.policies):
-            what = f"this is never tried, because {catch_all!r} matches every request"
-            at = ("policies", name, "match")
-            yield line_about(at, f"{what}: put {name!r} before {catch_all!r}", self._where)
+        for name, other in unreachable(settings.policies):
+            what = f"this is never tried, because {other!r} matches every request: put {name!r} before {other!r}"
+            yield line_about(("policies", name, "match"), what, self._where)
         for name, policy in settings.policies.items():
             for what, *steps in policy.warnings:
                 location = ("policies", name, *steps)
@@ -336,12 +461,10 @@ class _Merged:
 
     def _where(self, location: Location) -> str:
         """Name the last source that sets the value at `location`, or the nearest value around it."""
+        variable = self._environment.variable(self._variables.files.get(location, location))
         found = [
             (_reach(self._on_command_line, location), "command line"),
-            (
-                _reach(self._variables.data, location),
-                self._environment.variable(self._variables.files.get(location, location)),
-            ),
+            (_reach(self._variables.data, location), variable),
             (_reach(self._file.data, location), self._line(location)),
         ]
         reach, source = max(found, key=lambda entry: entry[0])  # the first of the greatest

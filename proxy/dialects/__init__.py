@@ -4,9 +4,8 @@ base         the dialect seam: what every other room may ask of a message
 chat/        Chat Completions
 headers      header names, which headers pass in which direction, how values are encoded
 sse          a byte stream as server-sent events
-fields       the members of a JSON object, without parsing them
-reader, writer, shapes   JSON values that a stranger wrote
-generations  a bounded table
+jsontext     JSON from strangers: reading, writing, and changing a text without parsing it
+generations  a cache bounded by size
 """
 
 from __future__ import annotations

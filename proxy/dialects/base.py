@@ -1,8 +1,8 @@
-"""The dialect seam: all that the rest of the house may ask of a message, whichever API it belongs to.
+"""The dialect seam: all that other rooms may ask of a message, whichever API it belongs to.
 
-An entry of a conversation keeps its native JSON. `Message` and `Dialect` are what conversation, trimming,
-store, summaries and recall know of it; they never look into the JSON themselves. Each API has one folder
-beside this file (`chat/` for Chat Completions) with one subclass of each.
+An entry of a conversation keeps its native JSON. Conversation, trimming, store, summaries and recall know it as
+a `Message` and never look into the JSON. Each API has one folder beside this file (`chat/` for Chat
+Completions) with one subclass of `Message` and of `Dialect`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.jsontext import write
+from proxy.dialects.jsontext import FIELDS, write
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
@@ -27,8 +27,6 @@ ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 
 OWN_FIELDS: Final = ("agent", "is_internal")
 """Fields of a message that are ours: stored, and never sent upstream."""
-
-_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -107,10 +105,7 @@ def hash_of(canonical: bytes) -> bytes:
 
 
 class Facts:
-    """What was found out about one message text. Shared by every message with this text.
-
-    It follows from the text alone, so it never goes stale. None means that nobody has asked yet.
-    """
+    """What follows from one message text alone; shared by every message with it. None: not asked for yet."""
 
     __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step", "ties")
 
@@ -141,8 +136,7 @@ class Facts:
 class Message(ABC):
     """One entry of a conversation: `raw` is its JSON text, and all else is read from that text.
 
-    Two messages are equal when their texts are. `data` is parsed at most once and must not be changed;
-    whatever changes a message returns another one.
+    Two messages are equal when their texts are. Whatever changes a message returns another one.
     """
 
     __slots__ = ("_data", "facts", "raw")
@@ -184,8 +178,6 @@ class Message(ABC):
         """Show the beginning of the text."""
         return f"{type(self).__name__}({self.raw[:80]!r})"
 
-    # ------------------------------------------------------------------------------- our own fields
-
     @property
     def own_fields(self) -> tuple[str, ...]:
         """Which of `OWN_FIELDS` it has."""
@@ -208,8 +200,6 @@ class Message(ABC):
 
     def without_own_fields(self) -> Self:
         """Return the message as it may go upstream; the very same message where it has no field of ours."""
-        if self.facts is not None and not self.facts.has_own_fields:
-            return self
         names = self.own_fields
         return self.without(*names) if names else self
 
@@ -217,12 +207,12 @@ class Message(ABC):
         """Return the message without these fields; the very same message where it has none of them."""
         if not any(name in self.data for name in names):
             return self
-        fields = {key: raw for key, raw in _FIELDS.decode(self.raw).items() if key not in names}
+        fields = {key: raw for key, raw in FIELDS.decode(self.raw).items() if key not in names}
         return type(self)(msgspec.json.encode(fields))
 
     def replacing(self, name: str, value: Any) -> Self:
         """Return the message with field `name` set to `value` (JSON data); other fields keep their bytes."""
-        fields = _FIELDS.decode(self.raw)
+        fields = FIELDS.decode(self.raw)
         fields[name] = msgspec.Raw(write(value))
         return type(self)(msgspec.json.encode(fields))
 
@@ -366,9 +356,6 @@ class Dialect(ABC):
 
 @cache
 def dialect_named(name: str) -> Dialect:
-    """Return the dialect with this name; it is in the folder of that name.
-
-    The folder is imported here, at run time, so that a room that reads stored messages depends on no dialect.
-    """
+    """Return the dialect in the folder of this name. The import at run time keeps the store free of dialects."""
     dialect: Dialect = import_module(f"proxy.dialects.{name}").DIALECT
     return dialect

@@ -1,7 +1,4 @@
-"""A table of what was found out, bounded in size: what was not asked for the longest goes first.
-
-It knows neither what it holds nor what that means. What it forgets must be possible to find out again.
-"""
+"""A cache bounded by the size of its values: what was not asked for the longest goes first."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ class Generations(Generic[Key, Value]):
     """Values by their keys, in two generations.
 
     What is used moves to the younger one; when that has half of the room, the older one is forgotten and the
-    younger one takes its place. So no order must be kept, and threads need no lock: each step is one step of
-    a dictionary, and where some of them meet, something is forgotten too early, or a value for each of them
-    is held too much for a while.
+    younger one takes its place. Threads need no lock: each step is one step of a dictionary, and a race only
+    forgets something too early, or holds a value twice for a while.
     """
 
     def __init__(self, room: int, size_of: Callable[[Value], int]) -> None:
-        """Begin empty, to hold values of at most so much size together, about."""
+        """Begin empty, to hold values of at most about `room` together."""
         self._half: Final = room // 2
         self._size_of: Final = size_of
         self._young: dict[Key, Value] = {}
@@ -31,7 +27,7 @@ class Generations(Generic[Key, Value]):
 
     @property
     def size(self) -> int:
-        """How much it holds. Adds it up: it is for looking, not for working."""
+        """How much it holds, added up anew."""
         return sum(map(self._size_of, (self._old | self._young).values()))
 
     def recall(self, keys: Sequence[Key]) -> list[Value | None]:
@@ -46,7 +42,7 @@ class Generations(Generic[Key, Value]):
         return found
 
     def put(self, key: Key, value: Value) -> None:
-        """Hold a value, in the place of the one that the key had; none that takes half of the room."""
+        """Hold a value in the place of the key's last one; a value that takes half of the room is not held."""
         size = self._size_of(value)
         if size > self._half:
             return

@@ -1,7 +1,4 @@
-"""Headers: our own names, which headers may pass in which direction, how a value is encoded.
-
-It knows names and bytes. It does not know what a value means.
-"""
+"""Headers: our own names, which headers may pass in which direction, how a value is encoded."""
 
 from __future__ import annotations
 
@@ -42,17 +39,8 @@ _OWN: Final = frozenset({AGENT_NAME.encode(), EXCHANGE_ID.encode()})
 _OWN_PREFIXES: Final = (b"x-session-", b"x-context-")
 
 _HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade".split()
 )
 """RFC 9110, section 7.6.1: these concern one connection, not the message."""
 
@@ -64,8 +52,6 @@ _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
 _LITERAL: Final = re.compile(rb"[!-$&-~ ]*")
 """What stands for itself."""
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
-
-
 _CREDENTIALS: Final = frozenset(
     {b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"}
 )
@@ -77,13 +63,8 @@ def to_upstream(
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers of a client's request that go upstream: order, repetitions and bytes as they are.
 
-    Not among them: those of one connection (and those that `Connection` names), `Host`,
-    `Content-Length` and `Expect`, which belong to whoever sends, and ours.
-
-    Args:
-        headers: (name, value) in any case of letters.
-        drop_credentials: leave out whatever may be a key of the client's too.
-        extra_drop: lower-case names of others to leave out.
+    Not among them: those of one connection, ours, `Host`, `Content-Length`, `Expect`, those in `extra_drop`
+    (lower case), and with `drop_credentials` whatever may be a key of the client's.
     """
     return _passing(headers, _NOT_UPSTREAM, _CREDENTIALS if drop_credentials else (), extra_drop)
 
@@ -93,12 +74,7 @@ def to_client(
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers of upstream's response that go to the client: order and bytes as they are.
 
-    Not among them: those of one connection (and those that `Connection` names), `Content-Length`,
-    and names of ours, which only we may say.
-
-    Args:
-        headers: (name, value) in any case of letters.
-        extra_drop: lower-case names of others to leave out.
+    Not among them: those of one connection, ours, `Content-Length`, and those in `extra_drop` (lower case).
     """
     return _passing(headers, _NOT_TO_CLIENT, (), extra_drop)
 
@@ -124,16 +100,10 @@ def encode_value(text: str) -> bytes:
 
 
 def decode_value(raw: bytes, name: str) -> str:
-    """Return the text of a header value, percent-decoded; the inverse of `encode_value`.
+    """Return the text of the value of the header `name`, percent-decoded; the inverse of `encode_value`.
 
-    A percent sign without two hexadecimal digits stands for itself; UTF-8 may stand unencoded.
-
-    Args:
-        raw: the value as it was sent.
-        name: the header's name, for the error.
-
-    Raises:
-        InvalidRequest: it is no UTF-8, or holds control characters.
+    A percent sign without two hexadecimal digits stands for itself; UTF-8 may stand unencoded. Other bytes,
+    and control characters, raise `InvalidRequest`.
     """
     if _LITERAL.fullmatch(raw):
         return raw.decode()

@@ -1,8 +1,7 @@
-"""JSON that a stranger wrote: parsed leniently, written whatever it holds, changed without parsing.
+"""JSON from strangers: parsed leniently, written whatever it holds, changed without parsing.
 
-The fast parser is stricter than clients are, and the fast serialiser refuses what it cannot be handed safely.
-`read` and `write` fall back to slower ways. `RawFields` and `with_field` work on the text of an object, so
-that whatever is not touched keeps its bytes.
+The fast parser is stricter than clients are, so `read` and `write` fall back to slower ways. `RawFields` and
+`with_field` work on the text of an object, so that whatever is not touched keeps its bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +15,19 @@ from typing import Any, Final, TypeGuard
 import msgspec
 import orjson
 
+FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+"""Splits an object into the JSON texts of its fields."""
+ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+"""Splits an array into the JSON texts of its items."""
+
+_SAFE_DIGITS: Final = 19
+"""Whole numbers of fewer characters fit into 64 bits."""
+_LARGEST_PLAIN: Final = 10**300
+"""Above some thousand digits Python refuses to write an integer in the plain way."""
+_KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')
+"""What stands in an object between two values."""
+_COMMA: Final = re.compile(rb"\s*,")
+
 
 def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
     """Tell whether a parsed JSON value is an object."""
@@ -27,16 +39,8 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-_SAFE_DIGITS: Final = 19
-"""Whole numbers of fewer characters fit into 64 bits."""
-
-
 def read(text: bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is none, by the widest reading there is.
-    """
+    """Return the value of a JSON text; ValueError where it is none, by the widest reading there is."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -55,7 +59,11 @@ def mended(value: Any) -> Any:
     """
     text = json.dumps(value, ensure_ascii=False)
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return json.loads(whole, parse_constant=lambda _: None, parse_int=_number)
+    return json.loads(
+        whole,
+        parse_constant=lambda _: None,
+        parse_int=lambda digits: int(digits) if len(digits) < _SAFE_DIGITS else float(digits),
+    )
 
 
 def sound(value: Any) -> Any:
@@ -67,15 +75,6 @@ def sound(value: Any) -> Any:
     return value
 
 
-def _number(digits: str) -> int | float:
-    """Return a whole number; as a float where it is beyond 64 bits."""
-    return int(digits) if len(digits) < _SAFE_DIGITS else float(digits)
-
-
-_LARGEST_PLAIN: Final = 10**300
-"""Above some thousand digits Python refuses to write an integer in the plain way."""
-
-
 class _Token(str):
     """A piece of JSON text that waits among values."""
 
@@ -83,11 +82,10 @@ class _Token(str):
 
 
 def write(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Return compact JSON text (UTF-8) of `value`: dict, list, str, int, float, bool, None.
+    """Return compact JSON text (UTF-8) of parsed JSON.
 
-    Equal values have equal texts, and with `sort_keys` the order of keys does not count; different
-    values have different texts (a NaN is no JSON value, and is written as null or NaN).
-    Lone surrogates, which UTF-8 cannot hold, are written as escapes.
+    Equal values have equal texts, and different values different ones; with `sort_keys` the order of keys
+    does not count. Lone surrogates, which UTF-8 cannot hold, are written as escapes, and NaN as null or NaN.
     """
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else 0)
@@ -104,35 +102,22 @@ def _write_anything(value: Any, *, sort_keys: bool) -> bytes:
         if isinstance(item, _Token):
             written.append(item)
         elif is_object(item):
-            waiting.append(_Token("}"))
-            members = sorted(item.items(), key=_member_name) if sort_keys else list(item.items())
-            for position in range(len(members) - 1, -1, -1):
-                name, member = members[position]
-                waiting.append(member)
-                waiting.append(_Token(f"{',' if position else ''}{json.dumps(name)}:"))
             written.append("{")
+            waiting.append(_Token("}"))
+            names = sorted(item) if sort_keys else list(item)
+            for position in range(len(names) - 1, -1, -1):
+                name = names[position]
+                waiting += (item[name], _Token(f"{',' if position else ''}{json.dumps(name)}:"))
         elif is_array(item):
+            written.append("[")
             waiting.append(_Token("]"))
             for position in range(len(item) - 1, -1, -1):
-                waiting.append(item[position])
-                if position:
-                    waiting.append(_Token(","))
-            written.append("[")
+                waiting += (item[position], _Token("," if position else ""))
         elif isinstance(item, int) and abs(item) > _LARGEST_PLAIN:
             written.append(str(Decimal(item)))
         else:
             written.append(json.dumps(item))
     return "".join(written).encode()
-
-
-def _member_name(member: tuple[str, Any]) -> str:
-    return member[0]
-
-
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')
-"""What stands in an object between two values."""
-_COMMA: Final = re.compile(rb"\s*,")
 
 
 class RawFields(Mapping[str, bytes]):
@@ -141,13 +126,8 @@ class RawFields(Mapping[str, bytes]):
     __slots__ = ("_spans",)
 
     def __init__(self, text: bytes) -> None:
-        """Read the JSON text of an object.
-
-        Raises:
-            msgspec.DecodeError: it is none.
-            RecursionError: it has many hundred levels.
-        """
-        self._spans = _MEMBERS.decode(text)
+        """Read an object; msgspec.DecodeError where it is none, RecursionError at many hundred levels."""
+        self._spans = FIELDS.decode(text)
 
     def __getitem__(self, name: str) -> bytes:
         return bytes(self._spans[name])
@@ -170,7 +150,7 @@ class RawFields(Mapping[str, bytes]):
 
 def members_of(text: bytes | None) -> dict[str, msgspec.Raw]:
     """Return the members of an object; of everything else, none."""
-    return _MEMBERS.decode(text) if text is not None and text.startswith(b"{") else {}
+    return FIELDS.decode(text) if text is not None and text.startswith(b"{") else {}
 
 
 def without_member(text: bytes, path: Sequence[str]) -> bytes | None:
@@ -191,63 +171,40 @@ def without_member(text: bytes, path: Sequence[str]) -> bytes | None:
     return msgspec.json.encode(members) if members else None
 
 
-def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes) -> bytes:
-    """Return an object with one field set and no other byte changed; a new field comes last.
+def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes | None) -> bytes:
+    """Return an object with one field set, or left out (None), and no other byte changed.
 
-    Args:
-        text: an object with at least one field.
-        fields: its fields, in order.
-        name: the field to set.
-        value: JSON text.
+    `fields` are those of `text`, at least one; `value` is JSON text. A new field comes last.
     """
     if name not in fields:
+        if value is None:
+            return text
         end = text.rindex(b"}")
         return b"%b,%b:%b%b" % (text[:end], orjson.dumps(name), value, text[end:])
+    wanted = {known: value if known == name else old for known, old in fields.items()}
     at = text.index(b"{") + 1
     for known, old in fields.items():
         key = _KEY.match(text, at)
         if key is None:
             break
-        at = key.end()
+        start, end = key.end(), key.end() + len(old)
         if known == name:
-            changed = text[:at] + value + text[at + len(old) :]
-            if _says(changed, {**fields, name: value}):
-                return changed
-        at += len(old)
-    # A field stands there twice: the places of the others cannot be told from their lengths.
-    return emitted({**fields, name: value})
-
-
-def without_field(text: bytes, name: str) -> bytes:
-    """Return an object without one of its fields and no other byte changed."""
-    fields = RawFields(text)
-    left = {known: value for known, value in fields.items() if known != name}
-    at = text.index(b"{") + 1
-    for known, value in fields.items():
-        key = _KEY.match(text, at)
-        if key is None:
-            break
-        end = key.end() + len(value)
-        if known == name:
-            comma = _COMMA.match(text, end)
-            if b"," not in key[0].partition(b'"')[0] and comma is not None:
-                end = comma.end()
-            changed = text[:at] + text[end:]
-            if _says(changed, left):
-                return changed
+            if value is None:
+                start, comma = at, _COMMA.match(text, end)
+                if b"," not in key[0].partition(b'"')[0] and comma is not None:
+                    end = comma.end()
+            changed = text[:start] + (value or b"") + text[end:]
+            try:
+                if RawFields(changed) == {known: each for known, each in wanted.items() if each is not None}:
+                    return changed
+            except msgspec.DecodeError:
+                pass
         at = end
     # A field stands there twice: the places of the others cannot be told from their lengths.
-    return emitted(left)
+    return emitted(wanted)
 
 
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:
     """Return an object of these fields in order, each with its JSON text; None: without the field."""
     members = [b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items() if text is not None]
     return b"{%b}" % b",".join(members)
-
-
-def _says(body: bytes, fields: Mapping[str, bytes]) -> bool:
-    try:
-        return RawFields(body) == fields
-    except msgspec.DecodeError:
-        return False

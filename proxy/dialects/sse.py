@@ -7,8 +7,6 @@ The events' bytes put together are the stream, whatever it holds and however it 
     CR CR                ends it at once too; an LF right after it is the first byte of the next event
     LF CR                ends it with the next byte, which may be the LF of that line end
     a blank line alone   is an event of its own, without data
-
-It must not know what the data says, but for the `[DONE]` that ends a stream of completions.
 """
 
 from __future__ import annotations
@@ -72,12 +70,7 @@ class EventDecoder:
             if len(texts) == begun and data.count(b"\n") == 2 * begun:  # nothing but lines of data
                 self._buffer += rest
                 self._at_start = self._at_start and not texts
-                return [
-                    Event(
-                        raw=text + b"\n\n", data=text[6:], name=None, complete=True, is_done=text[6:].strip() == _DONE
-                    )
-                    for text in texts
-                ]
+                return [Event(raw=text + b"\n\n", data=text[6:], is_done=text[6:].strip() == _DONE) for text in texts]
         self._buffer += data
         events: list[Event] = []
         start = 0
@@ -128,19 +121,14 @@ class EventDecoder:
             text = raw.removeprefix(_BOM)
             self._at_start = False
         self._ended_in_cr = raw.endswith(b"\r") and not raw.endswith(b"\n\r")
-        data, name = _fields(text)
+        lines: list[bytes] = []
+        name: str | None = None
+        for line in _LINE_END.split(text):
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                lines.append(value.removeprefix(b" "))
+            elif field == b"event":
+                name = value.removeprefix(b" ").decode("utf-8", "replace")
+        data = b"\n".join(lines) if lines else None
         is_done = data is not None and data.strip() == _DONE
         return Event(raw=raw, data=data, name=name, complete=complete, is_done=is_done)
-
-
-def _fields(text: bytes) -> tuple[bytes | None, str | None]:
-    """Return the data and the name of an event; comments and other fields say nothing here."""
-    data: list[bytes] = []
-    name: str | None = None
-    for line in _LINE_END.split(text):
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            data.append(value.removeprefix(b" "))
-        elif field == b"event":
-            name = value.removeprefix(b" ").decode("utf-8", "replace")
-    return (b"\n".join(data) if data else None), name

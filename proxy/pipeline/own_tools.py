@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject
 from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.own_calls import (
+from proxy.dialects.chat.own_tools import (
     STOPPED,
     Correction,
     added,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.own_calls import Parted, parted, without_own
+from proxy.dialects.chat.own_tools import Parted, parted, without_own
 from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.jsontext import read
 from proxy.dialects.sse import Event, EventDecoder

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from proxy.config import Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import Message
+from proxy.dialects.chat.own_tools import offer_tools
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
-from proxy.dialects.chat.tools import offer_tools
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import Call, RequestContext, read_context

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Call, JsonObject, Message
-from proxy.dialects.chat.overflow import overflow_of
-from proxy.dialects.chat.own_calls import Parted, answerable
+from proxy.dialects.chat.own_tools import Parted, answerable
+from proxy.dialects.chat.refusals import overflow_of
 from proxy.pipeline.relay import OwnCall, as_stored
 from proxy.trimming import Hidden
 from proxy.upstream import Answer

@@ -17,9 +17,8 @@ from proxy.config import Settings
 from proxy.dialects import Message, headers
 from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
 from proxy.dialects.chat.cache_marks import cache_key, decides_itself, marked
-from proxy.dialects.chat.overflow import Overflow, overflow_of
+from proxy.dialects.chat.refusals import Overflow, RoleOrder, demanded_order, overflow_of, reordered
 from proxy.dialects.chat.request import compose
-from proxy.dialects.chat.roles import RoleOrder, demanded_order, reordered
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import PlanReport, report_of

@@ -21,7 +21,7 @@ from proxy.config import SummarizerSettings
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import text_of
-from proxy.dialects.chat.overflow import overflow_of
+from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import is_object, read, write
 from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.summaries.prompt import Prompt

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.document import Document, Location
+from proxy.config.problems import Location
+from proxy.config.source import Document
 from proxy.errors import ConfigurationError
 
 TEXT = b"""\

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_calls import parted
+from proxy.dialects.chat.own_tools import parted
 from proxy.errors import UpstreamUnreachable
 from proxy.pipeline.rounds import MOST_ASKS, MOST_CALLS, TOO_LONG, TOO_MANY, Rounds
 from tests.support.answers import overflow_body

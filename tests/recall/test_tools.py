@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.config import VirtualToolSettings
+from proxy.dialects.chat.own_tools import offer_tools
 from proxy.dialects.chat.request import parse_chat_request
-from proxy.dialects.chat.tools import offer_tools
 from proxy.errors import InvalidRequest
 from proxy.recall import COMPRESS, RECALL, offered
 from proxy.recall.tools import ALLOWED, Asked, read_asked

@@ -2,21 +2,19 @@
 
 message      one message: reading and rewriting
 canonical    the form by which a message is recognised; never sent
-protocol     spans, the rules about calls and results, the repair of what breaks them
-request      a request beside its bytes, and the body that goes upstream
-refusals     why a request cannot be read
+protocol     spans, the rules about calls and results, their repair, and the `Dialect`
+request      a request beside its bytes, why it cannot be read, and the body that goes upstream
 completion   the replies that a body, or the chunks of a stream, hold
-overflow     whether an error says that a request is too large for the model
-roles        orders of roles that some servers insist on
-marks        explicit cache breakpoints
-tools        tools of the proxy's own beside the client's
-dialect      all of that as a `Dialect`
+refusals     what an upstream's error asks for: a shorter request, another order of roles
+cache_marks  explicit cache breakpoints
+own_tools    the proxy's own tools: offered beside the client's, their calls taken out of a reply
+tool_stream  the same for a streamed reply
 """
 
 from __future__ import annotations
 
-from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage
+from proxy.dialects.chat.protocol import CHAT
 
 DIALECT = CHAT
 """The name under which `dialect_named` finds it."""

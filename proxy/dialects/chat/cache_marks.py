@@ -9,8 +9,6 @@ as of November 2026:
     anthropic   `cache_control: {"type": "ephemeral"}`, which gateways in OpenAI's dialect hand on to Claude,
                 from text parts of any message (OpenRouter, LiteLLM). Claude refuses a mark on a text that
                 says nothing, and a fifth one.
-
-It does not know where a prefix ends, nor which model takes which marks.
 """
 
 from __future__ import annotations
@@ -20,19 +18,17 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
 
-import msgspec
 import orjson
 from msgspec import Struct
 
 from proxy.dialects import Message
 from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import RawFields, is_array, is_object, with_field, write
+from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_field, write
 
 MarkKind: TypeAlias = Literal["openai", "anthropic"]
 """Whose marks they are."""
 
-_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _BETWEEN: Final = b" \t\r\n,"
 """What stands in an array between two items."""
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
@@ -76,14 +72,8 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 
     A mark goes on the last content part that takes it; a content that is a string becomes one part of
     text. Where a message takes none, the nearest one before it that does is marked. Of more marks than the
-    provider takes the last ones stay, since they end the longest prefixes. Messages that hold a
-    mark already, whoever's it is, are returned as they are, all of them.
-
-    Args:
-        messages: what is sent, instructions included.
-        places: indices of the messages at which a prefix ends that is to be kept; others than those of
-            messages count for nothing.
-        kind: whose marks the model takes.
+    provider takes the last ones stay, since they end the longest prefixes. Messages that hold a mark already,
+    whoever's it is, are returned as they are, all of them.
     """
     sent = list(messages)
     if not places or any(_holds_mark(message) for message in sent):
@@ -101,11 +91,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:
-    """Tell whether a client says in a request, beside the messages, what is to be cached.
-
-    Args:
-        fields: the request's top-level fields, each as its JSON text.
-    """
+    """Tell whether a client says in these fields of a request, each JSON text, what is to be cached."""
     if any(fields.get(name, b"null") != b"null" for name in _CACHE_FIELDS):
         return True
     tools = fields.get("tools", b"")
@@ -161,7 +147,7 @@ def _with_mark(message: Message, rules: _Rules) -> Message | None:
 
 
 def _takes_mark(part: Any, rules: _Rules) -> bool:
-    """Tell whether a part is of a kind that can be marked; a text without anything in it never is."""
+    """Tell whether a part is of a kind that can be marked; a blank text never is."""
     kind = part.get("type") if is_object(part) else None
     if not isinstance(kind, str) or kind not in rules.parts:
         return False
@@ -171,7 +157,7 @@ def _takes_mark(part: Any, rules: _Rules) -> bool:
 
 def _with_mark_on(content: bytes, position: int, rules: _Rules) -> bytes:
     """Return the text of an array of parts with a mark on one of them."""
-    parts = [bytes(item) for item in _ITEMS.decode(content)]
+    parts = [bytes(item) for item in ITEMS.decode(content)]
     start = end = 1
     for part in parts[: position + 1]:
         start = end
@@ -189,9 +175,6 @@ _LETTERS: Final = 32
 def cache_key(secret: bytes, tenant: str, session: str) -> str:
     """Return a session's key, 32 hexadecimal digits: always the same for the same three arguments.
 
-    Args:
-        secret: of this installation, so that nobody else can tell which session a key is of.
-        tenant: whose session it is.
-        session: its id.
+    `secret` is this installation's, so that nobody else can tell which session a key is of.
     """
     return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:_LETTERS]

@@ -11,8 +11,6 @@ what they change without meaning anything by it is left out here, and nothing el
     tool results      `name` does not count
     replies           reasoning and the like, and what clients add to them (`name`, what SDKs have parsed), do
                       not count where content or calls remain
-
-It must not know where a message stands or what follows from two being the same.
 """
 
 from __future__ import annotations
@@ -32,19 +30,9 @@ CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
 _OF_SDKS: Final = ("parsed", "provider_specific_fields")
 """What SDKs put beside a reply of their own, and send back: OpenAI's `parse()`, LiteLLM."""
 
+_REASONING: Final = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 REPLY_FIELDS: Final = frozenset(
-    {
-        "refusal",
-        "annotations",
-        "audio",
-        "reasoning",
-        "reasoning_content",
-        "reasoning_details",
-        "thinking_blocks",
-        "extra_content",
-        *_OF_SDKS,
-        *OWN_FIELDS,
-    }
+    {"refusal", "annotations", "audio", *_REASONING, "extra_content", *_OF_SDKS, *OWN_FIELDS}
 )
 """Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
 
@@ -67,10 +55,9 @@ class _Inexact(Exception):
 
 
 def canonical(data: Mapping[str, Any]) -> bytes:
-    """Return the canonical form of a message, given as its parsed JSON object.
+    """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys.
 
-    Equal bytes mean the same message. The text is JSON with sorted keys, but nobody's to read.
-    Never raises, whatever JSON values stand in whatever place.
+    Equal bytes mean the same message. Never raises, whatever JSON values stand in whatever place.
     """
     role, content = data.get("role"), data.get("content")
     if type(content) is str and content and type(role) is str and role:
@@ -147,10 +134,8 @@ def _call(item: Any) -> Any:
     for key, value in item.items():
         if key in _DROPPED_OF_CALLS or (key == "type" and value == "function" and "function" in item):
             continue
-        kept = value
-        if key == "function":
-            kept = _function(value)
-        elif key == "custom" and is_object(value):
+        kept = _function(value) if key == "function" else value
+        if key == "custom" and is_object(value):
             kept = _object(value)
         if not _is_empty(kept):
             form[key] = kept
@@ -171,10 +156,7 @@ def _function(value: Any) -> Any:
 
 
 def _arguments(value: Any) -> Any:
-    """Return arguments as JSON where they are an object or an array, else as they are.
-
-    So text and JSON cannot be mistaken for each other: text stays a string.
-    """
+    """Return arguments as JSON where they are an object or an array, else as they are: text stays a string."""
     if not isinstance(value, str):
         try:
             return _plain(value, _MAX_DEPTH, exact=True)
@@ -193,12 +175,7 @@ def _arguments(value: Any) -> Any:
 
 
 def _plain(value: Any, levels: int, *, exact: bool) -> Any:
-    """Return a JSON value with integral floats as integers: JavaScript writes 1 where Python writes 1.0.
-
-    Raises:
-        _TooDeep: it has more than `levels` levels below it.
-        _Inexact: not `exact`, and an integer may have been rounded to a float.
-    """
+    """Return a JSON value with integral floats as integers: JavaScript writes 1 where Python writes 1.0."""
     if levels < 0:
         raise _TooDeep
     if isinstance(value, float) and value.is_integer():

@@ -6,7 +6,7 @@ A stream's deltas are folded field by field:
     a name        (`role`, `id`, `type`) is set once; repeating it changes nothing
     a tool's name by the rules of `ToolName`
     a list        (`reasoning_details`, `annotations` …) gets longer
-    a tool call   is known by its `index`, in whatever order and however interleaved
+    a tool call   is found by `CallFinder`, in whatever order and however interleaved
     all the rest  the last value counts
 
 It reads whatever a provider sends and never fails: what cannot be understood is left out.
@@ -14,7 +14,7 @@ It reads whatever a provider sends and never fails: what cannot be understood is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -50,19 +50,31 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 def read_completion(body: Any) -> Completion:
     """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
-    if not is_object(body):
+    if not isinstance(body, dict):
         return Completion(choices=(), usage=None, id=None, model=None, error=None)
+    data: JsonObject = body
     choices: list[ReplyChoice] = []
-    for position, item in enumerate(_objects(body.get("choices"))):
+    listed = data.get("choices")
+    for position, item in enumerate(_objects(listed) if listed else ()):
         message = item.get("message")
-        if is_object(message):
+        if isinstance(message, dict):
+            index, finish = item.get("index"), item.get("finish_reason")
             choices.append(
-                ReplyChoice(index=_index(item, position), message=message, finish_reason=_name(item, "finish_reason"))
+                ReplyChoice(
+                    index=index if isinstance(index, int) else position,
+                    message=message,
+                    finish_reason=finish if isinstance(finish, str) and finish else None,
+                )
             )
     if len(choices) > 1:
         choices.sort(key=lambda choice: choice.index)
+    usage = data.get("usage")
     return Completion(
-        choices=tuple(choices), usage=_usage(body), id=_name(body, "id"), model=_name(body, "model"), error=_error(body)
+        choices=tuple(choices),
+        usage=usage if isinstance(usage, dict) else None,
+        id=_name(data, "id"),
+        model=_name(data, "model"),
+        error=_error(data),
     )
 
 
@@ -81,7 +93,7 @@ class CompletionAccumulator:
 
     def __init__(self) -> None:
         self.usage = self.id = self.model = self.error = None
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Deltas] = {}
 
     def add(self, chunk: Any) -> bool:
         """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
@@ -91,18 +103,15 @@ class CompletionAccumulator:
             self.id = _name(chunk, "id")
         if self.model is None:
             self.model = _name(chunk, "model")
-        if chunk.get("usage"):
-            self.usage = _usage(chunk) or self.usage
+        if is_object(chunk.get("usage")):
+            self.usage = chunk["usage"] or self.usage
         if self.error is None:
             self.error = _error(chunk)
         choices = chunk.get("choices")
         if not choices:
             return usage_only(chunk)
-        position = 0
-        for item in choices if is_array(choices) else ():
-            if is_object(item):
-                self._add(item, position)
-                position += 1
+        for position, item in enumerate(_objects(choices)):
+            self._add(item, position)
         return False
 
     def _add(self, item: JsonObject, position: int) -> None:
@@ -110,37 +119,27 @@ class CompletionAccumulator:
         index = item.get("index")
         if not isinstance(index, int):
             index = position
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = _Choice()
+        reply = self._choices.get(index)
+        if reply is None:
+            reply = self._choices[index] = Deltas()
         # Some providers answer a stream with one chunk that holds a whole message.
         delta = item["delta"] if "delta" in item else item.get("message")
         if delta and is_object(delta):
-            choice.deltas.add(delta)
+            reply.add(delta)
         if item.get("finish_reason"):
-            choice.finish_reason = _name(item, "finish_reason") or choice.finish_reason
+            reply.finish_reason = _name(item, "finish_reason") or reply.finish_reason
 
     def choices(self) -> tuple[ReplyChoice, ...]:
         """Return the replies as far as they have come, by index."""
         return tuple(
-            ReplyChoice(index=index, message=choice.deltas.message(), finish_reason=choice.finish_reason)
-            for index, choice in sorted(self._choices.items())
+            ReplyChoice(index=index, message=reply.message(), finish_reason=reply.finish_reason)
+            for index, reply in sorted(self._choices.items())
         )
 
     @property
     def finished(self) -> bool:
         """Whether there is a choice, and every choice said why it ended."""
-        return bool(self._choices) and all(choice.finish_reason for choice in self._choices.values())
-
-
-class _Choice:
-    """One choice as far as it has come."""
-
-    __slots__ = ("deltas", "finish_reason")
-
-    def __init__(self) -> None:
-        self.deltas = Deltas()
-        self.finish_reason: str | None = None
+        return bool(self._choices) and all(reply.finish_reason for reply in self._choices.values())
 
 
 def usage_only(chunk: Any) -> bool:
@@ -148,23 +147,13 @@ def usage_only(chunk: Any) -> bool:
     return is_object(chunk) and chunk.get("usage") is not None and chunk.get("choices") == []
 
 
-def _objects(value: Any) -> Sequence[JsonObject]:
-    return [item for item in value if is_object(item)] if is_array(value) else ()
-
-
-def _index(item: JsonObject, position: int) -> int:
-    index = item.get("index")
-    return index if isinstance(index, int) else position
+def _objects(value: Any) -> list[JsonObject]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _name(item: JsonObject, name: str) -> str | None:
     value = item.get(name)
     return value if isinstance(value, str) and value else None
-
-
-def _usage(item: JsonObject) -> JsonObject | None:
-    usage = item.get("usage")
-    return usage if is_object(usage) else None
 
 
 def _error(item: JsonObject) -> JsonObject | None:
@@ -177,8 +166,11 @@ def _error(item: JsonObject) -> JsonObject | None:
     return item if item.get("object") == "error" else None
 
 
+# ---------------------------------------------------------------------------------------- deltas
+
+
 class ToolName:
-    """A name as far as it has come."""
+    """The name of a called tool as far as it has come."""
 
     __slots__ = ("value", "whole")
 
@@ -195,17 +187,60 @@ class ToolName:
         """Take the next delta of the call's `function` or `custom`, a parsed JSON object."""
         name = said.get("name")
         if name and not self.whole:
-            self.value = _grown(self.value, name)
+            if not self.value:
+                self.value = name
+            elif isinstance(self.value, str) and isinstance(name, str):
+                self.value = name if name.startswith(self.value) else self.value + name
         if self.value and (said.get("arguments") or said.get("input")):
             self.whole = True
 
 
-def _grown(known: Any, said: Any) -> Any:
-    if not known:
-        return said
-    if not (isinstance(known, str) and isinstance(said, str)):
-        return known
-    return said if said.startswith(known) else known + said
+class CallFinder:
+    """Tells to which tool call of one message each delta belongs."""
+
+    __slots__ = ("_last", "_named", "by_index", "ids")
+
+    def __init__(self) -> None:
+        self.ids: list[Any] = []
+        """The id of each call in the order of their beginning; None while none came."""
+        self._named: list[bool] = []
+        self._last: int | None = None
+        self.by_index: dict[int, int] = {}
+        """The last call that began at each index."""
+
+    def place(self, delta: JsonObject) -> int:
+        """Return the place of the delta's call in the order of their beginning.
+
+        Some providers give every call the index 0, others give every delta of one call another id: another id
+        and a name again are another call.
+        """
+        index, identity, function = delta.get("index"), delta.get("id") or None, delta.get("function")
+        named = is_object(function) and bool(function.get("name"))
+        place: int | None = None
+        if isinstance(index, int):
+            place = self.by_index.get(index)
+            if (
+                place is not None
+                and named
+                and self._named[place]
+                and identity
+                and self.ids[place] not in (None, identity)
+            ):
+                place = None
+        elif identity is None:
+            place = self._last
+        elif identity in self.ids:
+            place = self.ids.index(identity)
+        if place is None:
+            place = len(self.ids)
+            self.ids.append(None)
+            self._named.append(False)
+        if isinstance(index, int):
+            self.by_index[index] = place
+        self.ids[place] = self.ids[place] or identity
+        self._named[place] = self._named[place] or named
+        self._last = place
+        return place
 
 
 class _Shape(Struct, frozen=True, kw_only=True):
@@ -261,60 +296,55 @@ class _Folded:
             elif value is not None:
                 self._put(name, known, value)
 
-    def said(self, name: str) -> Any:
-        """Return what a field that is said once says; None while it does not."""
-        return self._fields.get(name)
-
-    def part(self, name: str) -> _Folded | None:
-        """Return an object in it that grows; None while it has not begun."""
-        part = self._fields.get(name)
-        return part if isinstance(part, _Folded) else None
-
-    def built(self) -> JsonObject:
-        return {name: _built(value) for name, value in self._fields.items()}
-
     def _put(self, name: str, known: Any, value: Any) -> None:
         fields, shape = self._fields, self._shape
         if name in shape.texts and isinstance(value, str):
-            if is_array(known):
-                _text_at_end(known).append(value)
-            else:
-                fields[name] = _Pieces([value])
+            _put_text(fields, name, value)
         elif name in shape.once:
-            self._put_once(name, known, value)
+            if self._name is not None:
+                known, value = None, self._name.value
+            if value and not known:
+                fields[name] = value
         elif name in shape.objects and is_object(value):
             if not isinstance(known, _Folded):
                 fields[name] = known = _Folded(shape.objects[name])
             known.add(value)
         elif name == shape.calls:
-            self._put_calls(name, known, value)
+            for item in _objects(value):
+                known = fields.setdefault(name, _Calls())
+                known.add(item)
         elif is_array(value):
-            fields[name] = _listed(known)
+            fields[name] = [known] if isinstance(known, _Pieces) else known if is_array(known) else []
             fields[name].extend(value)
         else:
             fields[name] = value
 
-    def _put_once(self, name: str, known: Any, value: Any) -> None:
-        if self._name is not None:
-            known, value = None, self._name.value
-        if value and not known:
-            self._fields[name] = value
+    def built(self) -> JsonObject:
+        return {name: _built(value) for name, value in self._fields.items()}
 
-    def _put_calls(self, name: str, known: Any, value: Any) -> None:
-        items = [item for item in value if is_object(item)] if is_array(value) else []
-        if items and known is None:
-            self._fields[name] = known = _Calls()
-        for item in items:
-            known.add(item)
+
+def _put_text(fields: JsonObject, name: str, text: str) -> None:
+    """Begin a text, or put it at the end of a list of content parts."""
+    known = fields.get(name)
+    if not is_array(known):
+        fields[name] = _Pieces([text])
+    elif known and isinstance(known[-1], _Pieces):
+        known[-1].append(text)
+    else:
+        known.append(_Pieces([text]))
 
 
 class Deltas(_Folded):
     """A message as far as it has come: `add` takes the next delta, a parsed JSON object."""
 
-    __slots__ = ()
+    __slots__ = ("finish_reason",)
+
+    finish_reason: str | None
+    """Why it ended; None while that was not said."""
 
     def __init__(self) -> None:
         super().__init__(_MESSAGE)
+        self.finish_reason = None
 
     def message(self) -> JsonObject:
         """Return the message, fields in the order of their first coming after `role` and `content`.
@@ -327,69 +357,20 @@ class Deltas(_Folded):
 class _Calls:
     """The tool calls of a message."""
 
-    __slots__ = ("_by_index", "_calls", "_last")
+    __slots__ = ("_calls", "_finder")
 
     def __init__(self) -> None:
+        self._finder = CallFinder()
         self._calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
-        self._by_index: dict[int, _Folded] = {}
-        self._last: _Folded | None = None
 
     def add(self, delta: JsonObject) -> None:
-        index = delta.get("index")
-        if isinstance(index, int):
-            call = self._by_index.get(index)
-            if call is None or _begins_another(call, delta):
-                call = self._by_index[index] = self._begin(index)
-        else:
-            call = self._continued(delta.get("id")) or self._begin(len(self._calls))
-        self._last = call
-        call.add({name: value for name, value in delta.items() if name != "index"})
+        place, index = self._finder.place(delta), delta.get("index")
+        if place == len(self._calls):
+            self._calls.append((index if isinstance(index, int) else place, _Folded(_CALL)))
+        self._calls[place][1].add({name: value for name, value in delta.items() if name != "index"})
 
     def built(self) -> list[JsonObject]:
-        return [call.built() for _, call in sorted(self._calls, key=_call_index)]
-
-    def _begin(self, index: int) -> _Folded:
-        call = _Folded(_CALL)
-        self._calls.append((index, call))
-        return call
-
-    def _continued(self, identity: Any) -> _Folded | None:
-        """Return the call that a delta without an index belongs to; None where it begins one."""
-        if not identity or self._last is None:
-            return self._last
-        return next((call for _, call in self._calls if call.said("id") == identity), None)
-
-
-def _call_index(call: tuple[int, _Folded]) -> int:
-    return call[0]
-
-
-def _begins_another(call: _Folded, delta: JsonObject) -> bool:
-    """Tell whether a delta at the index of a call is another call all the same.
-
-    Some providers give every call the index 0, others give every delta of one call another id:
-    another id and a name again are another call.
-    """
-    identity, known = delta.get("id"), call.said("id")
-    if not identity or not known or identity == known:
-        return False
-    function, begun = delta.get("function"), call.part("function")
-    return is_object(function) and bool(function.get("name")) and begun is not None and bool(begun.said("name"))
-
-
-def _listed(known: Any) -> list[Any]:
-    """Return what is known of a field as the list that it turns out to be."""
-    if isinstance(known, _Pieces):
-        return [known]
-    return known if is_array(known) else []
-
-
-def _text_at_end(parts: list[Any]) -> _Pieces:
-    """Return the text that a list of content parts ends in, begun if there is none."""
-    if not parts or not isinstance(parts[-1], _Pieces):
-        parts.append(_Pieces())
-    pieces: _Pieces = parts[-1]
-    return pieces
+        return [call.built() for _, call in sorted(self._calls, key=lambda call: call[0])]
 
 
 def _built(value: Any) -> Any:
@@ -399,13 +380,11 @@ def _built(value: Any) -> Any:
     if isinstance(value, (_Folded, _Calls)):
         return value.built()
     if is_array(value):
-        return [_text_part(item) if isinstance(item, _Pieces) else item for item in value]
+        return [{"type": "text", "text": "".join(item)} if isinstance(item, _Pieces) else item for item in value]
     return value
 
 
-def _text_part(pieces: _Pieces) -> JsonObject:
-    return {"type": "text", "text": "".join(pieces)}
-
+# ---------------------------------------------------------------------------- an answer of our own
 
 FINISH_REASON: Final = "tool_calls"
 """The `finish_reason` of an answer that the proxy makes of a stored reply."""
@@ -425,47 +404,21 @@ def made_answer(
 
     With `usage`, a stream tells that nothing was spent.
     """
-    if stream:
-        return b"text/event-stream", events_of(reply, id=id, created=created, model=model, usage=usage)
-    return b"application/json", completion_of(reply, id=id, created=created, model=model)
-
-
-def completion_of(reply: Message, *, id: str, created: int, model: str) -> bytes:  # noqa: A002 - the field's name
-    """Return a JSON answer with this reply; `created` is in seconds since 1970."""
-    return orjson.dumps(
-        {
-            "id": id,
-            "object": "chat.completion",
-            "created": created,
-            "model": model,
-            "choices": [
-                {"index": 0, "message": orjson.Fragment(reply.raw), "logprobs": None, "finish_reason": FINISH_REASON}
-            ],
-            "usage": _NOTHING_SPENT,
-        }
-    )
-
-
-def events_of(reply: Message, *, id: str, created: int, model: str, usage: bool) -> bytes:  # noqa: A002 - as above
-    """Return the same as a stream of events; with `usage`, a chunk tells that nothing was spent."""
-
-    def chunk(choices: list[JsonObject], **more: Any) -> bytes:
-        said: JsonObject = {"id": id, "object": "chat.completion.chunk", "created": created, "model": model}
-        return b"data: %b\n\n" % orjson.dumps(said | {"choices": choices} | more)
-
-    events = [
-        chunk([{"index": 0, "delta": _delta(reply.data), "finish_reason": None}]),
-        chunk([{"index": 0, "delta": {}, "finish_reason": FINISH_REASON}]),
+    kind = "chat.completion.chunk" if stream else "chat.completion"
+    answer: JsonObject = {"id": id, "object": kind, "created": created, "model": model}
+    if not stream:
+        raw = orjson.Fragment(reply.raw)
+        answer["choices"] = [{"index": 0, "message": raw, "logprobs": None, "finish_reason": FINISH_REASON}]
+        return b"application/json", orjson.dumps(answer | {"usage": _NOTHING_SPENT})
+    delta = reply.data
+    if is_array(calls := delta.get("tool_calls")):  # in a stream each call says its place
+        placed = [{"index": place, **call} for place, call in enumerate(calls) if is_object(call)]
+        delta = {**delta, "tool_calls": placed}
+    chunks: list[JsonObject] = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": FINISH_REASON}]},
     ]
     if usage:
-        events.append(chunk([], usage=_NOTHING_SPENT))
-    return b"".join([*events, b"data: [DONE]\n\n"])
-
-
-def _delta(message: JsonObject) -> JsonObject:
-    """Return a message as the one delta of a stream: each call says its place."""
-    calls = message.get("tool_calls")
-    if not is_array(calls):
-        return message
-    placed = [{"index": place, **call} for place, call in enumerate(calls) if is_object(call)]
-    return {**message, "tool_calls": placed}
+        chunks.append({"choices": [], "usage": _NOTHING_SPENT})
+    events = [b"data: %b\n\n" % orjson.dumps(answer | chunk) for chunk in chunks]
+    return b"text/event-stream", b"".join([*events, b"data: [DONE]\n\n"])

@@ -1,7 +1,4 @@
-"""One Chat Completions message: its native JSON, and how it is read and rewritten.
-
-What is rewritten changes one field; every other byte of the message stays.
-"""
+"""One Chat Completions message: how its JSON is read, and rewritten field by field."""
 
 from __future__ import annotations
 
@@ -14,15 +11,13 @@ from msgspec import Struct
 
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
 from proxy.dialects.generations import Generations
-from proxy.dialects.jsontext import is_array, is_object, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
 
-_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
 _MEDIA: Final = _IMAGES | {"audio_url", "input_audio", "video_url", "file", "input_file"}
@@ -36,7 +31,6 @@ _FACTS_ENTRY_BYTES: Final = 1000
 """What one entry takes beside its text, about."""
 _MOST_IDS: Final = 16
 """Call ids that are remembered of one text; a text with more is read again."""
-
 _RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
 """Fields that a reply carries as null or empty, and that a request has only with a value."""
 _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
@@ -72,17 +66,13 @@ class FactsByText(Generations[bytes, Facts]):
 
     def __init__(self, max_bytes: int = _FACTS_BYTES) -> None:
         """Begin empty, to hold at most `max_bytes`, about."""
-        super().__init__(max_bytes, _size_of)
+        super().__init__(max_bytes, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 
     def keep(self, new: Iterable[Facts]) -> None:
         """Remember facts of new texts. The first facts of a text stay: others share them."""
         for facts in new:
             if facts.raw not in self._young:
                 self.put(facts.raw, facts)
-
-
-def _size_of(facts: Facts) -> int:
-    return len(facts.raw) + _FACTS_ENTRY_BYTES
 
 
 class ChatMessage(Message):
@@ -141,16 +131,13 @@ class ChatMessage(Message):
     @property
     def ties(self) -> Ties:
         """What ties it to other messages. It is remembered with the text."""
-        ties = self._ties
-        if ties is None:
+        if self._ties is None:
             facts = self.facts
-            ties = facts.ties if facts is not None else None
-            if ties is None:
-                ties = _ties(self)
-                if facts is not None and len(ties.ids) <= _MOST_IDS:
-                    facts.ties = ties
-            self._ties = ties
-        return ties
+            known: Ties | None = facts.ties if facts is not None else None
+            self._ties = known or _ties(self)
+            if facts is not None and known is None and len(self._ties.ids) <= _MOST_IDS:
+                facts.ties = self._ties
+        return self._ties
 
     @property
     def is_result(self) -> bool:
@@ -211,25 +198,20 @@ class ChatMessage(Message):
         return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
-        text = self.text
-        more = list(self._readable_beside_text())
-        return "\n".join([text, *more] if text else more)
-
-    def _readable_beside_text(self) -> Iterator[str]:
-        refusal = self.data.get("refusal")
+        text, refusal, content = self.text, self.data.get("refusal"), self.data.get("content")
+        lines = [text] if text else []
         if isinstance(refusal, str) and refusal:
-            yield refusal
-        content = self.data.get("content")
+            lines.append(refusal)
         for at, part in enumerate(content if is_array(content) else ()):
             if not is_object(part):
-                yield f"[{write(part).decode()}]"
+                lines.append(f"[{write(part).decode()}]")
             elif isinstance(part.get("refusal"), str):
-                yield str(part["refusal"])
+                lines.append(part["refusal"])
             elif _holds_no_text(part):
                 attachment = _attachment(at, part)
-                yield f"[{attachment.kind}: {attachment.description}; only text can be shown here]"
-        for call in self.calls:
-            yield f"[call of {_cut(call.name)}: {call.arguments}]"
+                lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
+        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
 
@@ -255,11 +237,11 @@ class ChatMessage(Message):
 
     def with_calls(self, kept: Collection[int]) -> ChatMessage:
         # With none left the field goes: providers refuse an empty array.
-        fields = _FIELDS.decode(self.raw)
+        fields = FIELDS.decode(self.raw)
         items = self.data.get("tool_calls")
         number = len(items) if is_array(items) else 0
         if number:
-            left = [raw for at, raw in enumerate(_ITEMS.decode(fields["tool_calls"])) if at in kept]
+            left = [raw for at, raw in enumerate(ITEMS.decode(fields["tool_calls"])) if at in kept]
             if left:
                 fields["tool_calls"] = msgspec.Raw(msgspec.json.encode(left))
             else:
@@ -285,17 +267,11 @@ class ChatMessage(Message):
         return self.replacing("content", content)
 
     def without_unfinished_calls(self) -> ChatMessage:
-        data = self.data
-        changed = without_unfinished_calls(data)
-        return self if changed is data else ChatMessage.of(changed)
+        changed = without_unfinished_calls(self.data)
+        return self if changed is self.data else ChatMessage.of(changed)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> ChatMessage:
-        """Return a reply as a request carries it.
-
-        Response-only nulls go; reasoning stays where its provider wants it back (`auto`: beside tool
-        calls, and in the forms that exist only to be sent back); a reply that broke off loses the
-        calls that are not whole.
-        """
+        # `auto`: reasoning stays beside tool calls, and in the forms that exist only to be sent back.
         data = self.data
         changed: JsonObject = without_unfinished_calls(data) if partial else data
         dropped: set[str] = {name for name in _RESPONSE_ONLY if name in changed and not changed[name]}
@@ -467,9 +443,8 @@ def _described(inner: Any) -> str:
     kind: Any = None
     held: Any = inner
     if is_object(inner):
-        members: JsonObject = inner
-        kind = members.get("media_type") or members.get("format") or members.get("filename")
-        held = next((members[name] for name in _HELD if isinstance(members.get(name), str)), None)
+        kind = inner.get("media_type") or inner.get("format") or inner.get("filename")
+        held = next((inner[name] for name in _HELD if isinstance(inner.get(name), str)), None)
     if not isinstance(held, str):
         return "no address"
     head, _, data = held.partition(",")

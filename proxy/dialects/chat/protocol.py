@@ -1,4 +1,4 @@
-"""The rules of the Chat Completions API about tool calls, and the repair of what breaks them.
+"""The rules of Chat Completions about tool calls, the repair of what breaks them, and the API as a dialect.
 
     - An assistant message with `tool_calls` is followed at once by one `tool` message for each call.
     - A `tool` message stands nowhere else, and answers a call of that block by its id.
@@ -10,12 +10,11 @@ be followed by tool messages responding to each 'tool_call_id'", "messages with 
 a response to a preceding message with 'tool_calls'", "[] is too short - 'messages.1.tool_calls'").
 The older form, `function_call` with role `function`, has no such rules and is left alone.
 
-Some servers want users and assistants to take turns. Where what is left out stood between two users, a text
-stands in for it: no repair makes turns worse than they were.
+Some servers want users and assistants to take turns. Where the repair leaves a message out between two users,
+a text stands in for it.
 
-A repair of a block depends on the block and on what answers it, or on the question that follows it, on
-nothing else: so the repair of a longer history begins with that of the shorter one, unless its last calls
-were answered meanwhile. This module does not know why a history is broken.
+The repair of a block depends only on the block and on what answers it, or on the question after it. So the
+repair of a longer history begins with that of the shorter one, unless its last calls were answered meanwhile.
 """
 
 from __future__ import annotations
@@ -23,21 +22,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
-from proxy.dialects.base import Message, Repaired, Span
+from proxy.dialects.base import Dialect, Message, Repaired, Span, SpokenRole
+from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties
 
 NO_RESULT: Final = "[no result was recorded for this call]"
 """What stands in for a result that was never recorded."""
-
 NO_REPLY: Final = "[the reply was empty]"
 """What stands in for an empty reply between two questions."""
 
-
 _TOOL: Final = frozenset({"tool"})
 _FUNCTION: Final = frozenset({"function"})
-_NOTHING: Final = frozenset[str]()
 
 
 class Problem(StrEnum):
@@ -69,7 +66,7 @@ class _Walk:
         """Positions, and what is wrong with the message there."""
         self._left_out: int | None = None
         """Which of these left an assistant message out, since a message was kept last."""
-        ties = [ties_of(message) for message in messages]
+        ties = _ties_of(messages)
         if _are_sound(ties):  # most histories are, and they are read at every request
             self.messages, self.sources = list(messages), list(range(len(ties)))
             return
@@ -78,31 +75,23 @@ class _Walk:
             start, role = position, ties[position].role
             position += 1
             if role == "assistant":
+                ids: Collection[str] = ties[start].ids
                 if _is_sound(ties[start]):
                     self._keep(start, messages[start])
-                    ids: Collection[str] = ties[start].ids
                 else:
-                    ids = self._block(start, messages[start])
+                    ids = self._block(start, messages[start], ties[start])
                 if ids:
                     position = self._results(start, ids, messages, ties)
             elif role == "tool":
                 self.problems.append((start, Problem.ORPHAN))
             else:
-                if role == "user" and self._left_out is not None:
-                    self._take_turns(self._left_out)
+                if role == "user" and self._left_out is not None and self.messages and self.messages[-1].role == "user":
+                    self.problems[self._left_out] = (self.problems[self._left_out][0], Problem.SILENT)
+                    self._keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
                 self._keep(start, messages[start])
 
-    def _take_turns(self, number: int) -> None:
-        """Put a text in for an assistant message that was left out, where users stand on both sides of it."""
-        if self.messages and self.messages[-1].role == "user":
-            self._keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
-            self.problems[number] = (self.problems[number][0], Problem.SILENT)
-
     def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]) -> int:
-        """Keep the results that answer the calls of a block, and put in those that are missing.
-
-        Return the position after the results.
-        """
+        """Keep the results that answer a block, put in those that are missing; return the position after them."""
         position = block + 1
         answered: set[str] = set()
         while position < len(ties) and ties[position].role == "tool":
@@ -115,9 +104,9 @@ class _Walk:
                 answered.add(answer)
                 self._keep(position, messages[position])
             position += 1
-        for missing in ids if len(answered) < len(ids) else ():
+        for missing in ids:
             if missing not in answered:
-                self._keep(None, _stand_in(missing))
+                self._keep(None, CHAT.result(missing, NO_RESULT))
                 self.problems.append((block, Problem.MISSING))
         return position
 
@@ -126,12 +115,8 @@ class _Walk:
         self.sources.append(source)
         self._left_out = None
 
-    def _block(self, position: int, message: Message) -> Collection[str]:
+    def _block(self, position: int, message: Message, ties: Ties) -> Collection[str]:
         """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
-        ties = ties_of(message)
-        if not ties.names_calls:
-            self._leave_out(position)
-            return ()
         ids: dict[str, None] = {}
         kept: set[int] = set()
         calls = [call for call in message.calls if not call.legacy]
@@ -141,21 +126,20 @@ class _Walk:
             else:
                 kept.add(index)
                 ids[call.id] = None
-        if not calls:
+        if ties.names_calls and not calls:
             self.problems.append((position, Problem.NO_CALLS))
-            sound = message.without("tool_calls")
-        else:
-            sound = message.with_calls({*kept, len(calls)})
+        sound = message.with_calls({*kept, len(calls)}) if calls else message.without("tool_calls")
         # An empty text that the client sent is its own affair; one that the repair left over is not.
-        if ids or ties.legacy_call or sound.has_content:
+        if ties.names_calls and (ids or ties.legacy_call or sound.has_content):
             self._keep(None, sound)
         else:
-            self._leave_out(position)
+            self.problems.append((position, Problem.EMPTY))
+            self._left_out = len(self.problems) - 1
         return ids
 
-    def _leave_out(self, position: int) -> None:
-        self.problems.append((position, Problem.EMPTY))
-        self._left_out = len(self.problems) - 1
+
+def _ties_of(messages: Sequence[Message]) -> list[Ties]:
+    return [message.ties for message in cast("Sequence[ChatMessage]", messages)]
 
 
 def _are_sound(ties: Sequence[Ties]) -> bool:
@@ -203,39 +187,47 @@ def repair(messages: Sequence[Message]) -> Repaired:
     return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
 
 
-def ties_of(message: Message) -> Ties:
-    """Return what ties a message of this dialect to others."""
-    return cast("ChatMessage", message).ties
+class ChatDialect(Dialect):
+    """The Chat Completions API."""
 
+    name: ClassVar[str] = "chat"
 
-def spans(messages: Sequence[Message]) -> tuple[Span, ...]:
-    """Return the spans of `messages`, in order; together they cover every position once.
+    def message(self, raw: bytes) -> ChatMessage:
+        return ChatMessage(raw)
 
-    Ids pair a block with the results right after it and nothing else, since real sessions use an id again
-    in later blocks. All results directly after a block belong to its span, whatever they answer.
-    """
-    found: list[Span] = []
-    ties = [ties_of(message) for message in messages]
-    position = number = 0
-    while position < len(ties):
-        start, first = position, ties[position]
-        position += 1
-        if first.role == "user":
-            number += 1
-        answering = _answering(first)
-        while position < len(ties) and ties[position].role in answering:
+    def spoken(self, role: SpokenRole, text: str) -> ChatMessage:
+        return ChatMessage.of({"role": role, "content": text})
+
+    def result(self, call: str, text: str) -> ChatMessage:
+        return ChatMessage.of({"role": "tool", "tool_call_id": call, "content": text})
+
+    def canonical(self, message: Message) -> bytes:
+        return canonical(message.data)
+
+    def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
+        # Ids pair a block with the results right after it and nothing else, since real sessions use an id again
+        # in later blocks. All results directly after a block belong to its span, whatever they answer.
+        found: list[Span] = []
+        ties = _ties_of(messages)
+        position = number = 0
+        while position < len(ties):
+            start, first = position, ties[position]
             position += 1
-        found.append(Span(start=start, stop=position, round=number))
-    return tuple(found)
+            if first.role == "user":
+                number += 1
+            elif first.ids or first.legacy_call:
+                answering = RESULT_ROLES if first.ids and first.legacy_call else _TOOL if first.ids else _FUNCTION
+                while position < len(ties) and ties[position].role in answering:
+                    position += 1
+            found.append(Span(start=start, stop=position, round=number))
+        return tuple(found)
+
+    def problems(self, messages: Sequence[Message]) -> list[str]:
+        return problems(messages)
+
+    def repair(self, messages: Sequence[Message]) -> Repaired:
+        return repair(messages)
 
 
-def _answering(ties: Ties) -> frozenset[str]:
-    """Return the roles of the messages that may follow a message within its span."""
-    if ties.ids:
-        return RESULT_ROLES if ties.legacy_call else _TOOL
-    return _FUNCTION if ties.legacy_call else _NOTHING
-
-
-def _stand_in(call: str) -> Message:
-    """Return the message that stands in for a result that was never recorded."""
-    return ChatMessage.of({"role": "tool", "tool_call_id": call, "content": NO_RESULT})
+CHAT: Final = ChatDialect()
+ChatMessage.dialect = CHAT

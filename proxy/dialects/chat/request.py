@@ -1,8 +1,7 @@
 """A request for a chat completion beside its bytes, and the body that goes upstream.
 
-What nobody looks at is never parsed into something else: an unknown field, a new parameter, the
-order of keys and the writing of numbers come through as they came in. If nothing is changed, the
-client's own bytes are the body. It does not know why something is changed.
+Unknown fields, new parameters, the order of keys and the writing of numbers come through as they came in. If
+nothing is changed, the client's own bytes are the body.
 """
 
 from __future__ import annotations
@@ -19,7 +18,16 @@ from msgspec import Struct
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, hash_of
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText, has_calls
-from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, members_of, with_field, without_member
+from proxy.dialects.jsontext import (
+    ITEMS,
+    RawFields,
+    emitted,
+    is_array,
+    is_object,
+    members_of,
+    with_field,
+    without_member,
+)
 from proxy.errors import InvalidRequest
 
 MAX_LEVELS: Final = 200
@@ -27,7 +35,6 @@ MAX_LEVELS: Final = 200
 
 _KNOWN: Final = FactsByText()
 """A memo of what follows from texts alone."""
-_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NUMBER: Final = b"-0123456789"
 _CONTENT: Final = "a string, an array of content parts, or null"
@@ -66,9 +73,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 def parse_chat_request(body: bytes) -> ChatRequest:
     """Read a request. Fields, roles and content parts that are not known here pass as they are.
 
-    Raises:
-        InvalidRequest: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or a field that the
-            proxy must read has the wrong type. `param` names the place.
+    `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or has a field of the wrong type.
     """
     fields, items = _split(body)
     values = {name: _value(name, text) for name, text in fields.without("messages").items()}
@@ -79,13 +84,16 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     tools = values.pop("tools", None)
     if tools is not None and not is_array(tools):
         raise _wrong_type("tools", "an array of objects", tools)
+    model, stream = _model(values), values.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise _wrong_type("stream", "a boolean or null", stream)
     return ChatRequest(
         raw=body,
         fields=fields,
         instructions=messages[:lead],
         messages=messages[lead:],
-        model=_model(values),
-        stream=_stream(values),
+        model=model,
+        stream=bool(stream),
         has_tools=bool(tools),
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
@@ -108,16 +116,14 @@ def compose(
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
-    Fields of messages that are ours never go out. If that and the arguments change nothing, the
-    body is `request.raw` itself.
+    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself.
 
     Args:
         request: what the client sent.
         instructions: what is sent for its instructions; None: these.
         messages: what is sent for its messages; None: these.
         add_usage: ask for the usage of a stream, where the client says nothing about it.
-        drop_fields: dotted paths of members to leave out ("metadata.session_id"), and of objects
-            that are empty without them.
+        drop_fields: dotted paths of members to leave out ("metadata.session_id"), and objects left empty by that.
         cache_key: what to set `prompt_cache_key` to, where the client says nothing about it.
         tools: the JSON text of the tools to offer; None: those of the request.
     """
@@ -139,17 +145,21 @@ def compose(
         if sent != (*request.instructions, *request.messages):
             changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
     for path in drop_fields:
-        _drop(request.fields, changes, path.split("."))
+        name, *rest = path.split(".")
+        text = changes.get(name, request.fields.get(name))
+        if name != "messages" and text is not None and (left := without_member(text, rest)) != text:
+            changes[name] = left
     if add_usage and request.wants_usage is None:
-        changes["stream_options"] = _asking_for_usage(request.fields.get("stream_options"))
+        options = members_of(request.fields.get("stream_options"))
+        changes["stream_options"] = msgspec.json.encode(options | {"include_usage": msgspec.Raw(b"true")})
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
     if tools is not None and tools != request.fields.get("tools"):
         changes["tools"] = tools
     if not changes:
         return request.raw
-    if changes.keys() == {"stream_options"} and (options := changes["stream_options"]) is not None:
-        return with_field(request.raw, request.fields, "stream_options", options)
+    if changes.keys() == {"stream_options"}:
+        return with_field(request.raw, request.fields, "stream_options", changes["stream_options"])
     return emitted({**request.fields, **changes})
 
 
@@ -176,11 +186,15 @@ def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
             raise _missing("messages", "Send an array of at least one message.")
         if bytes(messages[:1]) != b"[":
             raise _wrong_type("messages", "an array of objects", _value("messages", bytes(messages)))
-        items = _ITEMS.decode(messages)
+        items = ITEMS.decode(messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
         raise _unreadable(body) from why
     if not items:
-        raise _empty_messages()
+        raise InvalidRequest(
+            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
+            param="messages",
+            code="empty_array",
+        )
     return fields, items
 
 
@@ -188,8 +202,9 @@ def _value(param: str, text: bytes) -> Any:
     """Return the value of a JSON text that is not nested too deeply."""
     try:
         value = orjson.loads(text)
-    except orjson.JSONDecodeError as why:
-        raise _unreadable_value(param, why) from why
+    except orjson.JSONDecodeError as why:  # JSON by its grammar, such as 1e999
+        advice = " Send the body as JSON encoded in UTF-8." if _NOT_UTF8 in why.msg else ""
+        raise InvalidRequest(f"'{param}' cannot be read: {why.msg}.{advice}", param=param, code="invalid_json") from why
     # Length and number of brackets find nearly all texts to be shallow; brackets may stand in strings too.
     may_be_deep = len(text) > 2 * MAX_LEVELS and text.count(b"[") + text.count(b"{") > MAX_LEVELS
     if may_be_deep and _levels(value) > MAX_LEVELS:
@@ -250,17 +265,14 @@ def _model(values: Mapping[str, Any]) -> str:
     if not isinstance(model, str):
         raise _wrong_type("model", "a string", model)
     if _CONTROL.search(model):
-        raise _control_characters("model")
+        raise InvalidRequest(
+            "Invalid 'model': it holds control characters. Send the name alone.", param="model", code="invalid_value"
+        )
     if not model and "model" in values:
-        raise _empty_model()
+        raise InvalidRequest(
+            "Invalid 'model': empty string. Name a model, or leave the field out.", param="model", code="empty_string"
+        )
     return model
-
-
-def _stream(values: Mapping[str, Any]) -> bool:
-    stream = values.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise _wrong_type("stream", "a boolean or null", stream)
-    return bool(stream)
 
 
 def _wants_usage(options: Any) -> bool | None:
@@ -278,22 +290,6 @@ def _reply_tokens(values: Mapping[str, Any]) -> int | None:
         if type(limit) is int and limit > 0:
             return limit
     return None
-
-
-def _drop(fields: Mapping[str, bytes], changes: dict[str, bytes | None], path: Sequence[str]) -> None:
-    """Note in `changes` what dropping the member at `path` does to the field that it stands in."""
-    name = path[0]
-    text = changes.get(name, fields.get(name))
-    if name == "messages" or text is None:
-        return
-    left = without_member(text, path[1:])
-    if left != text:
-        changes[name] = left
-
-
-def _asking_for_usage(options: bytes | None) -> bytes:
-    """Return the `stream_options` that ask for the usage and keep what else was said."""
-    return msgspec.json.encode(members_of(options) | {"include_usage": msgspec.Raw(b"true")})
 
 
 _KINDS: Final = {
@@ -326,29 +322,6 @@ def _wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
     )
 
 
-def _empty_messages() -> InvalidRequest:
-    """Return the error for a request that says nothing."""
-    return InvalidRequest(
-        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
-        param="messages",
-        code="empty_array",
-    )
-
-
-def _empty_model() -> InvalidRequest:
-    """Return the error for a model without a name."""
-    return InvalidRequest(
-        "Invalid 'model': empty string. Name a model, or leave the field out.", param="model", code="empty_string"
-    )
-
-
-def _control_characters(param: str) -> InvalidRequest:
-    """Return the error for a name with characters that no name can have."""
-    return InvalidRequest(
-        f"Invalid '{param}': it holds control characters. Send the name alone.", param=param, code="invalid_value"
-    )
-
-
 def _too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
     """Return the error for JSON with too many levels; `levels` is how many may be."""
     where = f"'{param}'" if param is not None else "The request"
@@ -356,17 +329,8 @@ def _too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
     return InvalidRequest(f"{where} is nested too deeply.{limit}", param=param, code="invalid_json")
 
 
-def _unreadable_value(param: str, why: orjson.JSONDecodeError) -> InvalidRequest:
-    """Return the error for a value that is JSON by its grammar and still cannot be read (1e999)."""
-    advice = " Send the body as JSON encoded in UTF-8." if _NOT_UTF8 in why.msg else ""
-    return InvalidRequest(f"'{param}' cannot be read: {why.msg}.{advice}", param=param, code="invalid_json")
-
-
 def _unreadable(body: bytes) -> InvalidRequest:
-    """Return the error for a body that was refused: it finds out why.
-
-    Slow where it must be; it serves requests that fail.
-    """
+    """Find out why a body was refused, however slowly, and return the error."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as why:

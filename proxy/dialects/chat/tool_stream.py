@@ -1,4 +1,4 @@
-"""What a client is shown of a streamed reply whose calls of the proxy's own tools are answered unseen.
+"""What a client is shown of a streamed reply in which the proxy answers the calls of its own tools.
 
 A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and
 the client sees one reply.
@@ -11,24 +11,25 @@ the client sees one reply.
     an end           of a round that another one follows is taken out: its finish, its usage, its `[DONE]`
     a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
                      that of all rounds so far; its first text is kept apart from what was said before it
-                     (`own_calls.gap`), by a chunk of our own, which is no part of what the round says
+                     (`own_tools.gap`), by a chunk of our own, which is no part of what the round says
 
-What cannot be read, and what says nothing of a reply, is shown as it came. Of what is shown an account is
-kept: it is the reply as the client has it. Nothing is answered here, and nobody asked.
+What cannot be read, and what says nothing of a reply, is shown as it came. `reply` is the reply as the client
+has it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.dialects import JsonObject
-from proxy.dialects.chat.completion import CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.own_calls import STOPPED, added, ending, gap, parted, says_something
+from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
+from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, parted, says_something
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
@@ -37,7 +38,6 @@ from proxy.dialects.sse import Event
 class StreamedCall:
     """One tool call as far as it has come."""
 
-    id: Any = ""
     name: ToolName = field(default_factory=ToolName)
     own: bool | None = None
     """Whether it is of a tool of the proxy's; None while that is not known."""
@@ -48,15 +48,14 @@ class StreamedCall:
 
 
 class StreamedCalls:
-    """The tool calls of one stream, found by the rules of `wire.deltas`."""
+    """The tool calls of one stream."""
 
-    __slots__ = ("_by_index", "_last", "_names", "begun")
+    __slots__ = ("_names", "begun", "finder")
 
     def __init__(self, names: Collection[str]) -> None:
         """Begin with no calls; `names` are the proxy's tools."""
         self._names = names
-        self._by_index: dict[int, StreamedCall] = {}
-        self._last: StreamedCall | None = None
+        self.finder = CallFinder()
         self.begun: list[StreamedCall] = []
         """All calls, in the order in which they began."""
 
@@ -67,7 +66,8 @@ class StreamedCalls:
     def decide(self) -> None:
         """Take every name for whole."""
         for call in self.begun:
-            self._decide(call)
+            if call.own is None:
+                call.own = call.name.value in self._names
 
     @property
     def undecided(self) -> bool:
@@ -80,47 +80,23 @@ class StreamedCalls:
         return any(call.own for call in self.begun)
 
     def _learn(self, item: JsonObject) -> StreamedCall:
+        index = item.get("index")
+        before = self.finder.by_index.get(index) if isinstance(index, int) else None
+        place = self.finder.place(item)
+        if place == len(self.begun):
+            self.begun.append(StreamedCall())
+            if before is not None and (earlier := self.begun[before]).own is None:
+                earlier.own = earlier.name.value in self._names
+        call = self.begun[place]
         function, custom = item.get("function"), item.get("custom")
-        inner: JsonObject = function if is_object(function) else custom if is_object(custom) else {}
-        identity = item.get("id")
-        begins = is_object(function) and bool(inner.get("name"))
-        self._last = call = self._call(item.get("index"), identity, named=begins)
-        if not call.id and identity:
-            call.id = identity
-        call.name.learn(inner)
+        call.name.learn(function if is_object(function) else custom if is_object(custom) else {})
         if call.own is None and call.name.value:
-            self._judge(call)
+            known = call.name.value
+            if not isinstance(known, str) or not any(name.startswith(known) for name in self._names):
+                call.own = False
+            elif call.name.whole:
+                call.own = known in self._names
         return call
-
-    def _judge(self, call: StreamedCall) -> None:
-        known = call.name.value
-        if not isinstance(known, str) or not any(name.startswith(known) for name in self._names):
-            call.own = False
-        elif call.name.whole:
-            call.own = known in self._names
-
-    def _call(self, index: Any, identity: Any, *, named: bool) -> StreamedCall:
-        if isinstance(index, int):
-            call = self._by_index.get(index)
-            another = named and identity and call is not None and call.id and identity != call.id
-            if call is not None and another and call.name.value:
-                self._decide(call)
-                call = None
-            if call is None:
-                call = self._by_index[index] = self._begin()
-            return call
-        if self._last is not None and not identity:
-            return self._last
-        known = [call for call in self.begun if identity and call.id == identity]
-        return known[0] if known else self._begin()
-
-    def _decide(self, call: StreamedCall) -> None:
-        if call.own is None:
-            call.own = call.name.value in self._names
-
-    def _begin(self) -> StreamedCall:
-        self.begun.append(StreamedCall())
-        return self.begun[-1]
 
 
 _SAME: Final = ("id", "created", "model")
@@ -151,15 +127,8 @@ class _Part(Struct, frozen=True, kw_only=True):
         said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
         calls = {"tool_calls": self.delta["tool_calls"]}
         return (
-            _Part(event=None, chunk=self.with_delta(said), choice=self.choice, key=self.key, delta=said, items=[]),
-            _Part(
-                event=None,
-                chunk=self.with_delta(calls),
-                choice=self.choice,
-                key=self.key,
-                delta=calls,
-                items=self.items,
-            ),
+            structs.replace(self, event=None, chunk=self.with_delta(said), delta=said, items=[]),
+            structs.replace(self, event=None, chunk=self.with_delta(calls), delta=calls),
         )
 
     def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
@@ -168,7 +137,7 @@ class _Part(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Round:
+class _StreamRound:
     """One answer of the upstream's as far as it has come."""
 
     calls: StreamedCalls
@@ -199,7 +168,7 @@ class ToolStreamFilter:
         self.rounds = 0
         """How many rounds came before this one."""
         self._may_ask = True
-        self._round = _Round(calls=StreamedCalls(self._names))
+        self._round = _StreamRound(calls=StreamedCalls(self._names))
         self._usage_before: JsonObject | None = None
         self._same: JsonObject = {}
         self._has_role = False
@@ -242,12 +211,15 @@ class ToolStreamFilter:
         self._usage_before = self.usage
         self.rounds += 1
         self._may_ask = may_ask
-        self._round = _Round(calls=StreamedCalls(self._names))
+        self._round = _StreamRound(calls=StreamedCalls(self._names))
 
     def take(self, event: Event) -> bytes:
         """Read the next event; return what of it, and of what waited, the client is shown now."""
-        chunk = _value(event)
-        if not is_object(chunk):  # a comment, or whatever it is: it is not ours to judge
+        chunk: Any = None
+        if event.data is not None:
+            with suppress(ValueError):
+                chunk = read(event.data)
+        if not is_object(chunk):  # a comment, or something unreadable
             self.said = True
             return event.raw
         if self.rounds == 0 and len(self._same) < len(_SAME):
@@ -294,14 +266,8 @@ class ToolStreamFilter:
             current.whole.add(chunk)  # text: nearly all that is ever said
             self._note(chunk, delta, "")
             return event.raw
-        part = _Part(
-            event=event,
-            chunk=chunk,
-            choice=choice,
-            key=key,
-            delta=delta,
-            items=current.calls.learn(delta.get("tool_calls")),
-        )
+        items = current.calls.learn(delta.get("tool_calls"))
+        part = _Part(event=event, chunk=chunk, choice=choice, key=key, delta=delta, items=items)
         if part.finish:
             current.calls.decide()
             return self._release() + self._show(part)
@@ -331,39 +297,28 @@ class ToolStreamFilter:
             text, finish = self._ending(finish)
         shown = self._made(text, "") if text else b""
         shown += self._apart(part.delta.get("content"))
-        if self._is_untouched(part, finish):
+        own = any(call.own for _, call in part.items)
+        untouched = not (self.rounds or own or finish != part.finish)
+        if untouched and all(self._indexed(item, call) is item for item, call in part.items):
             self._note(part.chunk, part.delta, finish)
             return shown + (part.event.raw if part.event is not None else _event(part.chunk))
-        delta = self._shown_of(part)
+        delta = dict(part.delta)
+        if part.items:
+            delta["tool_calls"] = [self._indexed(item, call) for item, call in part.items if not call.own]
+            if not delta["tool_calls"]:
+                del delta["tool_calls"]
+        if self.rounds and self._has_role:
+            delta.pop("role", None)
         if not finish and "role" not in delta and not _says_or_calls(delta):
             return shown
         changed: JsonObject = {"finish_reason": finish or None} if "finish_reason" in part.choice else {}
-        if part.choice.get("logprobs") and any(call.own for _, call in part.items):
+        if own and part.choice.get("logprobs"):
             changed["logprobs"] = None  # some servers give those of calls, too
         chunk = self._as_first(part.with_delta(delta, **changed))
         if self.rounds and is_object(chunk.get("usage")):
             chunk["usage"] = self.usage
         self._note(chunk, delta, finish)
         return shown + _event(chunk, part.event)
-
-    def _is_untouched(self, part: _Part, finish: str) -> bool:
-        """Tell whether the client is shown a chunk as it came."""
-        if self.rounds or finish != part.finish or any(call.own for _, call in part.items):
-            return False
-        return all(self._indexed(item, call) is item for item, call in part.items)
-
-    def _shown_of(self, part: _Part) -> JsonObject:
-        """Return what of a chunk's delta is the client's."""
-        delta = dict(part.delta)
-        if part.items:
-            calls = [self._indexed(item, call) for item, call in part.items if not call.own]
-            if calls:
-                delta["tool_calls"] = calls
-            else:
-                del delta["tool_calls"]
-        if self.rounds and self._has_role:
-            delta.pop("role", None)
-        return delta
 
     def _indexed(self, item: JsonObject, call: StreamedCall) -> JsonObject:
         """Return a delta with the `index` by which the client knows its call."""
@@ -449,16 +404,6 @@ class ToolStreamFilter:
             self._has_role = bool(delta.get("role"))
         if not self.said:
             self.said = bool(finish) or _says_or_calls(delta)
-
-
-def _value(event: Event) -> Any:
-    """Return what the event's data is as JSON; None where it is none."""
-    if event.data is None:
-        return None
-    try:
-        return read(event.data)
-    except ValueError:
-        return None
 
 
 def _says(delta: JsonObject) -> bool:

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.overflow import Overflow, overflow_of
+from proxy.dialects.chat.refusals import Overflow, overflow_of
 
 GOLDEN: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("overflows.yaml").read_text("utf-8"))
 SAID = {case["case"]: case["says"] for case in GOLDEN["overflows"]}

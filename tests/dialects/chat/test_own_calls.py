@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from proxy.dialects import Call
-from proxy.dialects.chat.own_calls import (
+from proxy.dialects.chat.own_tools import (
     BLANK_LINE,
     BROKE_OFF,
     SAID_NOTHING,

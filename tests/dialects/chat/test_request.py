@@ -442,6 +442,10 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
     assert refusals._wrong_type("tools", "an array of objects", "x").message == (
         "Invalid type for 'tools': expected an array of objects, but got a string instead."
     )
-    assert refusals._empty_messages().code == "empty_array"
-    assert refusals._empty_model().param == "model"
+    with pytest.raises(InvalidRequest) as raised:
+        parse_chat_request(b'{"messages": []}')
+    assert raised.value.code == "empty_array"
+    with pytest.raises(InvalidRequest) as raised:
+        parse_chat_request(b'{"model": "", "messages": [{"role": "user"}]}')
+    assert raised.value.param == "model"
     assert "at most 7 levels" in refusals._too_deep("user", 7).message

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.roles import RoleOrder, demanded_order, merged_users, one_system, reordered
+from proxy.dialects.chat.refusals import RoleOrder, demanded_order, merged_users, one_system, reordered
 
 
 def said(message: str, **more: Any) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.completion import Deltas
-from proxy.dialects.chat.own_calls import BROKE_OFF, SAID_NOTHING, STOPPED
+from proxy.dialects.chat.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.dialects.chat.tool_stream import StreamedCalls, ToolStreamFilter
 from proxy.dialects.sse import Event, EventDecoder
 
@@ -477,8 +477,8 @@ def test_calls_are_those_that_the_message_has(kind: str, deltas: list[tuple[int 
         calls.learn([item])
         message.add({"tool_calls": [item]})
     built = message.message().get("tool_calls", [])
-    found = [(each.id, each.name.value) for each in calls.begun]
-    assert sorted(found, key=repr) == sorted(((each.get("id", ""), each[kind].get("name")) for each in built), key=repr)
+    found = [(identity, each.name.value) for identity, each in zip(calls.finder.ids, calls.begun, strict=True)]
+    assert sorted(found, key=repr) == sorted(((each.get("id"), each[kind].get("name")) for each in built), key=repr)
     calls.decide()
     ours = [each[kind].get("name") in CALLED for each in built]
     if len({index is None for index, *_ in deltas}) == 1:  # nobody numbers some deltas and not others

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from proxy.dialects import ToolDefinition
+from proxy.dialects.chat.own_tools import MOST_TOOLS, offer_tools
 from proxy.dialects.chat.request import ChatRequest, compose, parse_chat_request
-from proxy.dialects.chat.tools import MOST_TOOLS, offer_tools
 
 OWN = (
     ToolDefinition(

@@ -1,31 +1,39 @@
-"""Whether an error says that a request is larger than the model's context window, and by how much.
+"""What an upstream's error asks for: a shorter request, or messages in another order of roles.
 
-Every provider and every model server says it in other words, and gateways wrap the words of others. What is
-read, in this order:
+Every provider and every model server says it in other words, and gateways wrap the words of others. Only the
+error's own texts are read (`message`, `detail`, `code`, `type` and the like, however deep they are wrapped),
+since some bodies repeat the request.
 
-    the error's own texts   `message`, `detail`, `code`, `type` and the like, however deep they are wrapped;
-                            nothing else of a body, since some bodies repeat the request
-    what it is not          limits by the minute or by the day speak of tokens too
-    what it is              the wordings in `_SIGNS`
-    the numbers             the window, the input and the reply, where the words name them
+Overflow of the context window: limits by the minute or by the day speak of tokens too, and are told apart. A
+reply that alone is as large as the window is another error, since no trimming helps there. So is a body of too
+many bytes, or a picture of too many pixels.
 
-A reply that alone is as large as the window is another error: no trimming helps there. So is a body
-of too many bytes, or a picture of too many pixels. It does not know what is done about an overflow.
+Orders of roles that some servers insist on:
+
+    one_system   one system message, and it is the first message (templates of Qwen)
+    alternate    users and assistants take turns, after at most one system message (templates of Mistral,
+                 Gemma; DeepSeek's reasoner, Anthropic, Perplexity)
+
+The API itself has no such rule, so an order is kept only once a server has refused another one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from proxy.dialects import JsonObject
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.chat.message import INSTRUCTION_ROLES
 from proxy.dialects.jsontext import is_array, is_object, read
 
+# ------------------------------------------------------------------------- overflow of the window
+
 _STATUSES: Final = frozenset({400, 413, 422, 500})
-"""Statuses that come with it: 413 and 422 of some servers, 500 of gateways that wrap the real one."""
+"""Statuses that come with an overflow: 413 and 422 of some servers, 500 of gateways that wrap the real one."""
 
 _SAYING: Final = ("message", "msg", "detail", "description", "title", "reason", "code", "type", "status")
 _HOLDING: Final = ("error", "errors", "details", "cause", "metadata", "raw", "innererror", "baseresp")
@@ -144,25 +152,9 @@ def overflow_of(status: int, body: bytes) -> Overflow | None:
 
     Takes time in proportion to the body, whatever it is, and never raises.
     """
-    return _judged(_value(body)) if status in _STATUSES else None
-
-
-def words_of(body: bytes) -> list[str]:
-    """Return what an error answer says, in its own fields: each text in lower case and on one line."""
-    return _texts(_value(body))[0]
-
-
-def _value(body: bytes) -> Any:
-    """Return the body as JSON, or as text where it is none."""
-    try:
-        return read(body)
-    except ValueError:
-        ends = body if len(body) <= 2 * _HALF_OF_TEXT else body[:_HALF_OF_TEXT] + b" " + body[-_HALF_OF_TEXT:]
-        return ends.decode("utf-8", "replace")
-
-
-def _judged(value: Any) -> Overflow | None:
-    texts, numbers = _texts(value)
+    if status not in _STATUSES:
+        return None
+    texts, numbers = _said(body)
     if any(_OTHER_LIMIT.search(text) for text in texts) or not any(_SIGNS.search(text) for text in texts):
         return None
     window = numbers.get("n_ctx") or _first(_WINDOW, texts)
@@ -178,8 +170,13 @@ def _judged(value: Any) -> Overflow | None:
     return Overflow(window=window or None, asked=asked, reply=reply)
 
 
-def _texts(value: Any) -> tuple[list[str], JsonObject]:
+def _said(body: bytes) -> tuple[list[str], JsonObject]:
     """Return what the error's fields say, as `_plain` makes it, and the numbers that llama.cpp names."""
+    try:
+        value: Any = read(body)
+    except ValueError:
+        ends = body if len(body) <= 2 * _HALF_OF_TEXT else body[:_HALF_OF_TEXT] + b" " + body[-_HALF_OF_TEXT:]
+        value = ends.decode("utf-8", "replace")
     texts: list[str] = []
     numbers: JsonObject = {}
     waiting = deque([value])  # what lies deeper comes later
@@ -193,12 +190,8 @@ def _texts(value: Any) -> tuple[list[str], JsonObject]:
             waiting += item[:_MOST_VALUES]
         elif is_object(item):
             waiting += [inner for name, inner in item.items() if name.lower().replace("_", "") in _TEXT_FIELDS]
-            numbers |= {name: item[name] for name in _NUMBERS if _is_count(item.get(name))}
+            numbers |= {name: item[name] for name in _NUMBERS if type(item.get(name)) is int and item[name] > 0}
     return texts, numbers
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _plain(text: str) -> str:
@@ -216,3 +209,84 @@ def _first(patterns: tuple[re.Pattern[str], ...], texts: list[str]) -> int | Non
             if (match := pattern.search(text)) is not None:
                 return int(match[1].replace(",", ""))
     return None
+
+
+# ------------------------------------------------------------------------------ orders of roles
+
+RoleOrder: TypeAlias = Literal["alternate", "one_system"]
+
+_ROLE_STATUSES: Final = frozenset({400, 422, 500})
+"""Statuses that come with such a refusal; 500 of servers that take a template's error for their own."""
+
+_ALTERNATE: Final = re.compile(
+    r"roles (?:must|should|need to) (?:alternate|be alternating)"
+    r"|(?:must|should|requests) alternate (?:with|between) \W?(?:user|assistant)"
+    r"|(?:successive|consecutive) (?:user|assistant)\b"
+    r"|multiple \W{0,2}(?:user|assistant)\W{0,2} (?:roles|messages) in a row"
+    r"|unexpected role \W?(user|assistant)\W? after role \W?\1\b"
+)
+_ONE_SYSTEM: Final = re.compile(
+    r"system (?:message|prompt|role)s? (?:must|should|can only|may only|has to|needs to) (?:be|come|appear) "
+    r"(?:at the (?:beginning|start)|(?:the )?(?:very )?first)"
+    r"|system messages? (?:is|are) only (?:allowed|supported|valid) "
+    r"(?:at the (?:beginning|start)|(?:as )?(?:the )?first)"
+    r"|unexpected role \W?(?:system|developer)\W? after role"
+    r"|(?:only|at most|more than|exactly) one system (?:message|prompt)"
+    r"|(?:multiple|several) system (?:messages|prompts)"
+)
+
+
+def demanded_order(status: int, body: bytes) -> RoleOrder | None:
+    """Return the order that an error answer asks for; None where it says something else. Never raises."""
+    if status not in _ROLE_STATUSES:
+        return None
+    said, _ = _said(body)
+    if any(_ONE_SYSTEM.search(text) for text in said):
+        return "one_system"
+    return "alternate" if any(_ALTERNATE.search(text) for text in said) else None
+
+
+def reordered(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
+    """Return messages in the order that a server asks for.
+
+    A second system message breaks the turns too, and the words of a template do not tell which it was.
+    """
+    one = one_system(messages)
+    return merged_users(one) if order == "alternate" else one
+
+
+def merged_users(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with user messages that stand side by side put together, texts a blank line apart."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == "user" == merged[-1].role:
+            merged[-1] = _together([merged[-1], message])
+        else:
+            merged.append(message)
+    return tuple(merged)
+
+
+def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with all instructions in one message, which is the first, in their order."""
+    instructions = [message for message in messages if message.role in INSTRUCTION_ROLES]
+    if not instructions:
+        return tuple(messages)
+    others = [message for message in messages if message.role not in INSTRUCTION_ROLES]
+    return (_together(instructions), *others)
+
+
+def _together(messages: Sequence[Message]) -> Message:
+    """Return the first of the messages with the contents of all; the very same where it is alone."""
+    first, *more = messages
+    if not more:
+        return first
+    contents = [each.data.get("content") for each in messages]
+    if all(isinstance(each, str) for each in contents):
+        return first.replacing("content", "\n\n".join(filter(None, contents)))
+    parts: list[Any] = []
+    for each in contents:
+        if is_array(each):
+            parts += each
+        elif isinstance(each, str) and each:
+            parts.append({"type": "text", "text": each})
+    return first.replacing("content", parts)

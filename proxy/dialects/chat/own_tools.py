@@ -1,0 +1,327 @@
+"""The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
+
+Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered
+follows from the request alone: the beginning of every request stays what it was. Nothing is required. Among
+strict functions the schemas are as strict mode wants them: every property required, none beside them, no
+unions of types; an empty string then stands for what is not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+import orjson
+from msgspec import Struct, structs
+
+from proxy.dialects import Call, JsonObject, ToolDefinition
+from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
+from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, read, with_field, write
+
+# ------------------------------------------------------------------------------------- the offer
+
+MOST_TOOLS: Final = 128
+"""Tools that a request may offer; with more it is refused."""
+_LEAVES_ROOM: Final[dict[str, tuple[Any, ...]]] = {
+    "tool_choice": (None, "auto", "required"),
+    "n": (None, 1),
+    "functions": (None, []),
+    "function_call": (None,),
+}
+"""Fields of a request, and what they say where the model may call any tool, and is asked for one reply."""
+
+
+class ToolOffer(Struct, frozen=True, kw_only=True):
+    """The tools of a request with the proxy's own."""
+
+    names: tuple[str, ...]
+    """Those of the proxy's own; empty where the request leaves no room for them."""
+    tools: bytes | None
+    """The JSON text of all of them; None where there are none."""
+
+
+def offer_tools(request: ChatRequest, own: Sequence[ToolDefinition]) -> ToolOffer:
+    """Return the tools to send: the client's, whose bytes stay, then these.
+
+    None of these where the request chooses a tool itself or none, wants several choices, speaks of
+    `functions` or has too many tools; and not a tool whose name is one of the client's. Where all functions
+    of the client's are strict, these are: some providers take strict functions only beside others.
+    """
+    plain = ToolOffer(names=(), tools=request.tools)
+    for name, fine in _LEAVES_ROOM.items():
+        text = request.fields.get(name)
+        if (None if text is None else orjson.loads(text)) not in fine:
+            return plain
+    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
+    taken = {_name_of(tool) for tool in theirs}
+    added = [tool for tool in own if tool.name not in taken]
+    if not added or len(theirs) + len(added) > MOST_TOOLS:
+        return plain
+    functions = [tool["function"] for tool in theirs if is_object(tool) and is_object(tool.get("function"))]
+    strict = bool(functions) and all(function.get("strict") is True for function in functions)
+    ours = b",".join([_definition(tool, strict=strict) for tool in added])
+    names = tuple([tool.name for tool in added])
+    if not theirs or request.tools is None:
+        return ToolOffer(names=names, tools=b"[%b]" % ours)
+    end = request.tools.rindex(b"]")
+    return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+
+
+@lru_cache
+def _definition(tool: ToolDefinition, *, strict: bool) -> bytes:
+    """Return the JSON text of a tool."""
+    unset = "Empty" if strict else "Leave out"
+    properties = {name: {"type": "string", "description": told.format(unset=unset)} for name, told in tool.parameters}
+    parameters: JsonObject = {"type": "object", "properties": properties}
+    if strict:
+        parameters["required"] = list(properties)
+    parameters["additionalProperties"] = False
+    function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    if strict:
+        function["strict"] = True
+    return orjson.dumps({"type": "function", "function": function})
+
+
+def _name_of(tool: Any) -> Any:
+    """Return the name of a tool of the client's, whatever kind it is; None where it has none."""
+    if not is_object(tool):
+        return None
+    inner = next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool)
+    name = inner.get("name")
+    return name if isinstance(name, str) else None
+
+
+# ------------------------------------------------------------------------------------- the calls
+
+CUT_OFF: Final = frozenset({"length", "content_filter"})
+"""Values of `finish_reason` that may have cut a call in two."""
+STOPPED: Final = (
+    "(No answer was written: this reply took as many steps as it may. "
+    "Please ask again, perhaps for one thing at a time.)"
+)
+"""What a reply says that would end with calls of the proxy's tools, when upstream may not be asked again."""
+BROKE_OFF: Final = "(No answer was written: the reply was cut off before it came to that. Please ask again.)"
+"""What a reply says that was cut off in a call of the proxy's tools, and says nothing beside it."""
+SAID_NOTHING: Final = "(No answer was written: the model ended its reply without one. Please ask again.)"
+"""What a reply says whose calls were answered, and of which nothing came then."""
+BLANK_LINE: Final = "\n\n"
+
+
+class Parted(Struct, frozen=True, kw_only=True):
+    """The calls of one reply, told apart; places are those in `tool_calls`."""
+
+    own: tuple[int, ...]
+    """Calls that the proxy answers."""
+    broken: tuple[int, ...]
+    """Calls of the proxy's tools that broke off: they cannot be answered."""
+    others: bool
+    """Whether the reply calls anything that the client answers, in whichever form."""
+
+
+def parted(message: JsonObject, names: Collection[str], finish_reason: str | None) -> Parted:
+    """Tell the calls of a reply apart by the names of the proxy's tools.
+
+    Arguments that are not JSON count as broken only where the reply was cut off.
+    """
+    items, calls = _calls(message)
+    own: list[int] = []
+    broken: list[int] = []
+    for place, call in enumerate(calls):
+        if call.name in names:
+            cut = finish_reason in CUT_OFF and not without_unfinished_calls({"tool_calls": [items[place]]})
+            (broken if cut else own).append(place)
+    others = len(own) + len(broken) < len(items) or bool(message.get("function_call"))
+    return Parted(own=tuple(own), broken=tuple(broken), others=others)
+
+
+def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
+    """Return a reply without its calls of the proxy's tools; the same object where it has none."""
+    items, calls = _calls(message)
+    kept = [item for item, call in zip(items, calls, strict=True) if call.name not in names]
+    if len(kept) == len(items):
+        return message
+    changed = {**message, "tool_calls": kept}
+    if not kept:
+        del changed["tool_calls"]
+    return changed
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How one round of a reply ends for the client."""
+
+    again: bool = False
+    """Not at all: another round follows, and the client is not told of this end."""
+    text: str = ""
+    """What is said at its end that the model did not say."""
+    finish: str
+    """Its `finish_reason`."""
+
+
+def ending(
+    message: JsonObject, names: Collection[str], finish: str, *, later: bool, said: bool, may_ask: bool
+) -> Ending:
+    """Decide how a round ends.
+
+    `message` is all that the round says, `finish` its `finish_reason` as upstream gives it. `later`: rounds
+    came before it; `said`: the client has text from those; `may_ask`: upstream may be asked once more.
+    """
+    calls = parted(message, names, finish)
+    if calls.others:
+        return Ending(finish=finish)
+    if not calls.own and not calls.broken:
+        empty = later and not said and not says_something(message) and finish not in CUT_OFF
+        return Ending(text=SAID_NOTHING if empty else "", finish=finish)
+    if may_ask and not calls.broken:
+        return Ending(again=True, finish="")
+    text = "" if says_something(message) else BROKE_OFF if calls.broken else STOPPED
+    return Ending(text=text, finish=finish if finish in CUT_OFF else "stop")
+
+
+def says_something(message: JsonObject) -> bool:
+    """Tell whether a reply has anything to read or to hear."""
+    content = message.get("content")
+    if isinstance(content, str):
+        content = content.strip()
+    return bool(content or message.get("refusal") or message.get("audio"))
+
+
+def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Call, ...]]:
+    """Return a reply as it can be sent back, and those of its calls that the proxy answers, in order.
+
+    Those that broke off are left out. Of the proxy's own calls each gets what a request needs: an id that no
+    other call of the block has, a type, and arguments that are a JSON object (`{}` for what is none: some
+    providers refuse it). The calls that are returned have the arguments as they came.
+    """
+    items, found = _calls(message)
+    names = [call.id for call in found]
+    kept: list[Any] = []
+    answered: list[Call] = []
+    for place, (item, call) in enumerate(zip(items, found, strict=True)):
+        if place in calls.own:
+            if not call.id or names.count(call.id) > 1:
+                name = f"call_{place}"
+                while name in names:
+                    name += "_"
+                names[place] = name
+            answered.append(structs.replace(call, id=names[place]))
+            kept.append(_complete(item, answered[-1]))
+        elif place not in calls.broken:
+            kept.append(item)
+    return {**message, "tool_calls": kept}, tuple(answered)
+
+
+def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
+    """Return the `tool_calls` of a reply as they stand there, and each as a call."""
+    items = message.get("tool_calls")
+    if not is_array(items):
+        return [], ()
+    return items, ChatMessage(b"", {"role": "assistant", "tool_calls": items}).calls
+
+
+def _complete(item: JsonObject, call: Call) -> JsonObject:
+    """Return a call with everything that a request's call has; its `index` is a stream's."""
+    rest = {name: value for name, value in item.items() if name != "index"}
+    if call.custom:
+        return {**rest, "id": call.id}
+    try:
+        arguments = call.arguments if is_object(orjson.loads(call.arguments)) else "{}"
+    except orjson.JSONDecodeError:
+        arguments = "{}"
+    return {**rest, "id": call.id, "type": "function", "function": {**item["function"], "arguments": arguments}}
+
+
+def gap(before: Any, after: Any) -> str:
+    """Return what keeps the text `after` apart from the content `before`: a blank line, or nothing.
+
+    Nothing where either has white space there, has no text there, or `after` comes in parts, which stand
+    apart by themselves.
+    """
+    if is_array(before) and before:
+        before = before[-1].get("text") if is_object(before[-1]) else None
+    if not before or not isinstance(before, str) or not after or not isinstance(after, str):
+        return ""
+    return "" if before[-1].isspace() or after[0].isspace() else BLANK_LINE
+
+
+def added(one: JsonObject | None, other: JsonObject | None) -> JsonObject | None:
+    """Return both usages together: numbers added, objects member by member, of all else the last word.
+
+    Neither is written to. None stands for a usage that was not reported.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    total = dict(one)
+    for name, value in other.items():
+        known = total.get(name)
+        if is_object(known) and is_object(value):
+            total[name] = added(known, value)
+        elif type(known) in {int, float} and type(value) in {int, float}:
+            total[name] = known + value
+        elif value is not None or known is None:
+            total[name] = value
+    return total
+
+
+class Correction(Struct, frozen=True, kw_only=True):
+    """What is to be changed in a completion; what is None stays as it is."""
+
+    content: Any = None
+    """The content of the reply."""
+    calls: Collection[int] | None = None
+    """Places of the tool calls that stay; with none left the field goes."""
+    finish_reason: str | None = None
+    usage: JsonObject | None = None
+
+
+def corrected(body: bytes, change: Correction) -> bytes:
+    """Return the body of a completion, whose one choice holds a message, with that changed and no other byte."""
+    try:
+        return _corrected(body, change)
+    except (msgspec.DecodeError, RecursionError):  # it is no strict JSON, and is written anew
+        pass
+    data = read(body)
+    choice = data["choices"][0]
+    message = choice["message"]
+    if change.content is not None:
+        message["content"] = change.content
+    if change.calls is not None and is_array(calls := message.get("tool_calls")):
+        message["tool_calls"] = [call for place, call in enumerate(calls) if place in change.calls]
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    if change.finish_reason is not None:
+        choice["finish_reason"] = change.finish_reason
+    if change.usage is not None:
+        data["usage"] = change.usage
+    return write(data)
+
+
+def _corrected(body: bytes, change: Correction) -> bytes:
+    def message(text: bytes) -> bytes:
+        if change.content is not None:
+            text = _set(text, "content", write(change.content))
+        if change.calls is None or "tool_calls" not in (fields := RawFields(text)):
+            return text
+        kept = [raw for place, raw in enumerate(ITEMS.decode(fields["tool_calls"])) if place in change.calls]
+        return with_field(text, fields, "tool_calls", msgspec.json.encode(kept) if kept else None)
+
+    def choice(text: bytes) -> bytes:
+        text = _set(text, "message", message(RawFields(text)["message"]))
+        return text if change.finish_reason is None else _set(text, "finish_reason", write(change.finish_reason))
+
+    body = _set(body, "choices", _only_item(RawFields(body)["choices"], choice))
+    return body if change.usage is None else _set(body, "usage", write(change.usage))
+
+
+def _set(text: bytes, name: str, value: bytes) -> bytes:
+    fields = RawFields(text)
+    return with_field(text, fields, name, value) if fields else emitted({name: value})
+
+
+def _only_item(text: bytes, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return an array of one item with that changed."""
+    item = bytes(ITEMS.decode(text)[0])
+    start = text.index(item)
+    return text[:start] + edit(item) + text[start + len(item) :]
