@@ -48,7 +48,7 @@ class Client(Protocol):
         """Report an error: as a response, or as the last event of a stream that has begun."""
 
 
-class Call(Struct, frozen=True, kw_only=True):
+class ClientRequest(Struct, frozen=True, kw_only=True):
     """A client's request as it came in."""
 
     tenant: str
@@ -82,7 +82,9 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     """The agent that asks, where several share a session."""
 
 
-def read_context(call: Call, request: ChatRequest, sessions: SessionSettings, policies: Policies) -> RequestContext:
+def read_context(
+    call: ClientRequest, request: ChatRequest, sessions: SessionSettings, policies: Policies
+) -> RequestContext:
     """Read the headers of a request.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from proxy.config import Policies, Settings
@@ -18,16 +18,15 @@ from proxy.conversation import chain
 from proxy.dialects import Message, headers
 from proxy.dialects.chat.completion import FINISH_REASON, made_answer
 from proxy.errors import PalimpsestError
-from proxy.pipeline.context import Call, Client
-from proxy.pipeline.own_tools import VirtualRelay, own_tools
-from proxy.pipeline.prepare import Prepared, Preparer
+from proxy.pipeline.context import Client, ClientRequest
+from proxy.pipeline.own_tools import Rounds, own_tools
+from proxy.pipeline.own_tools_relay import virtual_relay
+from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
 from proxy.pipeline.relay import Answered, StreamRelay, relay_json, relay_refusal
-from proxy.pipeline.rounds import Rounds
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
-from proxy.pipeline.summary_requests import as_requested, has_target
 from proxy.recall import name_in
 from proxy.store import Settled, Status, SummaryRow, session_key
 from proxy.summaries import Given, Work
@@ -64,7 +63,7 @@ class ChatCompletions:
         """Those in force."""
         return self._preparer.policies
 
-    async def answer(self, call: Call, client: Client) -> None:
+    async def answer(self, call: ClientRequest, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
 
         Raises:
@@ -117,7 +116,7 @@ class ChatCompletions:
                 return
             await exchange.opened()
             if prepared.own_tools:
-                relay = VirtualRelay(
+                relay = virtual_relay(
                     answer,
                     client,
                     headers_of,
@@ -126,20 +125,15 @@ class ChatCompletions:
                     hides_usage=sent.hides_usage,
                     start=self._services.background.start,
                 )
-                await self._run(exchange, relay.run(settle), relay.answered)
             else:
-                plain = StreamRelay(answer, client, hides_usage=sent.hides_usage)
-                await self._run(exchange, plain.run(headers_of(answer), settle), plain.answered)
+                relay = StreamRelay(answer, client, headers_of, hides_usage=sent.hides_usage)
+            try:
+                await relay.run(settle)
+            except asyncio.CancelledError:
+                await settle(relay.answered(left=True))
+                raise
         finally:
             await answer.aclose()
-
-    async def _run(self, exchange: Exchange, relaying: Awaitable[None], answered: Callable[..., Answered]) -> None:
-        """Relay; where the client leaves meanwhile, settle with what had come by then."""
-        try:
-            await relaying
-        except asyncio.CancelledError:
-            await self._settle(exchange, answered(left=True))
-            raise
 
     def _rounds(self, exchange: Exchange, sent: Sent) -> Rounds:
         """Return what answers calls of the proxy's own tools in this exchange, and asks upstream again."""

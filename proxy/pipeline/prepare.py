@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from secrets import token_hex
 from typing import Final
 
 from cachetools import FIFOCache
@@ -19,14 +20,14 @@ from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.dialects.chat.tools import offer_tools
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
-from proxy.pipeline.context import Call, RequestContext, read_context
+from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.summary_requests import missing_summary, prepared_of
 from proxy.recall import offered
-from proxy.store import StandingCut, SummaryRow
-from proxy.trimming import Entry, Plan, PlanningContext, Policy, bypass, plan
+from proxy.store import StandingCut, SummaryRow, SummaryStatus
+from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, SummaryRequest, bypass, plan
+from proxy.trimming import Prepared as ReadySummary
 from proxy.upstream import Destination
 
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
@@ -41,7 +42,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     received: float
     """`time.monotonic()` at its arrival."""
-    call: Call
+    call: ClientRequest
     request: ChatRequest
     context: RequestContext
     history: History
@@ -91,7 +92,7 @@ class Preparer:
         self._process_mark = process_mark
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
-    async def prepare(self, call: Call) -> Prepared:
+    async def prepare(self, call: ClientRequest) -> Prepared:
         """Read a request, find its place in the history, and plan what is sent.
 
         Raises:
@@ -214,7 +215,7 @@ class Preparer:
         def decide(history: History, fork: int | None) -> Awaitable[Plan]:
             return plan_of(history, name, policy, planning if fork is None else replace(planning, fork=fork))
 
-        place = Place(
+        place = ForkPlace(
             tenant=context.tenant,
             session=history.id or "",
             node=history.arrival.base,
@@ -227,7 +228,7 @@ class Preparer:
 
     def _warnings(
         self,
-        call: Call,
+        call: ClientRequest,
         request: ChatRequest,
         history: History,
         made: Plan,
@@ -289,10 +290,81 @@ def _absent_tools(tools: bytes | None, view: Sequence[Message]) -> tuple[str, ..
     return ()
 
 
+# ------------------------------------------------------------------------------------ summaries by a model
+
+
+def prepared_of(row: SummaryRow | None) -> ReadySummary | None:
+    """Return a stored summary as trimming sees it; None where there is none that is ready."""
+    if row is None or row.status is not SummaryStatus.READY:
+        return None
+    return ReadySummary(
+        text=row.text,
+        tokens=row.tokens,
+        until=row.until,
+        model=row.model,
+        covered_messages=row.covered_messages,
+        covered_tokens=row.covered_tokens,
+        generation=row.generation,
+        asked=row.asked,
+    )
+
+
+def unused(row: SummaryRow | None, cut: Cut | None) -> SummaryRow | None:
+    """Return a ready summary that covers more than what the cut uses; None where there is none."""
+    if row is None or row.status is not SummaryStatus.READY:
+        return None
+    used = cut.summary.until if cut is not None and cut.summary is not None else 0
+    return row if row.until > used else None
+
+
+def as_requested(row: SummaryRow, at: int) -> SummaryRow:
+    """Return a summary that was made beside the requests as one that somebody asks for; `at` is the time.
+
+    What it cost was booked with the first.
+    """
+    return replace(row, id=f"sum_{token_hex(12)}", asked=True, usage=None, cost=None, created_at=at)
+
+
+def has_target(policy: Policy) -> bool:
+    """Tell whether the policy says how far to trim."""
+    return policy.target is not None or policy.summarizing.lower is not None
+
+
+def missing_summary(
+    wanted: SummaryRequest | None,
+    attempt: SummaryRow | None,
+    cut: Cut | None = None,
+    *,
+    reason: str = "",
+    hindered: str = "",
+) -> tuple[str, ...]:
+    """Return the warning that a trim goes without the summary that it asked for, and why.
+
+    Args:
+        wanted: the summary that the plan asks for.
+        attempt: the last attempt at one.
+        cut: the cut that the trim makes.
+        reason: why none was made just now, where the request waited for it.
+        hindered: why none is even begun.
+    """
+    if wanted is None or not wanted.urgent:
+        return ()
+    if reason:
+        return (f"no summary: {reason}",)
+    failed = attempt.reason if attempt is not None else ""
+    if failed or hindered:
+        return (f"no summary: {'; '.join(filter(None, (failed, hindered)))}",)
+    if attempt is None:
+        return ("no summary is ready: the other edits did the work",)
+    if unused(attempt, cut) is None:
+        return ("no newer summary is ready: the other edits did the work",)
+    return ("a summary is ready and was not used: what is sent would not get smaller by it",)
+
+
 # -------------------------------------------------------------------------------- requests that share a trim
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class ForkPlace(Struct, frozen=True, kw_only=True):
     """A place at which one trim serves every request that goes on from there."""
 
     tenant: str
@@ -324,11 +396,11 @@ class PlanCoalescer:
 
     def __init__(self, most: int = _TRIMS) -> None:
         """Remember `most` trims at most."""
-        self._waiting: dict[Place, _Waiting] = {}
-        self._made: FIFOCache[Place, StandingCut] = FIFOCache(most)
+        self._waiting: dict[ForkPlace, _Waiting] = {}
+        self._made: FIFOCache[ForkPlace, StandingCut] = FIFOCache(most)
 
     async def plan(
-        self, history: History, place: Place, decide: Callable[[History, int | None], Awaitable[Plan]]
+        self, history: History, place: ForkPlace, decide: Callable[[History, int | None], Awaitable[Plan]]
     ) -> tuple[History, Plan]:
         """Return the plan of a request at `place`, and its history, with the cut of another request.
 

@@ -13,7 +13,7 @@ import orjson
 
 from proxy.config import Settings
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
-from proxy.pipeline import Background, Call, ChatCompletions
+from proxy.pipeline import Background, ChatCompletions, ClientRequest
 from proxy.server.authentication import Authenticator
 
 Scope = MutableMapping[str, Any]
@@ -195,7 +195,7 @@ class ChatEndpoint:
         except PalimpsestError as why:
             await connection.fail(why)
 
-    async def _call(self, connection: Connection) -> Call:
+    async def _call(self, connection: Connection) -> ClientRequest:
         """Read the request.
 
         Raises:
@@ -209,4 +209,4 @@ class ChatEndpoint:
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         body = await connection.body(self._limit)
-        return Call(tenant=caller.tenant, headers=connection.headers, query=connection.query, body=body)
+        return ClientRequest(tenant=caller.tenant, headers=connection.headers, query=connection.query, body=body)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from proxy.config import Policies, Settings
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
-from proxy.server.authentication import Authenticator, Caller
+from proxy.server.authentication import Authenticator, Identity
 from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
@@ -45,7 +45,7 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: Request) -> Identity:
     """Return who asks; raises what `Authenticator.admit` raises."""
     return services_of(request).gate.admit(dict(reversed(request.scope["headers"])))
 
@@ -68,13 +68,13 @@ def _query_names(dependant: Dependant) -> set[str]:
 
 
 OpenServices = Annotated[Services, Depends(services_of)]
-CallerDependency = Annotated[Caller, Depends(caller_of)]
+CallerDependency = Annotated[Identity, Depends(caller_of)]
 Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[str | None, Query(description="The `next` of the page before.")]
 
 
-def tenant_of(caller: Caller, tenant: str | None) -> str | None:
+def tenant_of(caller: Identity, tenant: str | None) -> str | None:
     """Return whose sessions are meant; None for everybody's, which only the administrator may mean.
 
     Raises:

@@ -17,7 +17,7 @@ from yarl import URL
 
 from proxy.config import Route, UpstreamSettings
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connections import Body, open_session, origin_of
+from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -205,10 +205,10 @@ class Upstream:
             raise error_of(why) from why
         return Answer(response, error_of)
 
-    def _body_of(self, content: bytes | AsyncIterable[bytes]) -> Body | AsyncIterable[bytes] | None:
+    def _body_of(self, content: bytes | AsyncIterable[bytes]) -> RequestBody | AsyncIterable[bytes] | None:
         if not isinstance(content, bytes):
             return content
-        return Body(content, self._settings.read_timeout) if content else None
+        return RequestBody(content, self._settings.read_timeout) if content else None
 
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:

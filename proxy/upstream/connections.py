@@ -106,7 +106,7 @@ def open_session(*, connect_timeout: float, read_timeout: float, limit: int) -> 
     )
 
 
-class Body(Payload):
+class RequestBody(Payload):
     """A request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
 
     _value: bytes

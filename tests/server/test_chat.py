@@ -13,7 +13,7 @@ import pytest
 
 from proxy.config import Settings
 from proxy.errors import ClientLeft, TooLarge, UpstreamTimeout
-from proxy.pipeline import Background, Call
+from proxy.pipeline import Background, ClientRequest
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ChatEndpoint, Connection
 
@@ -203,10 +203,10 @@ class _Chat:
     """An exchange that answers in one word, or does what it is told."""
 
     def __init__(self, does: Callable[[Any], Awaitable[None]] | None = None) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ClientRequest] = []
         self._does = does
 
-    async def answer(self, call: Call, client: Connection) -> None:
+    async def answer(self, call: ClientRequest, client: Connection) -> None:
         self.calls.append(call)
         if self._does is not None:
             await self._does(client)
