@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from proxy.dialects.chat.overflow import overflow_of
 from proxy.dialects.chat.own_calls import Parted, answerable
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.prepare import unused
-from proxy.pipeline.relay import OwnCall, as_stored
+from proxy.pipeline.relay import Answered, OwnCall, as_stored
 from proxy.pipeline.settle import Exchange
 from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
 from proxy.store import session_key
@@ -39,39 +40,31 @@ NOTHING_TO_SUM_UP: Final = (
 
 def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
     """Return the tools that this exchange offers, with what answers them."""
-    return OwnTools(exchange.prepared.own_tools, recall, _branch(exchange), _Compression(exchange))
-
-
-def _branch(exchange: Exchange) -> RecallBranch:
     prepared, history = exchange.prepared, exchange.prepared.history
     fresh = tuple([body.message for body in history.fresh])
     end = history.entries[-1].position + 1 if history.entries else history.start
-    return RecallBranch(
+    branch = RecallBranch(
         key=session_key(prepared.call.tenant, history.id or ""),
         tip=history.arrival.base,
         depth=end - len(fresh),
         fresh=fresh,
         whole=sent_whole(history.entries, exchange.report.plan.view),
     )
+    return OwnTools(prepared.own_tools, recall, branch, partial(_request_summary, exchange))
 
 
-class _Compression:
-    """Notes that the model asked for a summary, which is begun when the exchange is settled."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    async def __call__(self) -> str:
-        prepared, history = self._exchange.prepared, self._exchange.prepared.history
-        policy = prepared.context.policy
-        if policy is None:
-            return NOTHING_TO_SUM_UP
-        cut = history.standing.cut if history.standing is not None else None
-        request = await compute(
-            TRIMMING * history.size, compaction, history.entries, policy, prepared.planning, cut, start=history.start
-        )
-        self._exchange.requested_summary = request or unused(history.prepared, cut)
-        return NOTHING_TO_SUM_UP if self._exchange.requested_summary is None else BEGUN
+async def _request_summary(exchange: Exchange) -> str:
+    """Note that the model asked for a summary, which is begun when the exchange is settled."""
+    prepared, history = exchange.prepared, exchange.prepared.history
+    policy = prepared.context.policy
+    if policy is None:
+        return NOTHING_TO_SUM_UP
+    cut = history.standing.cut if history.standing is not None else None
+    request = await compute(
+        TRIMMING * history.size, compaction, history.entries, policy, prepared.planning, cut, start=history.start
+    )
+    exchange.requested_summary = request or unused(history.prepared, cut)
+    return NOTHING_TO_SUM_UP if exchange.requested_summary is None else BEGUN
 
 
 class AnswersCalls(Protocol):
@@ -79,7 +72,7 @@ class AnswersCalls(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Their names."""
+        """The names of the tools."""
         ...
 
     async def answer(self, call: Call) -> str:
@@ -93,7 +86,7 @@ Form = Callable[[Message, bool], Message]
 """Returns a reply as a request carries it; the flag says that it broke off."""
 
 
-class OwnRound(Struct, frozen=True, kw_only=True):
+class OwnRound(Struct, kw_only=True):
     """A reply with calls of the proxy's own and, where it stands between two others, nobody else's."""
 
     message: Message
@@ -117,7 +110,8 @@ class Rounds:
         self._rounds: list[OwnRound] = []
         self._mixed: OwnRound | None = None
         self._asks = 0
-        self._answered: list[OwnCall] = []
+        self.answered: list[OwnCall] = []
+        """Every call that was answered, in order."""
 
     def __len__(self) -> int:
         """Return how many rounds the client was not shown."""
@@ -128,20 +122,14 @@ class Rounds:
         """Whether upstream may be asked once more."""
         return self._asks < MOST_ASKS
 
-    @property
-    def asked(self) -> bool:
-        """Whether upstream was asked again."""
-        return self._asks > 0
-
-    @property
-    def answered(self) -> tuple[OwnCall, ...]:
-        """Every call that was answered, in order."""
-        return tuple(self._answered)
+    def note(self, answered: Answered) -> None:
+        """Note in `answered` what happened in these rounds."""
+        answered.own_calls, answered.asked_again = tuple(self.answered), self._asks > 0
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The rounds, as they are sent: each a reply with its calls, and their results."""
-        return tuple(message for made in self._rounds for message in (made.message, *made.results))
+        return _messages_of(self._rounds)
 
     async def answer(self, message: JsonObject, calls: Parted) -> None:
         """Answer all calls of a reply that calls only the proxy's tools."""
@@ -154,11 +142,8 @@ class Rounds:
     async def ask(self) -> Answer | None:
         """Ask upstream again with the results, and with shorter ones where those are too long for it.
 
-        Returns:
-            The answer, whatever its status, to be closed by the caller. None: it may not be asked again.
-
-        Raises:
-            PalimpsestError: there is no answer.
+        Returns the answer, whatever its status, to be closed by the caller; None: it may not be asked again.
+        Raises a `PalimpsestError` where there is no answer.
         """
         while self.may_ask:
             self._asks += 1
@@ -176,23 +161,19 @@ class Rounds:
     def hidden(self, reply: Message, last: JsonObject, *, partial: bool) -> Hidden | None:
         """Return what is sent with the reply from now on; None where the client was shown everything.
 
-        Args:
-            reply: the whole reply, as the client has it.
-            last: its last round without calls of the proxy's.
-            partial: whether it broke off.
+        `reply` is the whole reply, as the client has it; `last` its last round without calls of the proxy's.
         """
         if self._mixed is not None:
             return Hidden(before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0)
         kept = list(self._rounds)
         sent = self._form(as_stored(last), partial)
-        while kept and not _says_or_calls(sent):
+        while kept and not any(sent.data.get(name) for name in _SAYING):
             # It said nothing by itself, which no provider takes: what was said before it is its own.
             sent = self._form(as_stored({**last, "content": kept.pop().content}), partial)
         if not kept:
             return None
-        before = tuple(message for made in kept for message in (made.message, *made.results))
         is_all = sent.data == self._form(reply, partial).data
-        return Hidden(before=before, reply=None if is_all else sent, after=(), tokens=0)
+        return Hidden(before=_messages_of(kept), reply=None if is_all else sent, after=(), tokens=0)
 
     async def _answer(self, message: JsonObject, calls: Parted) -> OwnRound:
         sent, own = answerable(message, calls)
@@ -201,26 +182,27 @@ class Rounds:
             began = time.monotonic()
             text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
             took = round((time.monotonic() - began) * 1000, 2)
-            self._answered.append(OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1))
+            self.answered.append(OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1))
             results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
         form = self._form(as_stored({**sent, "role": "assistant"}), False)
         return OwnRound(message=form, results=tuple(results), content=message.get("content"))
 
     def _shorten(self) -> bool:
         """Put a short text in the place of the newest results that are whole; tell whether there are any."""
-        for place in range(len(self._rounds) - 1, -1, -1):
-            made = self._rounds[place]
+        for number, made in reversed(list(enumerate(self._rounds, 1))):
             if not made.shortened:
-                results = tuple(result.replacing("content", TOO_LONG) for result in made.results)
-                self._rounds[place] = replace(made, results=results, shortened=True)
-                self._answered = [
-                    replace(answered, error=TOO_LONG) if answered.round == place + 1 else answered
-                    for answered in self._answered
+                made.results = tuple([result.replacing("content", TOO_LONG) for result in made.results])
+                made.shortened = True
+                self.answered = [
+                    replace(call, error=TOO_LONG) if call.round == number else call for call in self.answered
                 ]
                 return True
         return False
 
 
-def _says_or_calls(message: Message) -> bool:
-    data = message.data
-    return any(data.get(name) for name in ("content", "tool_calls", "function_call", "refusal", "audio"))
+def _messages_of(rounds: Sequence[OwnRound]) -> tuple[Message, ...]:
+    return tuple([message for made in rounds for message in (made.message, *made.results)])
+
+
+_SAYING: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
+"""The fields of a reply of which a provider wants at least one."""

@@ -177,9 +177,8 @@ class WholeRelay:
 
     def _with_rounds(self, answered: Answered, usage: JsonObject | None) -> Answered:
         """Return the answered with what is known of all rounds; `usage` is that of the last."""
-        answered.usage = added(self._usage, usage)
-        answered.own_calls, answered.first_usage = self._rounds.answered, self._first_usage
-        answered.asked_again = self._rounds.asked
+        answered.usage, answered.first_usage = added(self._usage, usage), self._first_usage
+        self._rounds.note(answered)
         return answered
 
 
@@ -262,7 +261,7 @@ class VirtualStream(StreamRelay):
         """Return what the client has so far."""
         answered = super().answered(left=left)
         answered.usage, answered.first_usage = self._filter.usage, self._first_usage
-        answered.own_calls, answered.asked_again = self._rounds.answered, self._rounds.asked
+        self._rounds.note(answered)
         if len(answered.replies) == 1:
             reply, partial = answered.replies[0]
             last = without_own(self._filter.message, self._rounds.names)

@@ -93,11 +93,7 @@ class Preparer:
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
-        """Read a request, find its place in the history, and plan what is sent.
-
-        Raises:
-            PalimpsestError: it could not be read, placed or planned.
-        """
+        """Read a request, find its place in the history, and plan what is sent."""
         received, settings = time.monotonic(), self._settings
         request = await compute(len(call.body), parse_chat_request, call.body)
         context = read_context(call, request, settings.sessions, self.policies)
@@ -151,10 +147,7 @@ class Preparer:
     async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
         """Plan again with the summary that the request waited for.
 
-        Args:
-            prepared: the request, whose plan asks for a summary at once.
-            attempt: what came of it; None where none was made.
-            reason: why there is no summary; empty where there is one.
+        `attempt` is what came of it, if any was begun; `reason` says why there is no summary.
         """
         history, planning, context = prepared.history, prepared.planning, prepared.context
         made = prepared.plan
@@ -251,8 +244,10 @@ class Preparer:
         return f"exc_{microseconds:014x}{self._random.getrandbits(40):010x}{self._process_mark}"
 
 
-async def plan_of(history: History, name: str, policy: Policy | None, planning: PlanningContext) -> Plan:
-    """Decide what of the history is sent; without a policy nothing is trimmed."""
+async def plan_of(
+    history: History, name: str, policy: Policy | None, planning: PlanningContext, *, overflow: int | None = None
+) -> Plan:
+    """Decide what of the history is sent: nothing is trimmed without a policy, and more after an `overflow`."""
     composed = history.composed
     if policy is None:
         return await compute(history.size, bypass, history.entries, planning, composed=composed)
@@ -266,6 +261,7 @@ async def plan_of(history: History, name: str, policy: Policy | None, planning: 
         history.standing.cut if history.standing is not None else None,
         composed=composed,
         start=history.start,
+        overflow=overflow,
     )
 
 
@@ -340,12 +336,7 @@ def missing_summary(
 ) -> tuple[str, ...]:
     """Return the warning that a trim goes without the summary that it asked for, and why.
 
-    Args:
-        wanted: the summary that the plan asks for.
-        attempt: the last attempt at one.
-        cut: the cut that the trim makes.
-        reason: why none was made just now, where the request waited for it.
-        hindered: why none is even begun.
+    `reason` says why none was made just now, where the request waited for it; `hindered` why none is begun.
     """
     if wanted is None or not wanted.urgent:
         return ()

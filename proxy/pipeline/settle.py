@@ -100,8 +100,7 @@ class Exchange:
         waits = store.waits_for_beginnings and opening is not None and not opening.done()
         storing = self._store(answered, scale, work)
         if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
-            # Nearly always. A write that was submitted completes even if the caller is cancelled, and nothing
-            # is awaited before it: no task is needed.
+            # Nearly always. A submitted write completes even if the caller is cancelled: no task is needed.
             return await storing
         return await services.background.finish(storing)
 
@@ -150,13 +149,8 @@ def settlement_of(
 ) -> Settlement:
     """Return how the exchange ended, for the store.
 
-    Args:
-        exchange: the exchange.
-        answered: what came of it.
-        now: milliseconds since 1970.
-        counter: counts the replies.
-        cost: dollars; None where it is not known.
-        scale: what upstream's usage taught about its counting.
+    `now` is in milliseconds since 1970, `cost` in dollars; `scale` is what upstream's usage taught about its
+    counting.
     """
     prepared, report = exchange.prepared, exchange.report
     history, made, model = prepared.history, report.plan, prepared.request.model

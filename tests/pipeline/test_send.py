@@ -264,8 +264,8 @@ def body_of(
         finishing=None,
     )
     sender = UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
-    attempt = _Attempt(prepared, prepared.report, DESTINATION, adds_usage=add_usage, orders=frozenset())
-    return sender._body(attempt)
+    attempt = _Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
+    return sender._body(attempt, attempt.orders, add_usage=add_usage)
 
 
 def messages_of(body: bytes) -> list[Any]:
