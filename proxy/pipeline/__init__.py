@@ -33,7 +33,6 @@ from proxy.pipeline.services import AppServices, Knowledge, opened
 from proxy.pipeline.session_view import (
     DEFAULT_TENANT,
     compact,
-    compression_rate,
     last_answered,
     preview,
     read_lines,
@@ -61,7 +60,6 @@ __all__ = [
     "StreamRelay",
     "WholeRelay",
     "compact",
-    "compression_rate",
     "compute",
     "expanded",
     "gap_lines",

@@ -22,7 +22,7 @@ from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Work
-from proxy.trimming import Entry, PlanningContext, Policy, bypass, compaction, merged, plan
+from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
 
 DEFAULT_TENANT: Final = "default"
 """The tenant of every request where there is no authentication."""
@@ -69,9 +69,6 @@ async def session_view(
 
     The model, the tools and the agent are those of the newest request that was answered; `policy` names one,
     or `off`, and None means the one that would be chosen.
-
-    Raises:
-        InvalidRequest: there is no policy of that name.
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
@@ -124,10 +121,10 @@ def _chosen(session: SessionRow, model: str, policy: str | None, policies: Polic
 
 async def preview(now: SessionView) -> dict[str, Any]:
     """Return `{messages, plan, tokens_before, tokens_sent, policy, model, cut, warnings}`."""
-    return await compute(now.size, lambda: _shown(now))
+    return await compute(now.size, _preview, now)
 
 
-def _shown(now: SessionView) -> dict[str, Any]:
+def _preview(now: SessionView) -> dict[str, Any]:
     known = now.known
     if now.policy is None:
         planned = bypass(now.entries, known, composed=True)
@@ -161,17 +158,7 @@ async def compact(
 ) -> SummaryRow | None:
     """Make a summary of all that may be summed up; return it, or None where there is nothing to sum up.
 
-    Args:
-        session: whose.
-        now: how it stands.
-        policy: says how.
-        caller: on whose behalf the model is asked.
-        services: everything that is open.
-        patience: seconds to wait; then it goes on in the background.
-
-    Raises:
-        UpstreamError: it was not made, and why.
-        StoreUnavailable: the session cannot be read.
+    After `patience` seconds it goes on in the background. Raises `UpstreamError` if none was made.
     """
     cut = now.standing.cut if now.standing is not None else None
     wanted = await compute(TRIMMING * now.size, lambda: compaction(now.entries, policy, now.known, cut))
@@ -225,29 +212,24 @@ def session_document(row: SessionRow, finishing: Collection[str] = ()) -> dict[s
     }
 
 
-def summary_document(row: SummaryRow) -> dict[str, Any]:
-    """Return a summary that a model has written."""
-    return {
-        "summary": row.text,
-        "summarized_until": row.until,
-        "summary_tokens": row.tokens,
-        "created_at": timestamp(row.created_at),
-        "message_count": row.covered_messages,
-        "original_tokens": row.covered_tokens,
-        "compression_rate": compression_rate(row.tokens, row.covered_tokens),
-        "kind": "model",
-        "model": row.model,
-        "generation": row.generation,
-        "id": row.id,
-        "predecessor": row.predecessor,
-        "usage": row.usage,
-        "cost": row.cost,
+def summary_document(made: SummaryRow | Summary, created_at: int) -> dict[str, Any]:
+    """Return a summary: one that a model has written (`SummaryRow`), or one that a cut uses."""
+    tokens, original = made.tokens, made.covered_tokens
+    told = {
+        "summary": made.text,
+        "summarized_until": made.until,
+        "summary_tokens": tokens,
+        "created_at": timestamp(created_at),
+        "message_count": made.covered_messages,
+        "original_tokens": original,
+        "compression_rate": round(tokens / original, 3) if original else None,
+        "kind": made.kind if isinstance(made, Summary) else "model",
+        "model": made.model,
+        "generation": made.generation,
     }
-
-
-def compression_rate(left: int, original: int) -> float | None:
-    """Return the fraction of the tokens that is left."""
-    return round(left / original, 3) if original else None
+    if isinstance(made, SummaryRow):
+        told |= {"id": made.id, "predecessor": made.predecessor, "usage": made.usage, "cost": made.cost}
+    return told
 
 
 def timestamp(milliseconds: int) -> str:
@@ -263,11 +245,7 @@ async def write_lines(records: AsyncIterator[JsonObject]) -> AsyncIterator[bytes
 
 
 def read_lines(lines: bytes) -> list[JsonObject]:
-    """Return the records of these lines.
-
-    Raises:
-        InvalidRequest: a line is no JSON object, or there is none; the message names its number.
-    """
+    """Return the records of these lines; raises `InvalidRequest` where one is no JSON object."""
     if not lines.strip():
         raise InvalidRequest("There is nothing to import. Send what export wrote, JSON Lines.")
     records: list[JsonObject] = []
@@ -283,11 +261,7 @@ def read_lines(lines: bytes) -> list[JsonObject]:
 
 
 def session_id_of(records: list[JsonObject]) -> str:
-    """Return the id of the session that the records are of.
-
-    Raises:
-        InvalidRequest: the first record does not say it.
-    """
+    """Return the id of the session that the records are of."""
     name = records[0].get("id")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("The first line does not name a session. Send what export wrote, from its first line on.")
