@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from secrets import token_hex
 from typing import Final
+from weakref import WeakValueDictionary
 
 from cachetools import FIFOCache
 from msgspec import Struct
@@ -97,28 +98,32 @@ class Preparer:
         received, settings = time.monotonic(), self._settings
         request = await compute(len(call.body), parse_chat_request, call.body)
         context = read_context(call, request, settings.sessions, self.policies)
-        history = await self._load(request, context)
         destination = self._upstream.destination(request.model)
         facts = self._knowledge.facts_at(request.model, destination.base_url)
-        policy = context.policy
+        stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
         tools = request.tools
         definitions = offered(
-            settings.virtual_tools, has_tools=request.has_tools, stateless=history.id is None, off=policy is None
+            settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=context.policy is None
         )
         if definitions:
             offer = offer_tools(request, definitions)
             own, tools = offer.names, offer.tools
-        planning, lead = await self._planning(request, history, tools, context.agent, facts)
-        finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
-        if finishing is not None:
-            made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
-        else:
+        whole = False
+        while True:
+            if stateless:
+                history = await self._loader.without_store(request)
+            else:
+                history = await self._loader.load(request, context, whole=whole)
+            planning, lead = await self._planning(request, history, tools, context.agent, facts)
+            finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
+            if finishing is not None:
+                made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
+                break
             history, made = await self._plan(history, context, request.model, planning)
-            if made.needs_whole:  # another version of the policy decides over what the cut dropped, too
-                history = await self._load(request, context, whole=True)
-                planning, lead = await self._planning(request, history, tools, context.agent, facts)
-                history, made = await self._plan(history, context, request.model, planning)
+            if whole or not made.needs_whole:
+                break
+            whole = True  # another version of the policy decides over what the cut dropped, too
         warnings, no_summary = self._warnings(call, request, history, made, tools, finishing)
         return Prepared(
             received=received,
@@ -169,11 +174,6 @@ class Preparer:
             warnings=warnings,
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
-
-    async def _load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
-        if context.session is None and self._settings.sessions.missing == "stateless":
-            return await self._loader.without_store(request)
-        return await self._loader.load(request, context, whole=whole)
 
     async def _planning(
         self, request: ChatRequest, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
@@ -268,8 +268,7 @@ async def plan_of(
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:
     """Return the reply that finishes a task, where nothing came after it but results of its calls.
 
-    An agent that called `finish_task` is done; asked again with nothing new, a model would only say something
-    else. `tools` are the names of the tools that finish a task.
+    An agent that called one of `tools` is done; asked again with nothing new, a model would say something else.
     """
     last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
@@ -307,10 +306,8 @@ def prepared_of(row: SummaryRow | None) -> ReadySummary | None:
 
 def unused(row: SummaryRow | None, cut: Cut | None) -> SummaryRow | None:
     """Return a ready summary that covers more than what the cut uses; None where there is none."""
-    if row is None or row.status is not SummaryStatus.READY:
-        return None
     used = cut.summary.until if cut is not None and cut.summary is not None else 0
-    return row if row.until > used else None
+    return row if row is not None and row.status is SummaryStatus.READY and row.until > used else None
 
 
 def as_requested(row: SummaryRow, at: int) -> SummaryRow:
@@ -367,27 +364,17 @@ class ForkPlace(Struct, frozen=True, kw_only=True):
     model: str
 
 
-class _Waiting:
-    """Who decides for a place, and how many want to."""
-
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
-
-
 class PlanCoalescer:
     """Lets requests that go on from one place of a long history share the trim that one of them decides.
 
-    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. Each would decide the
-    same about the same messages. So one decides at a time, and the others go on from its cut, though it may
-    not be stored yet; that also lets the provider's cache serve all of them.
+    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. One decides at a time,
+    and the others go on from its cut, though it may not be stored yet: so the provider's cache serves them all.
     """
 
     def __init__(self, most: int = _TRIMS) -> None:
         """Remember `most` trims at most."""
-        self._waiting: dict[ForkPlace, _Waiting] = {}
+        self._locks: WeakValueDictionary[ForkPlace, asyncio.Lock] = WeakValueDictionary()
+        """Where somebody decides, or waits to."""
         self._made: FIFOCache[ForkPlace, StandingCut] = FIFOCache(most)
 
     async def plan(
@@ -402,19 +389,13 @@ class PlanCoalescer:
             return history, await decide(history, None)
         if TRIMMING * history.size < OFF_LOOP_BYTES:  # decided before anybody else can ask
             return history, await decide(history, fork if kind is Kind.REWIND else None)
-        waiting = self._waiting.setdefault(place, _Waiting())
-        contended = waiting.users > 0
-        waiting.users += 1
-        try:
-            async with waiting.lock:
-                found = self._made.get(place)
-                if found is not None and (history.standing is None or history.standing.cut.position < fork):
-                    history = replace(history, standing=found, borrowed=True)
-                made = await decide(history, fork if kind is Kind.REWIND or contended else None)
-                if made.moved and made.cut is not None and made.cut.position == fork:
-                    self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
-        finally:
-            waiting.users -= 1
-            if not waiting.users:
-                del self._waiting[place]
+        contended = place in self._locks
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with lock:
+            found = self._made.get(place)
+            if found is not None and (history.standing is None or history.standing.cut.position < fork):
+                history = replace(history, standing=found, borrowed=True)
+            made = await decide(history, fork if kind is Kind.REWIND or contended else None)
+            if made.moved and made.cut is not None and made.cut.position == fork:
+                self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
         return history, made
