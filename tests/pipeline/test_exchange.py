@@ -170,7 +170,8 @@ async def test_a_store_that_cannot_begin_lets_nothing_through(
 async def test_a_store_that_cannot_settle_lets_no_end_through(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    async def fail(*_: Any) -> None:
+    async def fail(_settlement: Any, opening: Any) -> None:
+        await opening
         raise StoreUnavailable("The store cannot be used.")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
