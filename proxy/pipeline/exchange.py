@@ -62,8 +62,7 @@ class ChatCompletions:
     async def answer(self, call: ClientRequest, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
 
-        Raises:
-            PalimpsestError: the request could not be read or planned; the client was told nothing yet.
+        Raises a `PalimpsestError` where it could not be planned; the client was told nothing yet.
         """
         exchange = Exchange(await self._preparer.prepare(call), self._services)
         exchange.mark("planned")

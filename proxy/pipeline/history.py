@@ -1,7 +1,6 @@
 """A request in its place in the stored history, with the messages that trimming plans with.
 
-The store finds the place (by the rules of `conversation.reconcile`) and reads what is known of it. This
-module puts that together with what the client sent.
+The store finds the place, by the rules of `conversation.reconcile`, and reads what is known of it.
 """
 
 from __future__ import annotations
@@ -109,10 +108,6 @@ class HistoryLoader:
         A request that names no session goes on with the one session of the tenant that holds the last reply
         that the client sends, with every reply before it, as recorded from upstream. Where several sessions
         do, nobody knows which is meant: it becomes a new session.
-
-        Raises:
-            Conflict: the session was deleted meanwhile.
-            StoreUnavailable: the history cannot be read.
         """
         incoming = await compute(len(request.raw), _incoming, request, context)
         if context.session is not None:
@@ -265,11 +260,7 @@ def size_of(messages: Iterable[Message]) -> int:
 
 
 def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
-    """Return the bytes of the request's messages, at least, and of the stored ones in `rows`.
-
-    Other fields of the body count too. As a rule they are small; where they are large, work goes to a thread
-    sooner, and that is all.
-    """
+    """Return the bytes of the request's messages, at least (other fields count too), and of those in `rows`."""
     beside = size_of(request.instructions) + len(request.tools or b"")
     return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
 

@@ -95,8 +95,7 @@ class WholeRelay:
     async def run(self, settle: Settle) -> None:
         """Relay the reply once it is settled.
 
-        Raises:
-            PalimpsestError: there is no reply, and the client was told nothing yet. It was settled as failed.
+        Raises a `PalimpsestError` where there is none: it was settled as failed, and the client was told nothing.
         """
         try:
             answered, body = await self._reply()
@@ -111,9 +110,8 @@ class WholeRelay:
 
     def answered(self, *, left: bool = False) -> Answered:
         """Return what has come so far: no reply."""
-        if left:
-            return self._with_rounds(Answered(status=Status.CANCELLED, error="the client left"), None)
-        return self._failed("there is no reply")
+        why = "the client left" if left else "there is no reply"
+        return self._with_rounds(Answered(status=Status.CANCELLED if left else Status.FAILED, error=why), None)
 
     async def _reply(self) -> tuple[Answered, bytes]:
         """Return what came of it, and the body that the client gets."""

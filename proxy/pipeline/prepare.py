@@ -84,22 +84,18 @@ class Preparer:
         self._settings = settings
         self.policies: Final = Policies(settings.policies)
         """Those in force; exchanged when the configuration is read again."""
-        self._upstream = services.upstream
-        self._loader = services.loader
-        self._knowledge = services.knowledge
-        self._counter = services.counter
-        self._summaries = services.summaries
+        self._services = services
         self._coalescer = PlanCoalescer()
         self._process_mark = process_mark
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
         """Read a request, find its place in the history, and plan what is sent."""
-        received, settings = time.monotonic(), self._settings
+        received, settings, services = time.monotonic(), self._settings, self._services
         request = await compute(len(call.body), parse_chat_request, call.body)
         context = read_context(call, request, settings.sessions, self.policies)
-        destination = self._upstream.destination(request.model)
-        facts = self._knowledge.facts_at(request.model, destination.base_url)
+        destination = services.upstream.destination(request.model)
+        facts = services.knowledge.facts_at(request.model, destination.base_url)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
         tools = request.tools
@@ -112,9 +108,9 @@ class Preparer:
         whole = False
         while True:
             if stateless:
-                history = await self._loader.without_store(request)
+                history = await services.loader.without_store(request)
             else:
-                history = await self._loader.load(request, context, whole=whole)
+                history = await services.loader.load(request, context, whole=whole)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -124,7 +120,10 @@ class Preparer:
             if whole or not made.needs_whole:
                 break
             whole = True  # another version of the policy decides over what the cut dropped, too
-        warnings, no_summary = self._warnings(call, request, history, made, tools, finishing)
+        warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
+        if finishing is None and made.wanted is not None and settings.summarizer.background:
+            no_summary = services.summaries.none_begins(request.model, call.caller)
+            warnings = missing_summary(made.wanted, history.attempt, made.cut, hindered=no_summary) + warnings
         return Prepared(
             received=received,
             call=call,
@@ -179,13 +178,13 @@ class Preparer:
         self, request: ChatRequest, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
     ) -> tuple[PlanningContext, int]:
         """Return what planning must be told, and the tokens of the instructions."""
-        model, lead, fixed = request.model, 0, 0
+        model, lead, fixed, counter = request.model, 0, 0, self._services.counter
         if history.instructions:
             size = COUNTING * size_of(history.instructions)
-            lead = fixed = sum(await compute(size, self._counter.messages, history.instructions, model))
+            lead = fixed = sum(await compute(size, counter.messages, history.instructions, model))
         if tools is not None:
-            fixed += await compute(COUNTING * len(tools), self._counter.json, tools, model)
-        planning = self._knowledge.planning(
+            fixed += await compute(COUNTING * len(tools), counter.json, tools, model)
+        planning = self._services.knowledge.planning(
             model,
             facts,
             fixed=fixed,
@@ -219,28 +218,9 @@ class Preparer:
         )
         return await self._coalescer.plan(history, place, decide)
 
-    def _warnings(
-        self,
-        call: ClientRequest,
-        request: ChatRequest,
-        history: History,
-        made: Plan,
-        tools: bytes | None,
-        finishing: Entry | None,
-    ) -> tuple[tuple[str, ...], str]:
-        """Return the warnings beside the plan's own, and why no summary is being made."""
-        if finishing is not None:
-            return (FINISHED,), ""
-        warnings: tuple[str, ...] = ()
-        reason, wanted = "", made.wanted
-        if wanted is not None and self._settings.summarizer.background:
-            reason = self._summaries.none_begins(request.model, call.caller)
-            warnings = missing_summary(wanted, history.attempt, made.cut, hindered=reason)
-        return warnings + _absent_tools(tools, made.view), reason
-
     def _new_id(self) -> str:
         """Return an exchange's id; ids that this process makes later sort later, to the microsecond."""
-        microseconds = int(self._knowledge.clock() * 1_000_000)
+        microseconds = int(self._services.knowledge.clock() * 1_000_000)
         return f"exc_{microseconds:014x}{self._random.getrandbits(40):010x}{self._process_mark}"
 
 

@@ -80,11 +80,7 @@ async def relay_refusal(answer: Answer, client: Client, headers: Headers, body: 
 
 
 async def relay_json(answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
-    """Pass on an answer that comes in one piece, once what it says is stored.
-
-    Raises:
-        UpstreamError: the answer did not come whole; nothing was sent to the client.
-    """
+    """Pass on an answer that comes in one piece, once what it says is stored."""
     body = await answer.read()
     await settle(read_answer(body, answer.status))
     await send_whole(client, answer.status, headers, body)

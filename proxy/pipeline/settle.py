@@ -62,11 +62,7 @@ class Exchange:
             self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
-        """Wait until what is new is stored.
-
-        Raises:
-            StoreUnavailable: it could not be stored.
-        """
+        """Wait until what is new is stored; raises `StoreUnavailable` if it could not be."""
         if self._opening is not None:
             try:
                 # Most upstreams take longer than the store; then there is nothing left to shield.
@@ -76,11 +72,7 @@ class Exchange:
                 raise
 
     async def settle(self, answered: Answered) -> Settled | None:
-        """Store how the exchange ended; return what was stored. None: nothing is, or it was settled before.
-
-        Raises:
-            StoreUnavailable: it could not be stored; nothing was acknowledged.
-        """
+        """Store how the exchange ended; return what was stored. None: nothing is, or it was settled before."""
         if self._settled:
             return None
         self._settled = True
@@ -216,9 +208,9 @@ def _kept(history: History, cut: Cut) -> Kept | None:
     if history.start:
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]
-    places = outside_gaps(before, cut.gaps, lambda item: item[1].position)
+    places = [place for place, _ in outside_gaps(before, cut.gaps, lambda item: item[1].position)]
     stored = len(history.nodes)
     return Kept(
-        nodes=tuple(history.nodes[place] for place, _ in places if place < stored),
-        messages=tuple(place - stored for place, _ in places if place >= stored),
+        nodes=tuple([history.nodes[place] for place in places if place < stored]),
+        messages=tuple([place - stored for place in places if place >= stored]),
     )

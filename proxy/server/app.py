@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -41,8 +41,7 @@ _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
 _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True, kw_only=True):
     """One process among several that serve together. It does not touch its siblings' exchanges."""
 
     mark: str
@@ -91,8 +90,11 @@ class Application:
                 except PalimpsestError as why:
                     await connection.fail(why)
                     return
-            # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
-            await _logged(self._api({**scope, "path": path.decode("latin-1")}, receive, send))
+            try:
+                # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
+                await self._api({**scope, "path": path.decode("latin-1")}, receive, send)
+            except Exception:  # noqa: BLE001 - the client has its answer; the server would close the connection
+                _LOG.exception(_FAULT)
             return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})
@@ -144,17 +146,6 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
         _LOG.warning("%d exchanges were under way when a process ended: marked as interrupted", interrupted)
 
 
-async def _logged(work: Awaitable[None]) -> None:
-    """Do the work and log its bugs. The client has its answer already.
-
-    An exception that reaches the server would close the connection under the client's next request.
-    """
-    try:
-        await work
-    except Exception:  # noqa: BLE001 - the outermost place: it is logged
-        _LOG.exception(_FAULT)
-
-
 async def _refuse(request: Request, why: Exception) -> Response:
     """Return an error in OpenAI's shape."""
     status, headers = 0, None
@@ -174,7 +165,7 @@ async def _refuse(request: Request, why: Exception) -> Response:
         )
     elif isinstance(why, ClientDisconnect):  # nobody reads it
         return Response(status_code=400)
-    else:  # `_logged` logs the bug
+    else:  # it is logged by `Application`
         error = InternalError(_MISTAKE)
     return Response(orjson.dumps(error.body()), status or error.status, headers, media_type="application/json")
 

@@ -44,12 +44,7 @@ class Authenticator:
         self._admin = None if admin is None else _digest(admin.get_secret_value())
 
     def admit(self, headers: Mapping[bytes, bytes]) -> Identity:
-        """Return the caller; `headers` holds the first value of each header by its lower-case name.
-
-        Raises:
-            Unauthenticated: the credential is missing or unknown.
-            Forbidden: without authentication, `Host` is not a name of this machine.
-        """
+        """Return the caller; `headers` holds the first value of each header by its lower-case name."""
         self.check_host(headers.get(b"host"))
         if self._mode == "none" and self._admin is None:
             return _EVERYBODY

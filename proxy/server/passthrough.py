@@ -45,10 +45,11 @@ class Passthrough:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
             if not self._upstream.base.forwards_credentials:
                 self._check(connection.method, path)
+            await connection.serve(self._relay(connection, path), self._background)
+        except ClientLeft:
+            pass
         except PalimpsestError as why:
             await connection.fail(why)
-            return
-        await connection.serve(self._answer(connection, path), self._background)
 
     def _check(self, method: str, path: bytes) -> None:
         """Refuse what a shared key must not reach."""
@@ -66,14 +67,6 @@ class Passthrough:
                 f"{listed} (upstream.passthrough), and chat completions.",
                 code="passthrough_not_allowed",
             )
-
-    async def _answer(self, connection: ClientConnection, path: bytes) -> None:
-        try:
-            await self._relay(connection, path)
-        except ClientLeft:
-            pass
-        except PalimpsestError as why:
-            await connection.fail(why)
 
     async def _relay(self, connection: ClientConnection, path: bytes) -> None:
         base = self._upstream.base
