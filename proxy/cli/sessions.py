@@ -175,7 +175,9 @@ def compact_session(
 
     made = asyncio.run(run())
     if as_json:
-        typer.echo(json.dumps(summary_document(made) if made else {"summary": None}, ensure_ascii=False))
+        typer.echo(
+            json.dumps(summary_document(made, made.created_at) if made else {"summary": None}, ensure_ascii=False)
+        )
     elif made is None:
         typer.echo("There is nothing to summarize yet.")
     else:

@@ -6,14 +6,11 @@
     history           the request in its place in the stored history
     send              the body, sent upstream; sent again where that may help
     relay             the upstream's answer on its way to the client
-    own_tools         the same, where the model may call tools of the proxy's own
-    own_tools_stream  such an answer as a stream of events
-    rounds            those calls, their answers, and asking upstream again
+    own_tools         calls of the proxy's own tools, their answers, and asking upstream again
+    own_tools_relay   an answer of a model that may call them, on its way to the client
     settle            what is stored of the exchange
     receipt           response headers, the stored receipt, the log line
-    summary_requests  the summary that a plan uses or asks for
-    session_view      a session as it stands now, without a request
-    documents         sessions and summaries as JSON, for the HTTP API and the command line
+    session_view      a session without a request: as it stands now, as JSON, as an export
     services          everything that is open while the process serves
     background        work that outlives the request that began it
 
@@ -24,26 +21,28 @@ An exchange goes through stages: `Prepared`, `Sent`, `Answered`, `Settled`. The 
 from __future__ import annotations
 
 from proxy.pipeline.background import Background, compute
-from proxy.pipeline.context import Call, Client, valid_id
-from proxy.pipeline.documents import (
+from proxy.pipeline.context import Client, ClientRequest, valid_id
+from proxy.pipeline.exchange import ChatCompletions
+from proxy.pipeline.history import HistoryLoader
+from proxy.pipeline.own_tools import Rounds
+from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
+from proxy.pipeline.receipt import PlanReport, expanded, gap_lines, log_line, plan_lines
+from proxy.pipeline.relay import Answered, StreamRelay
+from proxy.pipeline.send import RESCUED
+from proxy.pipeline.services import AppServices, Knowledge, opened
+from proxy.pipeline.session_view import (
     DEFAULT_TENANT,
-    compression_rate,
+    compact,
+    last_answered,
+    preview,
     read_lines,
     session_document,
     session_id_of,
+    session_view,
     summary_document,
     timestamp,
     write_lines,
 )
-from proxy.pipeline.exchange import ChatCompletions
-from proxy.pipeline.history import HistoryLoader
-from proxy.pipeline.own_tools import VirtualRelay
-from proxy.pipeline.receipt import PlanReport, expanded, gap_lines, log_line, plan_lines
-from proxy.pipeline.relay import Answered
-from proxy.pipeline.rounds import Rounds
-from proxy.pipeline.send import RESCUED
-from proxy.pipeline.services import AppServices, Knowledge, opened
-from proxy.pipeline.session_view import compact, last_answered, preview, session_view
 
 __all__ = [
     "DEFAULT_TENANT",
@@ -51,16 +50,16 @@ __all__ = [
     "Answered",
     "AppServices",
     "Background",
-    "Call",
     "ChatCompletions",
     "Client",
+    "ClientRequest",
     "HistoryLoader",
     "Knowledge",
     "PlanReport",
     "Rounds",
-    "VirtualRelay",
+    "StreamRelay",
+    "WholeRelay",
     "compact",
-    "compression_rate",
     "compute",
     "expanded",
     "gap_lines",
@@ -76,5 +75,6 @@ __all__ = [
     "summary_document",
     "timestamp",
     "valid_id",
+    "virtual_relay",
     "write_lines",
 ]

@@ -48,7 +48,7 @@ class Client(Protocol):
         """Report an error: as a response, or as the last event of a stream that has begun."""
 
 
-class Call(Struct, frozen=True, kw_only=True):
+class ClientRequest(Struct, frozen=True, kw_only=True):
     """A client's request as it came in."""
 
     tenant: str
@@ -82,13 +82,10 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     """The agent that asks, where several share a session."""
 
 
-def read_context(call: Call, request: ChatRequest, sessions: SessionSettings, policies: Policies) -> RequestContext:
-    """Read the headers of a request.
-
-    Raises:
-        InvalidRequest: a header of ours has a value that is not allowed, there is no policy of the name that
-            is asked for, or the session id is missing or malformed.
-    """
+def read_context(
+    call: ClientRequest, request: ChatRequest, sessions: SessionSettings, policies: Policies
+) -> RequestContext:
+    """Read the headers of a request; raises `InvalidRequest` for a value that is not allowed."""
     sent = headers.first_values(call.headers)
     name, policy = OFF, None
     asked = _header(sent, _POLICY, headers.CONTEXT_POLICY)
@@ -112,21 +109,16 @@ def read_context(call: Call, request: ChatRequest, sessions: SessionSettings, po
 
 
 def valid_id(value: str, param: str) -> str:
-    """Return a session id as it is.
-
-    Raises:
-        InvalidRequest: it is longer than `MAX_ID_BYTES`, or holds control characters.
-    """
+    """Return a session id as it is; raises `InvalidRequest` if it is too long or holds control characters."""
     if len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
         return value
-    problem = None
     if len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
         problem = f"is longer than {MAX_ID_BYTES} bytes. Send a shorter one."
     elif any(category(character) in _REFUSED for character in value):
         problem = "holds control characters or lone surrogates. Send one without."
-    if problem is not None:
-        raise InvalidRequest(f"The session id {problem}", param=param, code="invalid_id")
-    return value
+    else:
+        return value
+    raise InvalidRequest(f"The session id {problem}", param=param, code="invalid_id")
 
 
 def _header(sent: Mapping[bytes, bytes], key: bytes, name: str) -> str | None:

@@ -10,33 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from proxy.config import Policies, Settings
 from proxy.conversation import chain
-from proxy.dialects import Message, headers
+from proxy.dialects import headers
 from proxy.dialects.chat.completion import FINISH_REASON, made_answer
 from proxy.errors import PalimpsestError
-from proxy.pipeline.context import Call, Client
-from proxy.pipeline.own_tools import VirtualRelay, own_tools
-from proxy.pipeline.prepare import Prepared, Preparer
+from proxy.pipeline.context import Client, ClientRequest
+from proxy.pipeline.own_tools import Rounds, own_tools
+from proxy.pipeline.own_tools_relay import virtual_relay
+from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
 from proxy.pipeline.relay import Answered, StreamRelay, relay_json, relay_refusal
-from proxy.pipeline.rounds import Rounds
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
-from proxy.pipeline.summary_requests import as_requested, has_target
 from proxy.recall import name_in
 from proxy.store import Settled, Status, SummaryRow, session_key
 from proxy.summaries import Given, Work
 from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
-_EVENTS: Final = b"text/event-stream"
-_NO_CONTENT: Final = 204
-"""An answer that has no body, and can be given none."""
+_DECODED: Final = frozenset({b"content-encoding"})
+"""Headers that no longer hold once a body is relayed decoded."""
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 
 
@@ -46,13 +44,10 @@ class ChatCompletions:
     def __init__(
         self, settings: Settings, services: AppServices, process_mark: str | None = None, cache_secret: bytes = b""
     ) -> None:
-        """Put together what an exchange needs.
+        """Use `services`.
 
-        Args:
-            settings: the configuration.
-            services: everything that is open.
-            process_mark: 8 hexadecimal digits that every exchange's id ends with, the process's own.
-            cache_secret: what the names of sessions in the provider's cache are made with.
+        Every exchange's id ends with `process_mark`, 8 hexadecimal digits. `cache_secret` makes the names of
+        sessions in the provider's cache.
         """
         self._settings = settings
         self._services = services
@@ -64,11 +59,10 @@ class ChatCompletions:
         """Those in force."""
         return self._preparer.policies
 
-    async def answer(self, call: Call, client: Client) -> None:
+    async def answer(self, call: ClientRequest, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
 
-        Raises:
-            PalimpsestError: it could not be read or planned; `client` was told nothing yet.
+        Raises a `PalimpsestError` where it could not be planned; the client was told nothing yet.
         """
         exchange = Exchange(await self._preparer.prepare(call), self._services)
         exchange.mark("planned")
@@ -86,28 +80,25 @@ class ChatCompletions:
             await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
             await client.fail(why, response_headers(exchange.report))
         except BaseException as why:
-            # The client left (or the server stops) before there was anything to keep, or this is a bug.
-            # Either way nothing more will come, and the exchange must not stay pending.
-            left = isinstance(why, asyncio.CancelledError)
-            error = "the client left" if left else f"internal error: {type(why).__name__}"
-            status = Status.CANCELLED if left else Status.FAILED
-            await self._settle(exchange, Answered(status=status, error=error))
+            # The client left, the server stops, or this is a bug: the exchange must not stay pending.
+            answered = Answered(status=Status.FAILED, error=f"internal error: {type(why).__name__}")
+            if isinstance(why, asyncio.CancelledError):
+                answered = Answered(status=Status.CANCELLED, error="the client left")
+            await self._settle(exchange, answered)
             raise
 
     async def _relay(self, exchange: Exchange, sent: Sent, client: Client) -> None:
         """Pass the upstream's answer on to the client, and settle before the client sees its end."""
-        answer, prepared = sent.answer, exchange.prepared
+        answer, prepared, reasoning = sent.answer, exchange.prepared, self._settings.upstream.reasoning
+
+        def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
+            decoded = answer.encoding and answer.readable
+            passed = headers.to_client(answer.headers, extra_drop=_DECODED if decoded else ())
+            return passed + response_headers(exchange.report)
+
+        settle = partial(self._settle, exchange)
         try:
             exchange.mark("answered")
-
-            def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
-                decoded = answer.encoding and answer.readable
-                passed = headers.to_client(answer.headers, extra_drop=_DECODED if decoded else ())
-                return passed + response_headers(exchange.report)
-
-            async def settle(answered: Answered) -> None:
-                await self._settle(exchange, answered)
-
             if not 200 <= answer.status < 300:
                 await relay_refusal(answer, client, headers_of(answer), await answer.read(), settle)
                 return
@@ -117,40 +108,29 @@ class ChatCompletions:
                 return
             await exchange.opened()
             if prepared.own_tools:
-                relay = VirtualRelay(
+                rounds = Rounds(
+                    own_tools(exchange, self._services.recall),
+                    partial(self._sender.send_rounds, sent),
+                    lambda message, partial: message.as_request(reasoning, partial=partial),
+                )
+                relay = virtual_relay(
                     answer,
                     client,
                     headers_of,
-                    self._rounds(exchange, sent),
+                    rounds,
                     stream=stream,
                     hides_usage=sent.hides_usage,
                     start=self._services.background.start,
                 )
-                await self._run(exchange, relay.run(settle), relay.answered)
             else:
-                plain = StreamRelay(answer, client, hides_usage=sent.hides_usage)
-                await self._run(exchange, plain.run(headers_of(answer), settle), plain.answered)
+                relay = StreamRelay(answer, client, headers_of, hides_usage=sent.hides_usage)
+            try:
+                await relay.run(settle)
+            except asyncio.CancelledError:
+                await settle(relay.answered(left=True))
+                raise
         finally:
             await answer.aclose()
-
-    async def _run(self, exchange: Exchange, relaying: Awaitable[None], answered: Callable[..., Answered]) -> None:
-        """Relay; where the client leaves meanwhile, settle with what had come by then."""
-        try:
-            await relaying
-        except asyncio.CancelledError:
-            await self._settle(exchange, answered(left=True))
-            raise
-
-    def _rounds(self, exchange: Exchange, sent: Sent) -> Rounds:
-        """Return what answers calls of the proxy's own tools in this exchange, and asks upstream again."""
-
-        async def ask_again(messages: Sequence[Message]) -> Answer:
-            return await self._sender.send_rounds(sent, messages)
-
-        def form(message: Message, partial: bool) -> Message:
-            return message.as_request(self._settings.upstream.reasoning, partial=partial)
-
-        return Rounds(own_tools(exchange, self._services.recall), ask_again, form)
 
     async def _repeat_reply(self, exchange: Exchange, entry: Entry, client: Client) -> None:
         """Answer with a stored reply: the task is finished, and upstream is not asked."""
@@ -194,7 +174,7 @@ class ChatCompletions:
     def _begin_summary(self, exchange: Exchange, settled: Settled) -> None:
         """Begin the summary that was asked for, now that the messages are stored as nodes."""
         prepared, requested = exchange.prepared, exchange.requested_summary
-        policy, wanted, services = prepared.context.policy, exchange.report.plan.summary_request, self._services
+        policy, services = prepared.context.policy, self._services
         if policy is None:
             return
         if isinstance(requested, SummaryRow):
@@ -202,10 +182,11 @@ class ChatCompletions:
             row = as_requested(requested, services.knowledge.now)
             # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
             services.background.start(services.store.keep_summary(key, row))
-        elif requested is not None:
-            services.summaries.begin(summary_work(prepared, policy, requested, settled.replies[0], asked=True))
-        elif wanted is not None and self._settings.summarizer.background:
-            services.summaries.begin(summary_work(prepared, policy, wanted, settled.replies[0]))
+            return
+        wanted = exchange.report.plan.summary_request if self._settings.summarizer.background else None
+        if (request := requested or wanted) is not None:
+            asked = requested is not None
+            services.summaries.begin(summary_work(prepared, policy, request, settled.replies[0], asked=asked))
 
 
 def summary_work(
@@ -213,24 +194,17 @@ def summary_work(
 ) -> Work:
     """Return the job of making the summary that an exchange asks for.
 
-    Args:
-        prepared: the request.
-        policy: says how.
-        wanted: the summary.
-        tip: the end of the branch once the exchange is settled. None before that: then the messages of the
-            request are given along, where they are the whole branch.
-        asked: whether the model itself asked for it.
+    `tip` is the end of the branch once the exchange is settled. Before that it is None, and the request's
+    messages are given along where they are the whole branch. `asked`: the model itself asked for it.
     """
     history, call = prepared.history, prepared.call
     given: Given | None = None
     if tip is None:
-        fresh = [body.message for body in history.fresh]
-        nodes = (*history.nodes, *chain(history.arrival.base, fresh))
-        tip = nodes[-1] if nodes else history.arrival.base
+        tip = history.arrival.base
         if not history.start and not history.composed:
+            nodes = (*history.nodes, *chain(tip, [body.message for body in history.fresh]))
+            tip = nodes[-1] if nodes else tip
             given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
-        else:
-            tip = history.arrival.base
     return Work(
         key=session_key(call.tenant, history.id or ""),
         session=history.id or "",
@@ -247,13 +221,9 @@ def summary_work(
     )
 
 
-_DECODED: Final = frozenset({b"content-encoding"})
-"""Headers that no longer hold once a body is relayed decoded."""
-
-
 def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
-    if answer.status == _NO_CONTENT:
+    if answer.status == 204:  # it has no body
         return False
     kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-    return kind == _EVENTS or (asked and kind in _UNNAMED)
+    return kind == b"text/event-stream" or (asked and kind in _UNNAMED)

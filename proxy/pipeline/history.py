@@ -1,7 +1,6 @@
 """A request in its place in the stored history, with the messages that trimming plans with.
 
-The store finds the place (by the rules of `conversation.reconcile`) and reads what is known of it. This
-module puts that together with what the client sent.
+The store finds the place, by the rules of `conversation.reconcile`, and reads what is known of it.
 """
 
 from __future__ import annotations
@@ -104,20 +103,11 @@ class HistoryLoader:
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
 
     async def load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
-        """Find the request's session, and its place there.
+        """Find the request's session, and its place there. `whole`: read the messages that a cut dropped, too.
 
         A request that names no session goes on with the one session of the tenant that holds the last reply
         that the client sends, with every reply before it, as recorded from upstream. Where several sessions
         do, nobody knows which is meant: it becomes a new session.
-
-        Args:
-            request: the request.
-            context: what its headers say.
-            whole: read the messages that a cut dropped, too.
-
-        Raises:
-            Conflict: the session was deleted meanwhile.
-            StoreUnavailable: the history cannot be read.
         """
         incoming = await compute(len(request.raw), _incoming, request, context)
         if context.session is not None:
@@ -270,11 +260,7 @@ def size_of(messages: Iterable[Message]) -> int:
 
 
 def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
-    """Return the bytes of the request's messages, at least, and of the stored ones in `rows`.
-
-    Other fields of the body count too. As a rule they are small; where they are large, work goes to a thread
-    sooner, and that is all.
-    """
+    """Return the bytes of the request's messages, at least (other fields count too), and of those in `rows`."""
     beside = size_of(request.instructions) + len(request.tools or b"")
     return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
 
@@ -352,24 +338,15 @@ def _entry(
     hidden: Hidden | None = None,
 ) -> Entry:
     """Return a message that the client sent as trimming sees it."""
-    facts = message.facts
-    if facts is None or facts.has_own_fields:
-        return Entry(
-            message=message.without_own_fields(),
-            tokens=tokens,
-            ref=ref_of(body),
-            position=position,
-            arrival=arrival,
-            agent=message.agent,
-            is_internal=message.is_internal,
-            hidden=hidden,
-        )
+    own_fields = message.facts is None or message.facts.has_own_fields
     return Entry(
-        message=message,
+        message=message.without_own_fields() if own_fields else message,
         tokens=tokens,
         ref=REF_PREFIX + body[:REF_DIGITS],
         position=position,
         arrival=arrival,
+        agent=message.agent if own_fields else None,
+        is_internal=own_fields and message.is_internal,
         hidden=hidden,
     )
 
@@ -383,22 +360,16 @@ def _without_waiting(
     and a text that stood in for a result would have to be taken back.
     """
     messages = [row.message for row in rows] + [body.message for body in new[:1]]
-    waiting = {
-        place
-        for place, (row, after) in enumerate(zip(rows, messages[1:], strict=False))  # if any comes after
-        if row.agent not in {None, agent} and not after.is_result and row.message.calls
-    }
-    return tuple([_left_out(entry) if place in waiting else entry for place, entry in enumerate(entries)])
-
-
-def _left_out(entry: Entry) -> Entry:
-    """Return a message that is not sent this time."""
-    change = Change(
-        position=entry.position,
-        edit=WAITING,
-        reason="another agent waits for the results",
-        message=None,
-        tokens_before=entry.tokens,
-        tokens_after=0,
-    )
-    return replace(entry, arrival=(change,))
+    shown = list(entries)
+    for place, (row, after) in enumerate(zip(rows, messages[1:], strict=False)):  # if any comes after
+        if row.agent not in {None, agent} and not after.is_result and row.message.calls:
+            change = Change(
+                position=entries[place].position,
+                edit=WAITING,
+                reason="another agent waits for the results",
+                message=None,
+                tokens_before=entries[place].tokens,
+                tokens_after=0,
+            )
+            shown[place] = replace(entries[place], arrival=(change,))
+    return tuple(shown)

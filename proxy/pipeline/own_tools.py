@@ -1,45 +1,34 @@
-"""A reply of a model that may call tools of the proxy's own: `recall_context`, `compress_chat_history`.
-
-It is relayed like any other, event by event, as long as it calls nothing of the proxy's. A reply that calls
-only the proxy's tools is answered unseen: upstream is asked again with the results, and what comes then
-goes on with the same reply. A reply that calls the client's tools too goes to the client with the client's
-calls alone; those of the proxy are answered before it is stored.
-
-As in `relay`: reading never harms relaying, and the end is held back until the reply is durable.
-"""
+"""Tools of the proxy's own in one exchange: what they answer, and the rounds that the client is not shown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
 
-from proxy.dialects import JsonObject
-from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.own_tools import (
-    STOPPED,
-    Correction,
-    added,
-    corrected,
-    ending,
-    gap,
-    parted,
-    says_something,
-    without_own,
-)
-from proxy.dialects.jsontext import is_array, is_object, read
-from proxy.errors import PalimpsestError
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dialects import Call, JsonObject, Message
+from proxy.dialects.chat.own_tools import Parted, answerable
+from proxy.dialects.chat.refusals import overflow_of
 from proxy.pipeline.background import TRIMMING, compute
-from proxy.pipeline.context import Client
-from proxy.pipeline.own_tools_stream import INTERVAL, HeadersOf, StartTask, VirtualStream
-from proxy.pipeline.relay import Answered, Settle, StreamRelay, error_text, read_answer
-from proxy.pipeline.rounds import Rounds
+from proxy.pipeline.prepare import unused
+from proxy.pipeline.relay import Answered, OwnCall, as_stored
 from proxy.pipeline.settle import Exchange
-from proxy.pipeline.summary_requests import unused
 from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
-from proxy.store import Status, session_key
-from proxy.trimming import compaction
+from proxy.store import session_key
+from proxy.trimming import Hidden, compaction
 from proxy.upstream import Answer
 
+MOST_ASKS: Final = 3
+"""How often upstream is asked again for one reply."""
+MOST_CALLS: Final = 8
+"""Calls of one block that are answered: each may take as long as a search does."""
+TOO_MANY: Final = "These are too many calls at once: this one was not answered. Ask again, for less."
+TOO_LONG: Final = "What this call found is too long to be shown here. Ask again, for fewer lines of it."
+"""What a call is told whose answer made the request too long for the model."""
 BEGUN: Final = (
     "A summary of the older part of this conversation is being made. It takes the place of that part in one "
     "of the next requests; until then nothing changes. Go on with the task."
@@ -51,233 +40,169 @@ NOTHING_TO_SUM_UP: Final = (
 
 def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
     """Return the tools that this exchange offers, with what answers them."""
-    return OwnTools(exchange.prepared.own_tools, recall, _branch(exchange), _Compression(exchange))
-
-
-def _branch(exchange: Exchange) -> RecallBranch:
     prepared, history = exchange.prepared, exchange.prepared.history
     fresh = tuple([body.message for body in history.fresh])
     end = history.entries[-1].position + 1 if history.entries else history.start
-    return RecallBranch(
+    branch = RecallBranch(
         key=session_key(prepared.call.tenant, history.id or ""),
         tip=history.arrival.base,
         depth=end - len(fresh),
         fresh=fresh,
         whole=sent_whole(history.entries, exchange.report.plan.view),
     )
+    return OwnTools(prepared.own_tools, recall, branch, partial(_request_summary, exchange))
 
 
-class _Compression:
-    """Notes that the model asked for a summary, which is begun when the exchange is settled."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    async def __call__(self) -> str:
-        prepared, history = self._exchange.prepared, self._exchange.prepared.history
-        policy = prepared.context.policy
-        if policy is None:
-            return NOTHING_TO_SUM_UP
-        cut = history.standing.cut if history.standing is not None else None
-        request = await compute(
-            TRIMMING * history.size, compaction, history.entries, policy, prepared.planning, cut, start=history.start
-        )
-        self._exchange.requested_summary = request or unused(history.prepared, cut)
-        return NOTHING_TO_SUM_UP if self._exchange.requested_summary is None else BEGUN
+async def _request_summary(exchange: Exchange) -> str:
+    """Note that the model asked for a summary, which is begun when the exchange is settled."""
+    prepared, history = exchange.prepared, exchange.prepared.history
+    policy = prepared.context.policy
+    if policy is None:
+        return NOTHING_TO_SUM_UP
+    cut = history.standing.cut if history.standing is not None else None
+    request = await compute(
+        TRIMMING * history.size, compaction, history.entries, policy, prepared.planning, cut, start=history.start
+    )
+    exchange.requested_summary = request or unused(history.prepared, cut)
+    return NOTHING_TO_SUM_UP if exchange.requested_summary is None else BEGUN
 
 
-class VirtualRelay:
-    """One answer on its way to the client, in one piece or as events. Used once."""
+class AnswersCalls(Protocol):
+    """The tools that the proxy answers in this exchange."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        client: Client,
-        headers: HeadersOf,
-        rounds: Rounds,
-        *,
-        stream: bool,
-        hides_usage: bool,
-        start: StartTask,
-        interval: float = INTERVAL,
-    ) -> None:
-        """Relay `answer`, and those that follow it, to `client`.
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tools."""
+        ...
 
-        Args:
-            answer: upstream's first, with a status that is no error. The caller closes it.
-            client: who asked.
-            headers: makes the headers for the client.
-            rounds: answers the proxy's calls, and asks again.
-            stream: whether it is a stream of events.
-            hides_usage: keep the chunk back that only the proxy asked for.
-            start: runs work in a task that is kept track of.
-            interval: seconds of silence after which the client is sent a comment.
+    async def answer(self, call: Call) -> str:
+        """Return the text of the result; what goes wrong is said in it, never raised."""
+        ...
+
+
+AskAgain = Callable[[Sequence[Message]], Awaitable[Answer]]
+"""Sends the view with these messages at its end. Raises a `PalimpsestError` where there is no answer."""
+Form = Callable[[Message, bool], Message]
+"""Returns a reply as a request carries it; the flag says that it broke off."""
+
+
+class OwnRound(Struct, kw_only=True):
+    """A reply with calls of the proxy's own and, where it stands between two others, nobody else's."""
+
+    message: Message
+    """As it is sent back."""
+    results: tuple[Message, ...]
+    content: Any
+    """What the client was shown of it."""
+    shortened: bool = False
+    """Whether its results gave way to a text that says that they are too long."""
+
+
+class Rounds:
+    """What happens behind one reply. Used once."""
+
+    def __init__(self, own: AnswersCalls, ask_again: AskAgain, form: Form) -> None:
+        """Let `own` answer and `ask_again` ask."""
+        self.names = own.names
+        self._own = own
+        self._ask_again = ask_again
+        self._form = form
+        self._rounds: list[OwnRound] = []
+        self._mixed: OwnRound | None = None
+        self._asks = 0
+        self.answered: list[OwnCall] = []
+        """Every call that was answered, in order."""
+
+    def __len__(self) -> int:
+        """Return how many rounds the client was not shown."""
+        return len(self._rounds)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether upstream may be asked once more."""
+        return self._asks < MOST_ASKS
+
+    def note(self, answered: Answered) -> None:
+        """Note in `answered` what happened in these rounds."""
+        answered.own_calls, answered.asked_again = tuple(self.answered), self._asks > 0
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The rounds, as they are sent: each a reply with its calls, and their results."""
+        return _messages_of(self._rounds)
+
+    async def answer(self, message: JsonObject, calls: Parted) -> None:
+        """Answer all calls of a reply that calls only the proxy's tools."""
+        self._rounds.append(await self._answer(message, calls))
+
+    async def answer_mixed(self, message: JsonObject, calls: Parted) -> None:
+        """Answer the proxy's calls of a reply that calls tools of the client's, too: it is the last one."""
+        self._mixed = await self._answer(message, calls)
+
+    async def ask(self) -> Answer | None:
+        """Ask upstream again with the results, and with shorter ones where those are too long for it.
+
+        Returns the answer, whatever its status, to be closed by the caller; None: it may not be asked again.
+        Raises a `PalimpsestError` where there is no answer.
         """
-        self._relay: VirtualStream | _Whole | _Unread
-        if not stream:
-            self._relay = _Whole(answer, client, headers, rounds)
-        elif answer.readable:
-            self._relay = VirtualStream(
-                answer, client, headers, rounds, hides_usage=hides_usage, interval=interval, start=start
-            )
-        else:
-            self._relay = _Unread(answer, client, headers, hides_usage=hides_usage)
+        while self.may_ask:
+            self._asks += 1
+            answer = await self._ask_again(self.messages)
+            try:
+                too_long = answer.status >= 400 and overflow_of(answer.status, await answer.read()) is not None
+            except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
+                await answer.aclose()
+                raise
+            if not (too_long and self._shorten()):
+                return answer
+            await answer.aclose()
+        return None
 
-    async def run(self, settle: Settle) -> None:
-        """Relay until the reply ends, one way or another; settle before the client sees its end.
+    def hidden(self, reply: Message, last: JsonObject, *, partial: bool) -> Hidden | None:
+        """Return what is sent with the reply from now on; None where the client was shown everything.
 
-        Cancelled, it has not settled: `answered` says what had come by then.
-
-        Raises:
-            PalimpsestError: there is no reply, and the client was told nothing yet. It was settled as failed.
+        `reply` is the whole reply, as the client has it; `last` its last round without calls of the proxy's.
         """
-        await self._relay.run(settle)
+        if self._mixed is not None:
+            return Hidden(before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0)
+        kept = list(self._rounds)
+        sent = self._form(as_stored(last), partial)
+        while kept and not any(sent.data.get(name) for name in _SAYING):
+            # It said nothing by itself, which no provider takes: what was said before it is its own.
+            sent = self._form(as_stored({**last, "content": kept.pop().content}), partial)
+        if not kept:
+            return None
+        is_all = sent.data == self._form(reply, partial).data
+        return Hidden(before=_messages_of(kept), reply=None if is_all else sent, after=(), tokens=0)
 
-    def answered(self, *, left: bool = False) -> Answered:
-        """Return what has come so far; `left` says that the client did not wait for more."""
-        return self._relay.answered(left=left)
+    async def _answer(self, message: JsonObject, calls: Parted) -> OwnRound:
+        sent, own = answerable(message, calls)
+        results: list[Message] = []
+        for number, call in enumerate(own):
+            began = time.monotonic()
+            text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
+            took = round((time.monotonic() - began) * 1000, 2)
+            self.answered.append(OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1))
+            results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
+        form = self._form(as_stored({**sent, "role": "assistant"}), False)
+        return OwnRound(message=form, results=tuple(results), content=message.get("content"))
 
-
-class _Unread:
-    """A stream in an encoding that nobody here reads: whatever it calls, it goes to the client."""
-
-    def __init__(self, answer: Answer, client: Client, headers: HeadersOf, *, hides_usage: bool) -> None:
-        self._relay = StreamRelay(answer, client, hides_usage=hides_usage)
-        self._out = headers(answer)
-
-    async def run(self, settle: Settle) -> None:
-        await self._relay.run(self._out, settle)
-
-    def answered(self, *, left: bool) -> Answered:
-        return self._relay.answered(left=left)
-
-
-class _Whole:
-    """A reply in one piece, made of answers that each come in one piece."""
-
-    def __init__(self, answer: Answer, client: Client, headers: HeadersOf, rounds: Rounds) -> None:
-        self._answer = self._first = answer
-        self._client = client
-        self._headers = headers
-        self._rounds = rounds
-        self._said: list[Any] = []
-        """The contents of the rounds that the client is not shown."""
-        self._usage: JsonObject | None = None
-        self._first_usage: JsonObject | None = None
-
-    async def run(self, settle: Settle) -> None:
-        try:
-            answered, body = await self._reply()
-        except PalimpsestError as why:
-            await settle(self._failed(why.message))
-            raise
-        finally:
-            if self._answer is not self._first:
-                await self._answer.aclose()
-        await settle(answered)
-        length = (b"content-length", b"%d" % len(body))
-        await self._client.start(self._answer.status, [*self._headers(self._answer), length])
-        await self._client.end(body)
-
-    def answered(self, *, left: bool) -> Answered:
-        if left:
-            return self._with_rounds(Answered(status=Status.CANCELLED, error="the client left"), None)
-        return self._failed("there is no reply")
-
-    async def _reply(self) -> tuple[Answered, bytes]:
-        """Return what came of it, and the body that the client gets."""
-        while True:
-            body = await self._answer.read()
-            if not 200 <= self._answer.status < 300:
-                return self._failed(error_text(body) or f"HTTP {self._answer.status}"), body
-            message, finish, usage = _only_reply(body)
-            names, later = self._rounds.names, len(self._rounds) > 0
-            calls = parted(message, names, finish)
-            if not message or not (later or calls.own or calls.broken):
-                return self._with_rounds(read_answer(body, self._answer.status), usage), body
-            said = any(says_something({"content": content}) for content in self._said)
-            how = ending(message, names, finish, later=later, said=said, may_ask=self._rounds.may_ask)
-            if not how.again:
-                if calls.others and calls.own:
-                    await self._rounds.answer_mixed(message, calls)
-                last = without_own(message, names)
-                if how.text:
-                    last = {**last, "content": _joined([last.get("content"), how.text])}
-                return self._made(body, usage, last, how.finish)
-            self._first_usage = self._first_usage if later else usage
-            self._usage = added(self._usage, usage)
-            await self._rounds.answer(message, calls)
-            answer = await self._rounds.ask()
-            self._said.append(message.get("content"))
-            if answer is None:
-                return self._made(body, None, {"role": "assistant", "content": STOPPED}, "stop")
-            before, self._answer = self._answer, answer
-            if before is not self._first:
-                await before.aclose()
-
-    def _made(self, body: bytes, usage: JsonObject | None, last: JsonObject, finish: str) -> tuple[Answered, bytes]:
-        """Return the reply that ends with the round `last`, in the body of that round.
-
-        `last` is without the proxy's calls; `usage` is that of this round where it is not counted yet.
-        """
-        message, was, _ = _only_reply(body)
-        calls = parted(message, self._rounds.names, was)
-        content = _joined([*self._said, last.get("content")])
-        taken = (*calls.own, *calls.broken)
-        items = message.get("tool_calls")
-        places = range(len(items)) if taken and is_array(items) else ()
-        later = len(self._rounds) > 0
-        body = corrected(
-            body,
-            Correction(
-                content=content if content != message.get("content") else None,
-                calls=[place for place in places if place not in taken] if taken else None,
-                finish_reason=finish if finish != was else None,
-                usage=added(self._usage, usage) if later else None,
-            ),
-        )
-        answered = self._with_rounds(read_answer(body, self._answer.status), usage)
-        answered.hidden = self._rounds.hidden(answered.replies[0][0], last, partial=False)
-        return answered, body
-
-    def _failed(self, why: str) -> Answered:
-        answered = Answered(status=Status.FAILED, error=why, upstream_status=self._answer.status)
-        return self._with_rounds(answered, None)
-
-    def _with_rounds(self, answered: Answered, usage: JsonObject | None) -> Answered:
-        """Return the answered with what is known of all rounds; `usage` is that of the last."""
-        answered.usage = added(self._usage, usage)
-        answered.own_calls, answered.first_usage = self._rounds.answered, self._first_usage
-        answered.asked_again = self._rounds.asked
-        return answered
+    def _shorten(self) -> bool:
+        """Put a short text in the place of the newest results that are whole; tell whether there are any."""
+        for number, made in reversed(list(enumerate(self._rounds, 1))):
+            if not made.shortened:
+                made.results = tuple([result.replacing("content", TOO_LONG) for result in made.results])
+                made.shortened = True
+                self.answered = [
+                    replace(call, error=TOO_LONG) if call.round == number else call for call in self.answered
+                ]
+                return True
+        return False
 
 
-def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:
-    """Return the message of a body with one choice, why it ended, and the usage; else an empty message."""
-    try:
-        data = read(body)
-    except ValueError:
-        return {}, "", None
-    found = read_completion(data)
-    choices = data.get("choices") if is_object(data) else None
-    if not is_array(choices) or len(choices) != 1 or not found.choices:
-        return {}, "", found.usage
-    return found.choices[0].message, found.choices[0].finish_reason or "", found.usage
+def _messages_of(rounds: Sequence[OwnRound]) -> tuple[Message, ...]:
+    return tuple([message for made in rounds for message in (made.message, *made.results)])
 
 
-def _joined(contents: Sequence[Any]) -> Any:
-    """Return several contents as one: text, or parts where one has parts; the last where all are empty.
-
-    Texts that would run into each other are kept apart.
-    """
-    said: list[Any] = []
-    for content in contents:
-        if content:
-            between = gap(said[-1], content) if said else ""
-            said.append(between + content if between else content)
-    if all(isinstance(content, str) for content in said):
-        return "".join(said) if said else (contents[-1] if contents else None)
-    parts: list[Any] = []
-    for content in said:
-        parts += content if is_array(content) else [{"type": "text", "text": content}]
-    return parts
+_SAYING: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
+"""The fields of a reply of which a provider wants at least one."""

@@ -6,7 +6,9 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from secrets import token_hex
 from typing import Final
+from weakref import WeakValueDictionary
 
 from cachetools import FIFOCache
 from msgspec import Struct
@@ -19,14 +21,13 @@ from proxy.dialects.chat.own_tools import offer_tools
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
-from proxy.pipeline.context import Call, RequestContext, read_context
+from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.summary_requests import missing_summary, prepared_of
 from proxy.recall import offered
-from proxy.store import StandingCut, SummaryRow
-from proxy.trimming import Entry, Plan, PlanningContext, Policy, bypass, plan
+from proxy.store import StandingCut, SummaryRow, SummaryStatus
+from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
 from proxy.upstream import Destination
 
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
@@ -41,7 +42,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     received: float
     """`time.monotonic()` at its arrival."""
-    call: Call
+    call: ClientRequest
     request: ChatRequest
     context: RequestContext
     history: History
@@ -82,47 +83,46 @@ class Preparer:
         self._settings = settings
         self.policies: Final = Policies(settings.policies)
         """Those in force; exchanged when the configuration is read again."""
-        self._upstream = services.upstream
-        self._loader = services.loader
-        self._knowledge = services.knowledge
-        self._counter = services.counter
-        self._summaries = services.summaries
+        self._services = services
         self._coalescer = PlanCoalescer()
         self._process_mark = process_mark
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
-    async def prepare(self, call: Call) -> Prepared:
-        """Read a request, find its place in the history, and plan what is sent.
-
-        Raises:
-            PalimpsestError: it could not be read, placed or planned.
-        """
-        received, settings = time.monotonic(), self._settings
+    async def prepare(self, call: ClientRequest) -> Prepared:
+        """Read a request, find its place in the history, and plan what is sent."""
+        received, settings, services = time.monotonic(), self._settings, self._services
         request = await compute(len(call.body), parse_chat_request, call.body)
         context = read_context(call, request, settings.sessions, self.policies)
-        history = await self._load(request, context)
-        destination = self._upstream.destination(request.model)
-        facts = self._knowledge.facts_at(request.model, destination.base_url)
-        policy = context.policy
+        destination = services.upstream.destination(request.model)
+        facts = services.knowledge.facts_at(request.model, destination.base_url)
+        stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
         tools = request.tools
         definitions = offered(
-            settings.virtual_tools, has_tools=request.has_tools, stateless=history.id is None, off=policy is None
+            settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=context.policy is None
         )
         if definitions:
             offer = offer_tools(request, definitions)
             own, tools = offer.names, offer.tools
-        planning, lead = await self._planning(request, history, tools, context.agent, facts)
-        finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
-        if finishing is not None:
-            made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
-        else:
+        whole = False
+        while True:
+            if stateless:
+                history = await services.loader.without_store(request)
+            else:
+                history = await services.loader.load(request, context, whole=whole)
+            planning, lead = await self._planning(request, history, tools, context.agent, facts)
+            finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
+            if finishing is not None:
+                made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
+                break
             history, made = await self._plan(history, context, request.model, planning)
-            if made.needs_whole:  # another version of the policy decides over what the cut dropped, too
-                history = await self._load(request, context, whole=True)
-                planning, lead = await self._planning(request, history, tools, context.agent, facts)
-                history, made = await self._plan(history, context, request.model, planning)
-        warnings, no_summary = self._warnings(call, request, history, made, tools, finishing)
+            if whole or not made.needs_whole:
+                break
+            whole = True  # another version of the policy decides over what the cut dropped, too
+        warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
+        if finishing is None and made.summary_request is not None and settings.summarizer.background:
+            no_summary = services.summaries.none_begins(request.model, call.caller)
+            warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
         return Prepared(
             received=received,
             call=call,
@@ -150,10 +150,7 @@ class Preparer:
     async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
         """Plan again with the summary that the request waited for.
 
-        Args:
-            prepared: the request, whose plan asks for a summary at once.
-            attempt: what came of it; None where none was made.
-            reason: why there is no summary; empty where there is one.
+        `attempt` is what came of it, if any was begun; `reason` says why there is no summary.
         """
         history, planning, context = prepared.history, prepared.planning, prepared.context
         made = prepared.plan
@@ -176,22 +173,17 @@ class Preparer:
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
-    async def _load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
-        if context.session is None and self._settings.sessions.missing == "stateless":
-            return await self._loader.without_store(request)
-        return await self._loader.load(request, context, whole=whole)
-
     async def _planning(
         self, request: ChatRequest, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
     ) -> tuple[PlanningContext, int]:
         """Return what planning must be told, and the tokens of the instructions."""
-        model, lead, fixed = request.model, 0, 0
+        model, lead, fixed, counter = request.model, 0, 0, self._services.counter
         if history.instructions:
             size = COUNTING * size_of(history.instructions)
-            lead = fixed = sum(await compute(size, self._counter.messages, history.instructions, model))
+            lead = fixed = sum(await compute(size, counter.messages, history.instructions, model))
         if tools is not None:
-            fixed += await compute(COUNTING * len(tools), self._counter.json, tools, model)
-        planning = self._knowledge.planning(
+            fixed += await compute(COUNTING * len(tools), counter.json, tools, model)
+        planning = self._services.knowledge.planning(
             model,
             facts,
             fixed=fixed,
@@ -214,7 +206,7 @@ class Preparer:
         def decide(history: History, fork: int | None) -> Awaitable[Plan]:
             return plan_of(history, name, policy, planning if fork is None else replace(planning, fork=fork))
 
-        place = Place(
+        place = ForkPlace(
             tenant=context.tenant,
             session=history.id or "",
             node=history.arrival.base,
@@ -225,33 +217,16 @@ class Preparer:
         )
         return await self._coalescer.plan(history, place, decide)
 
-    def _warnings(
-        self,
-        call: Call,
-        request: ChatRequest,
-        history: History,
-        made: Plan,
-        tools: bytes | None,
-        finishing: Entry | None,
-    ) -> tuple[tuple[str, ...], str]:
-        """Return the warnings beside the plan's own, and why no summary is being made."""
-        if finishing is not None:
-            return (FINISHED,), ""
-        warnings: tuple[str, ...] = ()
-        reason, wanted = "", made.summary_request
-        if wanted is not None and self._settings.summarizer.background:
-            reason = self._summaries.none_begins(request.model, call.caller)
-            warnings = missing_summary(wanted, history.attempt, made.cut, hindered=reason)
-        return warnings + _absent_tools(tools, made.view), reason
-
     def _new_id(self) -> str:
         """Return an exchange's id; ids that this process makes later sort later, to the microsecond."""
-        microseconds = int(self._knowledge.clock() * 1_000_000)
+        microseconds = int(self._services.knowledge.clock() * 1_000_000)
         return f"exc_{microseconds:014x}{self._random.getrandbits(40):010x}{self._process_mark}"
 
 
-async def plan_of(history: History, name: str, policy: Policy | None, planning: PlanningContext) -> Plan:
-    """Decide what of the history is sent; without a policy nothing is trimmed."""
+async def plan_of(
+    history: History, name: str, policy: Policy | None, planning: PlanningContext, *, overflow: int | None = None
+) -> Plan:
+    """Decide what of the history is sent: nothing is trimmed without a policy, and more after an `overflow`."""
     composed = history.composed
     if policy is None:
         return await compute(history.size, bypass, history.entries, planning, composed=composed)
@@ -265,14 +240,14 @@ async def plan_of(history: History, name: str, policy: Policy | None, planning: 
         history.standing.cut if history.standing is not None else None,
         composed=composed,
         start=history.start,
+        overflow=overflow,
     )
 
 
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:
     """Return the reply that finishes a task, where nothing came after it but results of its calls.
 
-    An agent that called `finish_task` is done; asked again with nothing new, a model would only say something
-    else. `tools` are the names of the tools that finish a task.
+    An agent that called one of `tools` is done; asked again with nothing new, a model would say something else.
     """
     last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
@@ -289,10 +264,74 @@ def _absent_tools(tools: bytes | None, view: Sequence[Message]) -> tuple[str, ..
     return ()
 
 
+# ------------------------------------------------------------------------------------ summaries by a model
+
+
+def prepared_of(row: SummaryRow | None) -> ReadySummary | None:
+    """Return a stored summary as trimming sees it; None where there is none that is ready."""
+    if row is None or row.status is not SummaryStatus.READY:
+        return None
+    return ReadySummary(
+        text=row.text,
+        tokens=row.tokens,
+        until=row.until,
+        model=row.model,
+        covered_messages=row.covered_messages,
+        covered_tokens=row.covered_tokens,
+        generation=row.generation,
+        asked=row.asked,
+    )
+
+
+def unused(row: SummaryRow | None, cut: Cut | None) -> SummaryRow | None:
+    """Return a ready summary that covers more than what the cut uses; None where there is none."""
+    used = cut.summary.until if cut is not None and cut.summary is not None else 0
+    return row if row is not None and row.status is SummaryStatus.READY and row.until > used else None
+
+
+def as_requested(row: SummaryRow, at: int) -> SummaryRow:
+    """Return a summary that was made beside the requests as one that somebody asks for; `at` is the time.
+
+    What it cost was booked with the first.
+    """
+    return replace(row, id=f"sum_{token_hex(12)}", asked=True, usage=None, cost=None, created_at=at)
+
+
+def has_target(policy: Policy) -> bool:
+    """Tell whether the policy says how far to trim."""
+    return policy.target is not None or policy.summarizing.lower is not None
+
+
+def missing_summary(
+    wanted: SummaryRequest | None,
+    attempt: SummaryRow | None,
+    cut: Cut | None = None,
+    *,
+    reason: str = "",
+    hindered: str = "",
+) -> tuple[str, ...]:
+    """Return the warning that a trim goes without the summary that it asked for, and why.
+
+    `reason` says why none was made just now, where the request waited for it; `hindered` why none is begun.
+    """
+    if wanted is None or not wanted.urgent:
+        return ()
+    if reason:
+        return (f"no summary: {reason}",)
+    failed = attempt.reason if attempt is not None else ""
+    if failed or hindered:
+        return (f"no summary: {'; '.join(filter(None, (failed, hindered)))}",)
+    if attempt is None:
+        return ("no summary is ready: the other edits did the work",)
+    if unused(attempt, cut) is None:
+        return ("no newer summary is ready: the other edits did the work",)
+    return ("a summary is ready and was not used: what is sent would not get smaller by it",)
+
+
 # -------------------------------------------------------------------------------- requests that share a trim
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class ForkPlace(Struct, frozen=True, kw_only=True):
     """A place at which one trim serves every request that goes on from there."""
 
     tenant: str
@@ -304,31 +343,21 @@ class Place(Struct, frozen=True, kw_only=True):
     model: str
 
 
-class _Waiting:
-    """Who decides for a place, and how many want to."""
-
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
-
-
 class PlanCoalescer:
     """Lets requests that go on from one place of a long history share the trim that one of them decides.
 
-    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. Each would decide the
-    same about the same messages. So one decides at a time, and the others go on from its cut, though it may
-    not be stored yet; that also lets the provider's cache serve all of them.
+    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. One decides at a time,
+    and the others go on from its cut, though it may not be stored yet: so the provider's cache serves them all.
     """
 
     def __init__(self, most: int = _TRIMS) -> None:
         """Remember `most` trims at most."""
-        self._waiting: dict[Place, _Waiting] = {}
-        self._made: FIFOCache[Place, StandingCut] = FIFOCache(most)
+        self._locks: WeakValueDictionary[ForkPlace, asyncio.Lock] = WeakValueDictionary()
+        """Where somebody decides, or waits to."""
+        self._made: FIFOCache[ForkPlace, StandingCut] = FIFOCache(most)
 
     async def plan(
-        self, history: History, place: Place, decide: Callable[[History, int | None], Awaitable[Plan]]
+        self, history: History, place: ForkPlace, decide: Callable[[History, int | None], Awaitable[Plan]]
     ) -> tuple[History, Plan]:
         """Return the plan of a request at `place`, and its history, with the cut of another request.
 
@@ -339,19 +368,13 @@ class PlanCoalescer:
             return history, await decide(history, None)
         if TRIMMING * history.size < OFF_LOOP_BYTES:  # decided before anybody else can ask
             return history, await decide(history, fork if kind is Kind.REWIND else None)
-        waiting = self._waiting.setdefault(place, _Waiting())
-        contended = waiting.users > 0
-        waiting.users += 1
-        try:
-            async with waiting.lock:
-                found = self._made.get(place)
-                if found is not None and (history.standing is None or history.standing.cut.position < fork):
-                    history = replace(history, standing=found, borrowed=True)
-                made = await decide(history, fork if kind is Kind.REWIND or contended else None)
-                if made.trimmed and made.cut is not None and made.cut.position == fork:
-                    self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
-        finally:
-            waiting.users -= 1
-            if not waiting.users:
-                del self._waiting[place]
+        contended = place in self._locks
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with lock:
+            found = self._made.get(place)
+            if found is not None and (history.standing is None or history.standing.cut.position < fork):
+                history = replace(history, standing=found, borrowed=True)
+            made = await decide(history, fork if kind is Kind.REWIND or contended else None)
+            if made.trimmed and made.cut is not None and made.cut.position == fork:
+                self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
         return history, made

@@ -12,7 +12,7 @@ from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryRequest
 
 Headers = list[tuple[bytes, bytes]]
-
+_WARNING_BYTES: Final = 1000
 NodeAt = Callable[[int], str | None]
 """Names the message at a position of the branch; None where it never became a node."""
 
@@ -75,33 +75,20 @@ def report_of(
 def response_headers(report: PlanReport) -> Headers:
     """Return the response headers of the contract."""
     encode = headers.encode_value
-    told: Headers = [
-        (_EXCHANGE_ID, report.exchange.encode()),
-        (_POLICY, encode(report.plan.policy)),
-        (_TOKENS_BEFORE, b"%d" % report.tokens_before),
-        (_TOKENS_SENT, b"%d" % report.tokens_sent),
-        (_MESSAGES_BEFORE, b"%d" % report.messages_before),
-        (_MESSAGES_SENT, b"%d" % report.messages_sent),
-        (_EDITS, encode(",".join(report.edits)) if report.edits else b""),
-    ]
-    if report.session is not None:
-        told.insert(0, (_SESSION_ID, encode(report.session)))
+    told = {
+        headers.SESSION_ID: None if report.session is None else encode(report.session),
+        headers.EXCHANGE_ID: report.exchange.encode(),
+        headers.CONTEXT_POLICY: encode(report.plan.policy),
+        headers.CONTEXT_TOKENS_BEFORE: b"%d" % report.tokens_before,
+        headers.CONTEXT_TOKENS_SENT: b"%d" % report.tokens_sent,
+        headers.CONTEXT_MESSAGES_BEFORE: b"%d" % report.messages_before,
+        headers.CONTEXT_MESSAGES_SENT: b"%d" % report.messages_sent,
+        headers.CONTEXT_EDITS: encode(",".join(report.edits)) if report.edits else b"",
+    }
     if report.warnings:
         text = " ".join("; ".join(report.warnings).split()).encode("ascii", "replace")
-        told.append((_WARNING, text[:_WARNING_BYTES]))
-    return told
-
-
-_WARNING_BYTES: Final = 1000
-_SESSION_ID: Final = headers.SESSION_ID.encode()
-_EXCHANGE_ID: Final = headers.EXCHANGE_ID.encode()
-_POLICY: Final = headers.CONTEXT_POLICY.encode()
-_TOKENS_BEFORE: Final = headers.CONTEXT_TOKENS_BEFORE.encode()
-_TOKENS_SENT: Final = headers.CONTEXT_TOKENS_SENT.encode()
-_MESSAGES_BEFORE: Final = headers.CONTEXT_MESSAGES_BEFORE.encode()
-_MESSAGES_SENT: Final = headers.CONTEXT_MESSAGES_SENT.encode()
-_EDITS: Final = headers.CONTEXT_EDITS.encode()
-_WARNING: Final = headers.CONTEXT_WARNING.encode()
+        told[headers.CONTEXT_WARNING] = text[:_WARNING_BYTES]
+    return [(name.encode(), value) for name, value in told.items() if value is not None]
 
 
 def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
@@ -112,20 +99,22 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
     """
     plan = report.plan
     cut = plan.cut
-    place: JsonObject | None = None
-    if cut is not None:
-        place = {
+    return {
+        "cut": None
+        if cut is None
+        else {
             "position": cut.position,
             # Where it moved to becomes a node when all is settled.
             "node": None if plan.trimmed or found is None else found.node,
             "version": cut.version,
             "moved": plan.trimmed,
             "fired": plan.fired,
-        }
-    return {
-        "cut": place,
+        },
         "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
-        "gaps": gaps_told(plan.earlier),
+        "gaps": [
+            {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
+            for gap in plan.earlier
+        ],
         "messages_before": report.messages_before,
         "messages_sent": report.messages_sent,
         "edits": list(report.edits),
@@ -148,47 +137,37 @@ def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:
 def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
     """Return changes without texts, neighbours that one edit dropped for one reason put together.
 
-    Each is `{edit, reason, action, start, before, after}`: from position `start` on, one number of
-    tokens in `before` (and, where something stands there now, in `after`) for each message.
+    Each is `{edit, reason, action, start, before, after}`: from position `start` on, the tokens of each message.
     """
     runs: list[JsonObject] = []
     for change in changes:
-        named: JsonObject = {"edit": change.edit, "reason": change.reason, "action": _action(change)}
+        action = "drop" if change.message is None else "replace"
+        named: JsonObject = {"edit": change.edit, "reason": change.reason, "action": action}
         last = runs[-1] if runs else None
         if (
             last is None
             or any(last[key] != value for key, value in named.items())
             or last["start"] + len(last["before"]) != change.position
         ):
-            started: JsonObject = {**named, "start": change.position, "before": [], "after": []}
-            runs.append(started)
-            last = started
+            last = {**named, "start": change.position, "before": [], "after": []}
+            runs.append(last)
         last["before"].append(change.tokens_before)
         last["after"].append(change.tokens_after)
     return runs
 
 
 def expanded(runs: Iterable[Mapping[str, Any]], node_at: NodeAt) -> list[JsonObject]:
-    """Return what `runs_of` put together as `plan_lines` shows it, one message at a time."""
+    """Return what `runs_of` put together for a reader: `{edit, node, position, action, reason, tokens…}` each."""
     return [
-        _line(run, node_at, run["start"] + i, before, after)
+        _line(run, node_at, position, before, after)
         for run in runs
-        for i, (before, after) in enumerate(zip(run["before"], run["after"], strict=True))
+        for position, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"])
     ]
 
 
 def plan_lines(changes: Iterable[Change], node_at: NodeAt) -> list[JsonObject]:
-    """Return changes one by one for a reader: `{edit, node, position, action, reason, tokens…}`."""
-    return [
-        _line(
-            {"edit": change.edit, "reason": change.reason, "action": _action(change)},
-            node_at,
-            change.position,
-            change.tokens_before,
-            change.tokens_after,
-        )
-        for change in changes
-    ]
+    """Return changes one by one for a reader, as `expanded` does."""
+    return expanded(runs_of(changes), node_at)
 
 
 def gap_lines(
@@ -215,18 +194,6 @@ def gap_messages(gaps: Iterable[Gap], node_at: NodeAt, tokens: Sequence[int]) ->
         for gap in gaps
         for position in range(gap.start, gap.stop)
     ]
-
-
-def gaps_told(gaps: Iterable[Gap]) -> list[JsonObject]:
-    """Return gaps as a receipt keeps them."""
-    return [
-        {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
-        for gap in gaps
-    ]
-
-
-def _action(change: Change) -> str:
-    return "drop" if change.message is None else "replace"
 
 
 def _line(run: Mapping[str, Any], node_at: NodeAt, position: int, before: int, after: int) -> JsonObject:

@@ -15,11 +15,11 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.completion import CompletionAccumulator, ReplyChoice, read_completion
+from proxy.dialects.chat.completion import CompletionAccumulator, read_completion
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.jsontext import is_object, mended, read, write
 from proxy.dialects.sse import Event, EventDecoder
-from proxy.errors import UpstreamError
+from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
@@ -67,26 +67,28 @@ class Answered(Struct, kw_only=True):
 
 
 Settle = Callable[[Answered], Awaitable[None]]
+HeadersOf = Callable[[Answer], Headers]
+"""Returns the headers with which an answer goes to the client."""
+_NO_REPLY: Final = "the upstream's answer holds no reply"
 
 
 async def relay_refusal(answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle) -> None:
     """Pass on an answer that is an error: status, headers and body as they are."""
-    await settle(
-        Answered(status=Status.FAILED, error=error_text(body) or f"HTTP {answer.status}", upstream_status=answer.status)
-    )
-    await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
-    await client.end(body)
+    error = error_text(body) or f"HTTP {answer.status}"
+    await settle(Answered(status=Status.FAILED, error=error, upstream_status=answer.status))
+    await send_whole(client, answer.status, headers, body)
 
 
 async def relay_json(answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
-    """Pass on an answer that comes in one piece, once what it says is stored.
-
-    Raises:
-        UpstreamError: the answer did not come whole; nothing was sent to the client.
-    """
+    """Pass on an answer that comes in one piece, once what it says is stored."""
     body = await answer.read()
     await settle(read_answer(body, answer.status))
-    await client.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))])
+    await send_whole(client, answer.status, headers, body)
+
+
+async def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:
+    """Send a response that comes in one piece."""
+    await client.start(status, [*headers, (b"content-length", b"%d" % len(body))])
     await client.end(body)
 
 
@@ -98,7 +100,7 @@ def read_answer(body: bytes, status: int) -> Answered:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
     replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
     if not replies:
-        error = words_of(completion.error) or "the upstream's answer holds no reply"
+        error = words_of(completion.error) or _NO_REPLY
         return Answered(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
     return Answered(
         status=Status.COMPLETE,
@@ -113,164 +115,146 @@ def read_answer(body: bytes, status: int) -> Answered:
 class StreamRelay:
     """One stream of events on its way to the client. Used once."""
 
-    def __init__(self, answer: Answer, client: Client, *, hides_usage: bool) -> None:
+    def __init__(self, answer: Answer, client: Client, headers: HeadersOf, *, hides_usage: bool) -> None:
         """Relay `answer` to `client`; `hides_usage` keeps the chunk back that only the proxy asked for."""
         self._answer = answer
-        self._plain = answer.readable
         self._client = client
+        self._headers = headers
         self._hides_usage = hides_usage
         self._events = EventDecoder()
         self._reply = CompletionAccumulator()
         self._done = False
         self._tail = b""
         """`[DONE]`, and what came with it."""
-        self._failure: UpstreamError | None = None
+        self._failure: PalimpsestError | None = None
+        """Why nothing more came."""
 
-    async def run(self, headers: Headers, settle: Settle) -> None:
+    async def run(self, settle: Settle) -> None:
         """Relay until the stream ends, one way or another; settle before the client sees its end.
 
         Cancelled, it has not settled: `answered` says what had come by then.
         """
-        await self._client.start(self._answer.status, headers)
-        try:
-            while chunk := await self._answer.chunk(plain=self._plain):
-                await self._pass_on(chunk)
-                if self._done:
-                    break
-        except UpstreamError as why:
-            self._failure = why
-        if self._done:
-            await settle(self.answered())
-            await self._end()
-            return
-        last = self._events.flush()
-        rest = self._read(last)
+        await self._client.start(self._answer.status, self._headers(self._answer))
+        last = await self._relay()
         await settle(self.answered())
-        error = self._closing_error()
-        if error:  # half an event before it would swallow it
-            rest = b"".join(event.raw for event in last if event.complete)
-        await self._client.end(rest + error)
+        await self._close(last)
 
     def answered(self, *, left: bool = False) -> Answered:
-        """Return what has come so far; `left` says that the client did not wait for more."""
-        ended = self._done and self._reply.error is None
-        choices = self._reply.choices()
-        kept = worth_keeping(choices, ended=ended)
+        """Return what has come so far; `left` says that the client did not wait for more.
+
+        A choice is whole if it has a `finish_reason`, or if the stream ended as it should. Of one that broke
+        off only text is kept.
+        """
+        reply, ended, choices = self._reply, self._ended, self._reply.choices()
+        kept: list[tuple[Message, bool]] = []
+        for choice in choices:
+            partial = not ended and choice.finish_reason is None
+            if not partial or choice.message.get("content"):
+                kept.append((as_stored(choice.message), partial))
         answered = Answered(
             status=Status.COMPLETE,
-            replies=kept,
+            replies=tuple(kept),
             finish_reasons=tuple([choice.finish_reason for choice in choices]),
-            usage=self._reply.usage,
-            model=self._reply.model,
+            usage=reply.usage,
+            model=reply.model,
             upstream_status=self._answer.status,
         )
-        whole = ended or (self._reply.finished and self._reply.error is None)
-        if not whole or not kept:
+        if not kept or not (ended or (reply.finished and reply.error is None)):
             answered.error = self._reason(left=left)
             answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         return answered
 
-    async def _pass_on(self, chunk: bytes) -> None:
-        """Relay the events that `chunk` completes, up to `[DONE]`."""
-        events = self._events.feed(chunk)
-        done = next((place for place, event in enumerate(events) if event.is_done), None)
-        ready = self._read(events if done is None else events[:done])
-        if ready:
-            await self._client.write(ready)
-        if done is not None:
-            self._tail = b"".join([event.raw for event in events[done:]])
-            self._done = True
+    @property
+    def _ended(self) -> bool:
+        """Whether the stream came to its end."""
+        return self._done and self._reply.error is None
 
-    def _read(self, events: Sequence[Event]) -> bytes:
-        """Read these events and return the bytes of those to be relayed."""
-        kept: list[bytes] = []
-        for event in events:
-            if event.data is not None:
-                try:
-                    chunk = read(event.data)
-                except ValueError:
-                    pass  # whatever it is, it is not ours to judge
-                else:
-                    if self._reply.add(chunk) and self._hides_usage:
-                        continue
-            kept.append(event.raw)
-        return b"".join(kept)
+    async def _relay(self) -> list[tuple[Event, bytes]]:
+        """Relay until `[DONE]` or the end; return what came last without an end, and what is shown of it."""
+        try:
+            while not self._done and (chunk := await self._answer.chunk(plain=self._answer.readable)):
+                shown: list[bytes] = []
+                for event in self._events.feed(chunk):
+                    if self._done:
+                        self._tail += event.raw
+                    elif event.is_done:
+                        shown.append(self._read_end())
+                        self._done, self._tail = True, event.raw
+                    else:
+                        shown.append(self._read(event))
+                await self._send(b"".join(shown))
+        except UpstreamError as why:
+            self._failure = why
+        return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]
 
-    async def _end(self) -> None:
-        """Send `[DONE]`, and what follows it: nothing as a rule."""
-        self._tail += b"".join([event.raw for event in self._events.flush()])
-        if not self._answer.ended:
-            await self._client.write(self._tail)
-            self._tail = await rest_after_done(self._answer, plain=self._plain)
-        await self._client.end(self._tail)
+    def _read(self, event: Event) -> bytes:
+        """Read an event; return what the client is shown of it."""
+        if event.data is not None:
+            try:
+                is_usage = self._reply.add(read(event.data))
+            except ValueError:
+                return event.raw  # whatever it is, it is not ours to judge
+            if is_usage and self._hides_usage:
+                return b""
+        return event.raw
+
+    def _read_last(self, event: Event) -> bytes:
+        """Read an event that the stream ended in; return what the client is shown of it."""
+        return self._read(event)
+
+    def _read_end(self) -> bytes:
+        """Take `[DONE]` for the end of the reply; return what is shown before it."""
+        return b""
+
+    async def _send(self, shown: bytes, *, flush: bool = False) -> None:  # noqa: ARG002 - nothing waits here
+        if shown:
+            await self._client.write(shown)
+
+    async def _end(self, shown: bytes) -> None:
+        await self._client.end(shown)
+
+    async def _close(self, last: Sequence[tuple[Event, bytes]]) -> None:
+        """Send `[DONE]` and what follows it; or the last events, and an error where the stream broke."""
+        if self._done:
+            self._tail += b"".join([event.raw for event in self._events.flush()])
+            if not self._answer.ended:
+                await self._send(self._tail, flush=True)
+                self._tail = b""
+            await self._end(self._tail + await self._rest())
+            return
+        error = self._closing_error()
+        # Half an event before the error would swallow it.
+        await self._end(b"".join([shown for event, shown in last if event.complete or not error]) + error)
+
+    async def _rest(self) -> bytes:
+        """Return what is still to come after `[DONE]`. A connection read to its end is used again."""
+        rest = b""
+        with anyio.move_on_after(AFTER_DONE_SECONDS):
+            try:
+                while not self._answer.ended and (chunk := await self._answer.chunk(plain=self._answer.readable)):
+                    rest += chunk
+            except UpstreamError:
+                pass
+        return rest
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
         if self._reply.finished or self._reply.error is not None or not self._answer.readable:
             return b""
-        return error_event((self._failure or broken_off()).body())
+        why = self._failure or UpstreamError(
+            "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
+        )
+        return error_event(why.body())
 
     def _reason(self, *, left: bool) -> str:
-        failure = self._failure.message if self._failure is not None else None
-        return why_broken(self._reply.error, failure, left=left, done=self._done)
-
-
-async def rest_after_done(answer: Answer, *, plain: bool) -> bytes:
-    """Return what comes between `[DONE]` and the close: nothing, as a rule.
-
-    A connection that was read to its end is used again. By then the reply is whole and settled.
-    """
-    rest = b""
-    with anyio.move_on_after(AFTER_DONE_SECONDS):
-        try:
-            while chunk := await answer.chunk(plain=plain):
-                rest += chunk
-        except UpstreamError:
-            pass
-    return rest
-
-
-def worth_keeping(choices: Sequence[ReplyChoice], *, ended: bool) -> tuple[tuple[Message, bool], ...]:
-    """Return the replies of a stream that are stored, each with whether it broke off.
-
-    A choice is whole if it has a `finish_reason`, or if the stream `ended` as it should; of one that broke
-    off only text is worth keeping.
-    """
-    return tuple(
-        [
-            (as_stored(choice.message), broken)
-            for choice in choices
-            for broken in [not ended and choice.finish_reason is None]
-            if not broken or choice.message.get("content")
-        ]
-    )
-
-
-def why_broken(error: JsonObject | None, failure: str | None, *, left: bool, done: bool) -> str:
-    """Return in words why a stream gave no whole reply.
-
-    Args:
-        error: what upstream reported in the stream.
-        failure: what became of the connection.
-        left: whether the client did not wait.
-        done: whether the stream came to its end.
-    """
-    if error is not None:
-        return words_of(error) or "the upstream reported an error"
-    if left:
-        return "the client left"
-    if failure is not None:
-        return failure
-    if done:
-        return "the upstream's answer holds no reply"
-    return "the upstream closed the stream before the reply was complete"
-
-
-def broken_off() -> UpstreamError:
-    """Return what is said of a stream that ended too early, and of which nothing else is known."""
-    return UpstreamError(
-        "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
-    )
+        """Return in words why there is no whole reply."""
+        if self._reply.error is not None:
+            return words_of(self._reply.error) or "the upstream reported an error"
+        if left:
+            return "the client left"
+        if self._failure is not None:
+            return self._failure.message
+        return _NO_REPLY if self._done else "the upstream closed the stream before the reply was complete"
 
 
 def error_event(body: JsonObject) -> bytes:

@@ -19,11 +19,10 @@ from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
 from proxy.dialects.chat.cache_marks import cache_key, decides_itself, marked
 from proxy.dialects.chat.refusals import Overflow, RoleOrder, demanded_order, overflow_of, reordered
 from proxy.dialects.chat.request import compose
-from proxy.pipeline.background import TRIMMING, compute
-from proxy.pipeline.prepare import Prepared
+from proxy.pipeline.prepare import Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
-from proxy.trimming import Policy, merged, plan
-from proxy.upstream import Answer, Destination, Upstream
+from proxy.trimming import Policy, merged
+from proxy.upstream import Answer, Upstream
 
 RESCUED: Final = "upstream found the request too long: it was trimmed and sent once more"
 """The warning of a request that went through at the second try."""
@@ -60,28 +59,15 @@ class Sent(Struct, frozen=True, kw_only=True):
     """The order of roles that the upstream insists on."""
 
 
-class _Attempt:
+class _Attempt(Struct, kw_only=True):
     """How a request is being sent; changed by what upstream refuses."""
 
-    __slots__ = ("adds_usage", "destination", "orders", "prepared", "report", "rounds", "sent_bytes")
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        report: PlanReport,
-        destination: Destination,
-        *,
-        adds_usage: bool,
-        orders: frozenset[RoleOrder],
-        rounds: Sequence[Message] = (),
-    ) -> None:
-        self.prepared = prepared
-        self.report = report
-        self.destination = destination
-        self.adds_usage = adds_usage
-        self.orders = orders
-        self.rounds = rounds
-        self.sent_bytes = 0
+    prepared: Prepared
+    report: PlanReport
+    adds_usage: bool
+    orders: frozenset[RoleOrder]
+    rounds: Sequence[Message] = ()
+    sent_bytes: int = 0
 
 
 class UpstreamSender:
@@ -100,19 +86,13 @@ class UpstreamSender:
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
 
     async def send(self, prepared: Prepared, replanned: Callable[[PlanReport], None]) -> Sent:
-        """Send a request; return the answer, whatever its status.
+        """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer.
 
-        Args:
-            prepared: the request.
-            replanned: called with the report of a shorter plan before that is sent, so that an error that
-                follows is reported with it.
-
-        Raises:
-            PalimpsestError: there is no answer.
+        `replanned` is called with the report of a shorter plan before that is sent, so that an error that
+        follows is reported with it.
         """
         request, policy = prepared.request, prepared.context.policy
-        destination = prepared.destination
-        model = (destination.base_url, request.model)
+        model = (prepared.destination.base_url, request.model)
         known: frozenset[RoleOrder] = frozenset()
         if policy is not None and self._orders:
             known = self._orders.get(model, known)
@@ -122,7 +102,7 @@ class UpstreamSender:
             and self._settings.upstream.include_usage == "auto"
             and model not in self._refuses_usage
         )
-        attempt = _Attempt(prepared, prepared.report, destination, adds_usage=adds_usage, orders=known)
+        attempt = _Attempt(prepared=prepared, report=prepared.report, adds_usage=adds_usage, orders=known)
         answer = await self._ask(attempt)
         if answer.status >= 400 and policy is not None:
             answer = await self._reordered(attempt, answer)
@@ -132,7 +112,9 @@ class UpstreamSender:
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
-            self._report_orders(attempt)
+            if self._body(attempt, attempt.orders) != self._body(attempt, frozenset()):
+                warnings = (*attempt.report.warnings, *[_REORDERED[order] for order in sorted(attempt.orders)])
+                attempt.report = replace(attempt.report, warnings=warnings)
         return Sent(
             prepared=prepared,
             report=attempt.report,
@@ -142,21 +124,11 @@ class UpstreamSender:
         )
 
     async def send_rounds(self, sent: Sent, rounds: Sequence[Message]) -> Answer:
-        """Send the same view again with `rounds` after it: calls of the proxy's own tools, and their results.
-
-        Raises:
-            PalimpsestError: there is no answer.
-        """
-        return await self._ask(
-            _Attempt(
-                sent.prepared,
-                sent.report,
-                sent.prepared.destination,
-                adds_usage=sent.hides_usage,
-                orders=sent.orders,
-                rounds=rounds,
-            )
+        """Send the same view again with `rounds` after it: calls of the proxy's own tools, and their results."""
+        attempt = _Attempt(
+            prepared=sent.prepared, report=sent.report, adds_usage=sent.hides_usage, orders=sent.orders, rounds=rounds
         )
+        return await self._ask(attempt)
 
     async def _ask(self, attempt: _Attempt) -> Answer:
         """Send once, and again without asking for usage where an upstream refuses that."""
@@ -170,7 +142,8 @@ class UpstreamSender:
         attempt.adds_usage = False
         answer = await self._post(attempt)
         if answer.status < 300:  # it was our option indeed, and nothing of the client's
-            self._refuses_usage[attempt.destination.base_url, attempt.prepared.request.model] = True
+            prepared = attempt.prepared
+            self._refuses_usage[prepared.destination.base_url, prepared.request.model] = True
         return answer
 
     async def _reordered(self, attempt: _Attempt, answer: Answer) -> Answer:
@@ -179,29 +152,13 @@ class UpstreamSender:
             order = demanded_order(answer.status, await _read(answer))
             if order is None or order in attempt.orders:
                 return answer
-            before, adds_usage = attempt.orders, attempt.adds_usage
-            attempt.adds_usage = False
-            sent = self._body(attempt)
-            demanded: frozenset[RoleOrder] = frozenset({order})
-            attempt.orders = before | demanded
-            changes = self._body(attempt) != sent
-            attempt.adds_usage = adds_usage
-            if not changes:
-                attempt.orders = before
+            demanded: frozenset[RoleOrder] = attempt.orders | {order}
+            if self._body(attempt, demanded) == self._body(attempt, attempt.orders):
                 return answer
+            attempt.orders = demanded
             await answer.aclose()
             answer = await self._ask(attempt)
         return answer
-
-    def _report_orders(self, attempt: _Attempt) -> None:
-        """Warn that roles were put in another order, where that changed what was sent."""
-        sent, orders = self._body(attempt), attempt.orders
-        attempt.orders = frozenset()
-        changes = self._body(attempt) != sent
-        attempt.orders = orders
-        if changes:
-            warnings = tuple([_REORDERED[order] for order in sorted(orders)])
-            attempt.report = replace(attempt.report, warnings=attempt.report.warnings + warnings)
 
     async def _rescued(self, attempt: _Attempt, policy: Policy, answer: Answer) -> bool:
         """Tell whether the request was refused for its length and got shorter; then the answer is closed."""
@@ -233,18 +190,7 @@ class UpstreamSender:
         scale = max(overflow.asked / before if overflow.asked and before else 1.0, planning.scale, 1.0)
         target = before // 2 if room is None else min(before // 2, int(room / scale))
         for _ in range(_TRIALS):
-            made = await compute(
-                TRIMMING * history.size,
-                plan,
-                history.entries,
-                policy,
-                first.plan.policy,
-                planning,
-                history.standing.cut if history.standing is not None else None,
-                composed=history.composed,
-                start=history.start,
-                overflow=max(target, 1),
-            )
+            made = await plan_of(history, first.plan.policy, policy, planning, overflow=max(target, 1))
             if made.tokens_sent >= shortest:
                 break
             shortest = made.tokens_sent
@@ -259,9 +205,7 @@ class UpstreamSender:
             if room is None or overflow.asked is None or not size:
                 break
             # Many short messages may count for more than their text: the bytes of the body tell.
-            adds_usage, attempt.adds_usage = attempt.adds_usage, False
-            expected = overflow.asked * len(self._body(attempt)) / size
-            attempt.adds_usage = adds_usage
+            expected = overflow.asked * len(self._body(attempt, attempt.orders)) / size
             if expected <= room:
                 break
             target = int(target * max(room / expected, _LEAST_STEP))
@@ -269,7 +213,7 @@ class UpstreamSender:
 
     async def _post(self, attempt: _Attempt) -> Answer:
         """Send the body."""
-        call, destination = attempt.prepared.call, attempt.destination
+        call, destination = attempt.prepared.call, attempt.prepared.destination
         sent = headers.to_upstream(
             call.headers, drop_credentials=not destination.forwards_credentials, extra_drop=self._dropped
         )
@@ -277,11 +221,11 @@ class UpstreamSender:
         path = "/chat/completions"
         if call.query and destination.forwards_query:
             path += f"?{call.query.decode('latin-1')}"
-        body = self._body(attempt)
+        body = self._body(attempt, attempt.orders, add_usage=attempt.adds_usage)
         attempt.sent_bytes = len(body)
         return await self._upstream.ask(destination, "POST", path, sent, body)
 
-    def _body(self, attempt: _Attempt) -> bytes:
+    def _body(self, attempt: _Attempt, orders: Collection[RoleOrder], *, add_usage: bool = False) -> bytes:
         """Return the body to send: the client's own bytes where nothing was trimmed or added."""
         prepared, made, settings = attempt.prepared, attempt.report.plan, self._settings
         request, history, facts = prepared.request, prepared.history, prepared.facts
@@ -299,8 +243,8 @@ class UpstreamSender:
             instructions, view = whole[: len(instructions)], whole[len(instructions) :]
         if attempt.rounds:
             view = (*view, *attempt.rounds)
-        if attempt.orders:
-            instructions, view = _in_order(instructions, view, attempt.orders)
+        if orders:
+            instructions, view = _in_order(instructions, view, orders)
         key = None
         if settings.cache.key == "session" and facts.takes_key and history.id is not None:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
@@ -308,7 +252,7 @@ class UpstreamSender:
             request,
             instructions=instructions,
             messages=view,
-            add_usage=attempt.adds_usage,
+            add_usage=add_usage,
             drop_fields=settings.sessions.body_fields,
             cache_key=key,
             tools=prepared.tools if prepared.own_tools else None,

@@ -71,15 +71,9 @@ class Knowledge:
     ) -> PlanningContext:
         """Return what trimming must be told.
 
-        Args:
-            model: the model that is asked.
-            facts: what is known of it.
-            fixed: tokens of instructions and tools.
-            agent: who asks.
-            updated_at: when the session's last exchange ended, in milliseconds since 1970.
-            scale: what was learnt of the upstream's counting in this session.
-            prepared: the summary that may be used.
-            keeps: whether a new cut is kept for the next request.
+        `fixed` are the tokens of instructions and tools. `updated_at` is when the session's last exchange
+        ended, in milliseconds since 1970, and `scale` what was learnt of upstream's counting in the session.
+        `prepared` is the summary that may be used. `keeps`: a new cut is kept for the next request.
         """
         return PlanningContext(
             count=lambda message: self.counter.message(message, model),
@@ -126,9 +120,7 @@ class AppServices(Struct, frozen=True, kw_only=True):
 async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
     """Open everything, and close it in the opposite order.
 
-    Raises:
-        ConfigurationError: the store's address is no URL of a supported database.
-        StoreUnavailable: the store cannot be opened, or its tables are of another version.
+    Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
     """
     async with AsyncExitStack() as stack:
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)

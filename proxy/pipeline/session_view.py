@@ -1,8 +1,10 @@
-"""A session as it stands now, without a request: its branch, what would be sent, a summary on demand."""
+"""A session without a request: what would be sent now, a summary on demand, its JSON documents and export."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import AsyncIterator, Collection
+from datetime import UTC, datetime
+from typing import Any, Final, cast
 
 import orjson
 from msgspec import Struct
@@ -10,18 +12,20 @@ from msgspec.structs import replace
 
 from proxy.config import OFF, Policies
 from proxy.conversation import Kind
-from proxy.dialects import Message
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.history import size_of
+from proxy.pipeline.prepare import as_requested, has_target, prepared_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.summary_requests import as_requested, has_target, prepared_of, unused
 from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Work
-from proxy.trimming import Entry, PlanningContext, Policy, bypass, compaction, merged, plan
+from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
 
+DEFAULT_TENANT: Final = "default"
+"""The tenant of every request where there is no authentication."""
 _RECENT: Final = 20
 """Exchanges among which one that was answered is looked for."""
 
@@ -65,9 +69,6 @@ async def session_view(
 
     The model, the tools and the agent are those of the newest request that was answered; `policy` names one,
     or `off`, and None means the one that would be chosen.
-
-    Raises:
-        InvalidRequest: there is no policy of that name.
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
@@ -120,10 +121,10 @@ def _chosen(session: SessionRow, model: str, policy: str | None, policies: Polic
 
 async def preview(now: SessionView) -> dict[str, Any]:
     """Return `{messages, plan, tokens_before, tokens_sent, policy, model, cut, warnings}`."""
-    return await compute(now.size, lambda: _shown(now))
+    return await compute(now.size, _preview, now)
 
 
-def _shown(now: SessionView) -> dict[str, Any]:
+def _preview(now: SessionView) -> dict[str, Any]:
     known = now.known
     if now.policy is None:
         planned = bypass(now.entries, known, composed=True)
@@ -157,17 +158,7 @@ async def compact(
 ) -> SummaryRow | None:
     """Make a summary of all that may be summed up; return it, or None where there is nothing to sum up.
 
-    Args:
-        session: whose.
-        now: how it stands.
-        policy: says how.
-        caller: on whose behalf the model is asked.
-        services: everything that is open.
-        patience: seconds to wait; then it goes on in the background.
-
-    Raises:
-        UpstreamError: it was not made, and why.
-        StoreUnavailable: the session cannot be read.
+    After `patience` seconds it goes on in the background. Raises `UpstreamError` if none was made.
     """
     cut = now.standing.cut if now.standing is not None else None
     wanted = await compute(TRIMMING * now.size, lambda: compaction(now.entries, policy, now.known, cut))
@@ -197,3 +188,81 @@ async def compact(
     if attempt.row is None or attempt.row.status is not SummaryStatus.READY:
         raise UpstreamError(f"No summary was made: {attempt.reason}. The session is as it was.", code="summary_failed")
     return attempt.row
+
+
+# ------------------------------------------------- documents of the HTTP API and of the command line
+
+
+def session_document(row: SessionRow, finishing: Collection[str] = ()) -> dict[str, Any]:
+    """Return a session; `finishing` are the tools that finish a task."""
+    return {
+        "id": row.id,
+        "tenant": row.tenant,
+        "created_at": timestamp(row.created_at),
+        "updated_at": timestamp(row.updated_at),
+        "messages": row.messages,
+        "rounds": row.rounds,
+        "tokens": row.tokens,
+        "requests": row.requests,
+        "tokens_sent": row.tokens_sent,
+        "tokens_saved": row.tokens_saved,
+        "cost": row.cost,
+        "head": row.head or None,
+        "finished": any(name in finishing for name in row.calls),
+    }
+
+
+def summary_document(made: SummaryRow | Summary, created_at: int) -> dict[str, Any]:
+    """Return a summary: one that a model has written (`SummaryRow`), or one that a cut uses."""
+    tokens, original = made.tokens, made.covered_tokens
+    told = {
+        "summary": made.text,
+        "summarized_until": made.until,
+        "summary_tokens": tokens,
+        "created_at": timestamp(created_at),
+        "message_count": made.covered_messages,
+        "original_tokens": original,
+        "compression_rate": round(tokens / original, 3) if original else None,
+        "kind": made.kind if isinstance(made, Summary) else "model",
+        "model": made.model,
+        "generation": made.generation,
+    }
+    if isinstance(made, SummaryRow):
+        told |= {"id": made.id, "predecessor": made.predecessor, "usage": made.usage, "cost": made.cost}
+    return told
+
+
+def timestamp(milliseconds: int) -> str:
+    """Return a stored time as ISO 8601 in UTC."""
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def write_lines(records: AsyncIterator[JsonObject]) -> AsyncIterator[bytes]:
+    """Yield each record as a line."""
+    async for record in records:
+        yield orjson.dumps(record) + b"\n"
+
+
+def read_lines(lines: bytes) -> list[JsonObject]:
+    """Return the records of these lines; raises `InvalidRequest` where one is no JSON object."""
+    if not lines.strip():
+        raise InvalidRequest("There is nothing to import. Send what export wrote, JSON Lines.")
+    records: list[JsonObject] = []
+    for number, line in enumerate(lines.rstrip().split(b"\n"), start=1):
+        try:
+            record: Any = orjson.loads(line)
+        except orjson.JSONDecodeError as why:
+            raise InvalidRequest(f"Line {number} is not JSON: {why}. Send what export wrote.") from why
+        if not isinstance(record, dict):
+            raise InvalidRequest(f"Line {number} is no JSON object. Send what export wrote.")
+        records.append(cast("JsonObject", record))
+    return records
+
+
+def session_id_of(records: list[JsonObject]) -> str:
+    """Return the id of the session that the records are of."""
+    name = records[0].get("id")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("The first line does not name a session. Send what export wrote, from its first line on.")
+    return name

@@ -62,11 +62,7 @@ class Exchange:
             self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
-        """Wait until what is new is stored.
-
-        Raises:
-            StoreUnavailable: it could not be stored.
-        """
+        """Wait until what is new is stored; raises `StoreUnavailable` if it could not be."""
         if self._opening is not None:
             try:
                 # Most upstreams take longer than the store; then there is nothing left to shield.
@@ -76,11 +72,7 @@ class Exchange:
                 raise
 
     async def settle(self, answered: Answered) -> Settled | None:
-        """Store how the exchange ended; return what was stored. None: nothing is, or it was settled before.
-
-        Raises:
-            StoreUnavailable: it could not be stored; nothing was acknowledged.
-        """
+        """Store how the exchange ended; return what was stored. None: nothing is, or it was settled before."""
         if self._settled:
             return None
         self._settled = True
@@ -100,8 +92,7 @@ class Exchange:
         waits = store.waits_for_beginnings and opening is not None and not opening.done()
         storing = self._store(answered, scale, work)
         if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
-            # Nearly always. A write that was submitted completes even if the caller is cancelled, and nothing
-            # is awaited before it: no task is needed.
+            # Nearly always. A submitted write completes even if the caller is cancelled: no task is needed.
             return await storing
         return await services.background.finish(storing)
 
@@ -150,13 +141,8 @@ def settlement_of(
 ) -> Settlement:
     """Return how the exchange ended, for the store.
 
-    Args:
-        exchange: the exchange.
-        answered: what came of it.
-        now: milliseconds since 1970.
-        counter: counts the replies.
-        cost: dollars; None where it is not known.
-        scale: what upstream's usage taught about its counting.
+    `now` is in milliseconds since 1970, `cost` in dollars; `scale` is what upstream's usage taught about its
+    counting.
     """
     prepared, report = exchange.prepared, exchange.report
     history, made, model = prepared.history, report.plan, prepared.request.model
@@ -222,9 +208,9 @@ def _kept(history: History, cut: Cut) -> Kept | None:
     if history.start:
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]
-    places = outside_gaps(before, cut.gaps, lambda item: item[1].position)
+    places = [place for place, _ in outside_gaps(before, cut.gaps, lambda item: item[1].position)]
     stored = len(history.nodes)
     return Kept(
-        nodes=tuple(history.nodes[place] for place, _ in places if place < stored),
-        messages=tuple(place - stored for place, _ in places if place >= stored),
+        nodes=tuple([history.nodes[place] for place in places if place < stored]),
+        messages=tuple([place - stored for place in places if place >= stored]),
     )

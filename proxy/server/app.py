@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -26,7 +26,7 @@ from proxy.models import Catalogue
 from proxy.pipeline import ChatCompletions, Knowledge, opened
 from proxy.server import exchanges, operations, sessions
 from proxy.server.authentication import Authenticator
-from proxy.server.chat import ChatEndpoint, Connection, Receive, Scope, Send
+from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
 from proxy.server.passthrough import Passthrough
 from proxy.store import Store
@@ -41,8 +41,7 @@ _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
 _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True, kw_only=True):
     """One process among several that serve together. It does not touch its siblings' exchanges."""
 
     mark: str
@@ -67,13 +66,13 @@ class Application:
         self._api = _api(self._opened)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
-        self._gate: Authenticator | None = None
+        self._authenticator: Authenticator | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call."""
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
-            connection = Connection(scope, receive, send)
+            connection = ClientConnection(scope, receive, send)
             try:
                 if path in _CHAT and scope["method"] == "POST" and self._chat is not None:
                     await self._chat.serve(connection)
@@ -85,14 +84,17 @@ class Application:
                 _LOG.exception(_FAULT)
                 await connection.fail(InternalError(_MISTAKE))
                 return
-            if self._gate is not None:
+            if self._authenticator is not None:
                 try:
-                    self._gate.check_host(connection.header(b"host"))
+                    self._authenticator.check_host(connection.header(b"host"))
                 except PalimpsestError as why:
                     await connection.fail(why)
                     return
-            # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
-            await _logged(self._api({**scope, "path": path.decode("latin-1")}, receive, send))
+            try:
+                # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
+                await self._api({**scope, "path": path.decode("latin-1")}, receive, send)
+            except Exception:  # noqa: BLE001 - the client has its answer; the server would close the connection
+                _LOG.exception(_FAULT)
             return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})
@@ -104,19 +106,21 @@ class Application:
         """Open everything, wire it, and close it in reverse order."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            means = await stack.enter_async_context(opened(settings))
-            store = means.store
-            gate = Authenticator(settings.auth, await store.secret(_TENANT_SECRET))
+            app = await stack.enter_async_context(opened(settings))
+            store = app.store
+            authenticator = Authenticator(settings.auth, await store.secret(_TENANT_SECRET))
             if self._ended != ():
                 await give_up_pending(store, self._ended)
             secret = await store.secret(_CACHE_SECRET)
-            chat = ChatCompletions(settings, means, process_mark=self._mark, cache_secret=secret)
-            api.state.services = Services(settings=settings, means=means, gate=gate, policies=chat.policies)
-            self._gate = gate
-            self._chat = ChatEndpoint(settings, gate, chat, means.background)
-            self._passthrough = Passthrough(settings, gate, means.upstream, means.background)
+            chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
+            api.state.services = Services(
+                settings=settings, app=app, authenticator=authenticator, policies=chat.policies
+            )
+            self._authenticator = authenticator
+            self._chat = ChatEndpoint(settings, authenticator, chat, app.background)
+            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background)
             if self._loaded is not None:
-                await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, means.knowledge)).running())
+                await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, app.knowledge)).running())
             yield
 
 
@@ -142,58 +146,28 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
         _LOG.warning("%d exchanges were under way when a process ended: marked as interrupted", interrupted)
 
 
-async def _logged(work: Awaitable[None]) -> None:
-    """Do the work and log its bugs. The client has its answer already.
-
-    An exception that reaches the server would close the connection under the client's next request.
-    """
-    try:
-        await work
-    except Exception:  # noqa: BLE001 - the outermost place: it is logged
-        _LOG.exception(_FAULT)
-
-
-def _refusal(error: PalimpsestError) -> Response:
-    return Response(orjson.dumps(error.body()), error.status, media_type="application/json")
-
-
-async def _refuse(_: Request, why: Exception) -> Response:
-    """Return one of our own errors."""
-    if not isinstance(why, PalimpsestError):  # this handler is registered for no other
-        raise why
-    return _refusal(why)
-
-
-async def _refuse_parameter(_: Request, why: Exception) -> Response:
-    """Return what is wrong with a parameter."""
-    if not isinstance(why, RequestValidationError):  # this handler is registered for no other
-        raise why
-    first = why.errors()[0]
-    name = str(first["loc"][-1])
-    return _refusal(InvalidRequest(f"{name}: {first['msg']}", param=name))
-
-
-async def _refuse_path(request: Request, why: Exception) -> Response:
-    """Return that there is no such path, or not by this method."""
-    if not isinstance(why, HTTPException):  # this handler is registered for no other
-        raise why
-    error = NotFound(
-        f"There is no {request.method} {request.scope['path']} here. "
-        "Chat completions are at /v1/chat/completions, everything else of the provider is below /v1/, "
-        "the stored sessions are at /sessions.",
-        code="unknown_url",
-    )
-    return Response(orjson.dumps(error.body()), why.status_code, why.headers, media_type="application/json")
-
-
-async def _left(_: Request, __: Exception) -> Response:
-    """Return a response that nobody reads: the client left."""
-    return Response(status_code=400)
-
-
-async def _refuse_mistake(_: Request, __: Exception) -> Response:
-    """Return a 500; `_logged` logs the bug."""
-    return _refusal(InternalError(_MISTAKE))
+async def _refuse(request: Request, why: Exception) -> Response:
+    """Return an error in OpenAI's shape."""
+    status, headers = 0, None
+    if isinstance(why, PalimpsestError):
+        error = why
+    elif isinstance(why, RequestValidationError):
+        first = why.errors()[0]
+        name = str(first["loc"][-1])
+        error = InvalidRequest(f"{name}: {first['msg']}", param=name)
+    elif isinstance(why, HTTPException):  # there is no such path, or not by this method
+        status, headers = why.status_code, why.headers
+        error = NotFound(
+            f"There is no {request.method} {request.scope['path']} here. "
+            "Chat completions are at /v1/chat/completions, everything else of the provider is below /v1/, "
+            "the stored sessions are at /sessions.",
+            code="unknown_url",
+        )
+    elif isinstance(why, ClientDisconnect):  # nobody reads it
+        return Response(status_code=400)
+    else:  # it is logged by `Application`
+        error = InternalError(_MISTAKE)
+    return Response(orjson.dumps(error.body()), status or error.status, headers, media_type="application/json")
 
 
 def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
@@ -209,9 +183,6 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
     )
     for module in (operations, sessions, exchanges):
         api.include_router(module.router)
-    api.add_exception_handler(PalimpsestError, _refuse)
-    api.add_exception_handler(RequestValidationError, _refuse_parameter)
-    api.add_exception_handler(HTTPException, _refuse_path)
-    api.add_exception_handler(ClientDisconnect, _left)
-    api.add_exception_handler(Exception, _refuse_mistake)
+    for kind in (PalimpsestError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        api.add_exception_handler(kind, _refuse)
     return api

@@ -21,7 +21,7 @@ from proxy.pipeline import DEFAULT_TENANT
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-class Caller(Struct, frozen=True, kw_only=True):
+class Identity(Struct, frozen=True, kw_only=True):
     """Who sent a request."""
 
     tenant: str
@@ -29,7 +29,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     admin: bool = False
 
 
-_EVERYBODY: Final = Caller(tenant=DEFAULT_TENANT)
+_EVERYBODY: Final = Identity(tenant=DEFAULT_TENANT)
 
 
 class Authenticator:
@@ -43,29 +43,24 @@ class Authenticator:
         admin = settings.admin_key
         self._admin = None if admin is None else _digest(admin.get_secret_value())
 
-    def admit(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Return the caller; `headers` holds the first value of each header by its lower-case name.
-
-        Raises:
-            Unauthenticated: the credential is missing or unknown.
-            Forbidden: without authentication, `Host` is not a name of this machine.
-        """
+    def admit(self, headers: Mapping[bytes, bytes]) -> Identity:
+        """Return the caller; `headers` holds the first value of each header by its lower-case name."""
         self.check_host(headers.get(b"host"))
         if self._mode == "none" and self._admin is None:
             return _EVERYBODY
         token = _token(headers.get(b"authorization", b""))
         if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
-            return Caller(tenant="", admin=True)
+            return Identity(tenant="", admin=True)
         if self._mode == "none":
             return _EVERYBODY
         if not token:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
-            return Caller(tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
+            return Identity(tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
         tenant = self._tenants.get(_digest(token))
         if tenant is None:
             raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")
-        return Caller(tenant=tenant)
+        return Identity(tenant=tenant)
 
     def check_host(self, host: bytes | None) -> None:
         """Raise `Forbidden` if there is no authentication and `Host` is not a name of this machine."""

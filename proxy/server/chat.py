@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions` on raw ASGI: reads the request, hands it to the pipeline, watches the client.
 
-Start here to follow a request. `Connection` is the client's side of it; the passthrough uses it too.
+Start here to follow a request. `ClientConnection` is the client's side of it; the passthrough uses it too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import orjson
 
 from proxy.config import Settings
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
-from proxy.pipeline import Background, Call, ChatCompletions
+from proxy.pipeline import Background, ChatCompletions, ClientRequest
 from proxy.server.authentication import Authenticator
 
 Scope = MutableMapping[str, Any]
@@ -26,7 +26,7 @@ UNWATCHED_SECONDS: Final = 0.1
 """How long work goes on before the proxy watches whether the client is still there."""
 
 
-class Connection:
+class ClientConnection:
     """The client's side of one request: what it sends, what it is sent, and whether it is still there."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,38 +48,20 @@ class Connection:
         return self.first.get(name)
 
     async def body(self, limit: int) -> bytes:
-        """Return the request's body.
-
-        Raises:
-            TooLarge: it is longer than `limit` bytes.
-            ClientLeft: the client left before all of it was here.
-        """
-        _check_length(self.header(b"content-length"), limit)
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            body: bytes = message.get("body", b"")  # nearly always it comes in one piece
-            if len(body) > limit:
-                raise _too_large(limit)
-            self._body_read.set()
-            return body
-        return await bounded(self._pieces_from(message), None, limit)
+        """Return the request's body; raises `TooLarge`, or `ClientLeft` where it breaks off."""
+        return await bounded(self.pieces(), self.header(b"content-length"), limit)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
-        async for piece in self._pieces_from(await self._receive()):
-            yield piece
-
-    async def _pieces_from(self, message: MutableMapping[str, Any]) -> AsyncIterator[bytes]:
-        """Yield the request's body from this message on."""
-        while True:
+        more = True
+        while more:
+            message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
                 raise ClientLeft("The client left before its request was complete.")
             if body := message.get("body", b""):
                 yield body
-            if not message.get("more_body", False):
-                break
-            message = await self._receive()
+            more = message.get("more_body", False)
         self._body_read.set()
 
     async def left(self) -> None:
@@ -147,29 +129,19 @@ class Connection:
 
 
 async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: int) -> bytes:
-    """Return a body put together; `announced` is its `Content-Length`.
-
-    Raises:
-        TooLarge: it is longer than `limit` bytes; the rest is not read.
-    """
-    _check_length(announced, limit)
+    """Return a body put together; `announced` is its `Content-Length`. Raises `TooLarge` without reading the rest."""
     parts: list[bytes] = []
-    size = 0
-    async for part in pieces:
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _check_length(announced: bytes | None, limit: int) -> None:
-    if announced is not None and announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit)
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes.")
+    size = int(announced) if announced is not None and announced.isdigit() else 0
+    if size <= limit:
+        size = 0
+        async for part in pieces:
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                break
+        else:
+            return b"".join(parts)
+    raise TooLarge(f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes.")
 
 
 class ChatEndpoint:
@@ -185,7 +157,7 @@ class ChatEndpoint:
         self._authenticator = authenticator
         self._chat = chat
 
-    async def serve(self, connection: Connection) -> None:
+    async def serve(self, connection: ClientConnection) -> None:
         """Answer one request."""
         try:
             call = await self._call(connection)
@@ -195,13 +167,8 @@ class ChatEndpoint:
         except PalimpsestError as why:
             await connection.fail(why)
 
-    async def _call(self, connection: Connection) -> Call:
-        """Read the request.
-
-        Raises:
-            PalimpsestError: the caller is unknown, or the body cannot be taken.
-            ClientLeft: it left before its request was here.
-        """
+    async def _call(self, connection: ClientConnection) -> ClientRequest:
+        """Read the request."""
         caller = self._authenticator.admit(connection.first)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")
@@ -209,4 +176,4 @@ class ChatEndpoint:
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         body = await connection.body(self._limit)
-        return Call(tenant=caller.tenant, headers=connection.headers, query=connection.query, body=body)
+        return ClientRequest(tenant=caller.tenant, headers=connection.headers, query=connection.query, body=body)

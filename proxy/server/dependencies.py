@@ -15,7 +15,7 @@ from msgspec import Struct
 from proxy.config import Policies, Settings
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
-from proxy.server.authentication import Authenticator, Caller
+from proxy.server.authentication import Authenticator, Identity
 from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
@@ -24,19 +24,19 @@ class Services(Struct, frozen=True, kw_only=True):
     """Everything that is open while the process serves."""
 
     settings: Settings
-    means: AppServices
-    gate: Authenticator
+    app: AppServices
+    authenticator: Authenticator
     policies: Policies
 
     @property
     def store(self) -> Store:
         """Everything that is kept."""
-        return self.means.store
+        return self.app.store
 
     @property
     def counter(self) -> TokenCounter:
         """What counts tokens."""
-        return self.means.counter
+        return self.app.counter
 
 
 def services_of(request: Request) -> Services:
@@ -45,9 +45,9 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: Request) -> Identity:
     """Return who asks; raises what `Authenticator.admit` raises."""
-    return services_of(request).gate.admit(dict(reversed(request.scope["headers"])))
+    return services_of(request).authenticator.admit(dict(reversed(request.scope["headers"])))
 
 
 def check_query(request: Request) -> None:
@@ -68,18 +68,14 @@ def _query_names(dependant: Dependant) -> set[str]:
 
 
 OpenServices = Annotated[Services, Depends(services_of)]
-CallerDependency = Annotated[Caller, Depends(caller_of)]
+CallerDependency = Annotated[Identity, Depends(caller_of)]
 Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[str | None, Query(description="The `next` of the page before.")]
 
 
-def tenant_of(caller: Caller, tenant: str | None) -> str | None:
-    """Return whose sessions are meant; None for everybody's, which only the administrator may mean.
-
-    Raises:
-        Forbidden: a tenant asks for another one.
-    """
+def tenant_of(caller: Identity, tenant: str | None) -> str | None:
+    """Return whose sessions are meant; None for everybody's. Only the administrator may mean others'."""
     if caller.admin:
         return tenant
     if tenant is not None and tenant != caller.tenant:
@@ -90,16 +86,12 @@ def tenant_of(caller: Caller, tenant: str | None) -> str | None:
 async def session_of(
     session: str, services: OpenServices, caller: CallerDependency, tenant: Tenant = None
 ) -> SessionRow:
-    """Return the session that the path names, if the caller may see it.
-
-    Raises:
-        NotFound: there is none, or none of the caller's.
-        InvalidRequest: the administrator must say whose, since several tenants have one of that id.
-    """
+    """Return the session that the path names, if the caller may see it; else raise `NotFound`."""
     name = unquote(session)
     owner = tenant_of(caller, tenant)
     if owner is not None:
-        rows = [row] if (row := await services.store.session(owner, name)) is not None else []
+        row = await services.store.session(owner, name)
+        rows = [] if row is None else [row]
     else:
         rows = await services.store.find(name)
     if not rows:

@@ -25,21 +25,10 @@ from proxy.store import ExchangeRow, Lineage, Store
 from proxy.trimming import Change
 
 _UNSETTLED: Final[dict[str, Any]] = {
-    "messages_before": None,
-    "messages_sent": None,
-    "edits": [],
-    "warnings": [],
-    "calibration": None,
-    "summary": None,
-    "usage": None,
-    "finish_reasons": [],
-    "upstream_model": None,
-    "upstream_status": None,
-    "error": None,
-    "cost": None,
+    **dict.fromkeys(("messages_before", "messages_sent", "calibration", "summary", "usage", "summarizer")),
+    **dict.fromkeys(("upstream_model", "upstream_status", "error", "cost")),
+    **{name: [] for name in ("edits", "warnings", "finish_reasons", "own_calls")},
     "finished": False,
-    "summarizer": None,
-    "own_calls": [],
     "timings": {},
 }
 """What a receipt holds that nobody settled."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
 from proxy.errors import Forbidden
-from proxy.server.authentication import Caller
+from proxy.server.authentication import Identity
 from proxy.server.dependencies import CallerDependency, OpenServices, Services, check_query, json_response
 
 router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
@@ -47,5 +47,5 @@ async def clear_cache(services: OpenServices, caller: CallerDependency) -> Respo
     return json_response(asdict(services.counter.cached))
 
 
-def _sees_everything(caller: Caller, services: Services) -> bool:
+def _sees_everything(caller: Identity, services: Services) -> bool:
     return caller.admin or services.settings.auth.mode == "none"

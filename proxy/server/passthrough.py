@@ -15,7 +15,7 @@ from proxy.dialects import headers
 from proxy.errors import ClientLeft, Forbidden, PalimpsestError
 from proxy.pipeline import Background
 from proxy.server.authentication import Authenticator
-from proxy.server.chat import Connection
+from proxy.server.chat import ClientConnection
 from proxy.upstream import Answer, Upstream
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
@@ -37,7 +37,7 @@ class Passthrough:
         self._own_headers = frozenset(name.lower().encode() for name in settings.sessions.headers)
         self._allowed = frozenset(settings.upstream.passthrough)
 
-    async def serve(self, connection: Connection, path: bytes) -> None:
+    async def serve(self, connection: ClientConnection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
         try:
             caller = self._authenticator.admit(connection.first)
@@ -45,10 +45,11 @@ class Passthrough:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
             if not self._upstream.base.forwards_credentials:
                 self._check(connection.method, path)
+            await connection.serve(self._relay(connection, path), self._background)
+        except ClientLeft:
+            pass
         except PalimpsestError as why:
             await connection.fail(why)
-            return
-        await connection.serve(self._answer(connection, path), self._background)
 
     def _check(self, method: str, path: bytes) -> None:
         """Refuse what a shared key must not reach."""
@@ -67,15 +68,7 @@ class Passthrough:
                 code="passthrough_not_allowed",
             )
 
-    async def _answer(self, connection: Connection, path: bytes) -> None:
-        try:
-            await self._relay(connection, path)
-        except ClientLeft:
-            pass
-        except PalimpsestError as why:
-            await connection.fail(why)
-
-    async def _relay(self, connection: Connection, path: bytes) -> None:
+    async def _relay(self, connection: ClientConnection, path: bytes) -> None:
         base = self._upstream.base
         sent = headers.to_upstream(
             connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
@@ -94,7 +87,7 @@ class Passthrough:
             await answer.aclose()
 
 
-async def _return(answer: Answer, connection: Connection) -> None:
+async def _return(answer: Answer, connection: ClientConnection) -> None:
     """Relay the answer as it comes. If it breaks, so does the connection: nothing else can say so."""
     back = headers.to_client(answer.headers)
     if (length := answer.header(b"content-length")) is not None:

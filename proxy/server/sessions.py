@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.dialects import Message
@@ -17,7 +16,6 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import (
     DEFAULT_TENANT,
     compact,
-    compression_rate,
     compute,
     last_answered,
     preview,
@@ -45,7 +43,7 @@ from proxy.server.dependencies import (
 )
 from proxy.store import NodeRow, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
-from proxy.trimming import BUILT_IN, Summary, broadcast_of
+from proxy.trimming import BUILT_IN, broadcast_of
 
 router = APIRouter(tags=["sessions"], dependencies=[Depends(check_query)])
 
@@ -83,16 +81,11 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
         | {
             "instructions": [orjson.Fragment(m.raw) for m in instructions.messages] if instructions else [],
             "branches": [
-                {
-                    "head": branch.head,
-                    "depth": branch.depth,
-                    "messages": branch.depth,
-                    "updated_at": timestamp(branch.updated_at),
-                }
-                for branch in branches
+                {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
+                for at in branches
             ],
-            "summaries": [summary_document(row) for row in _different(tried)]
-            + [statistics_told(summary, at) for summary, at in made if summary.kind == "statistics"],
+            "summaries": [summary_document(row, row.created_at) for row in _different(tried)]
+            + [summary_document(summary, at) for summary, at in made if summary.kind == "statistics"],
             "summarizer": summarizer_told(tried),
         }
     )
@@ -137,7 +130,7 @@ async def show_context(
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    now = await session_view(found, policy, services.policies, services.means)
+    now = await session_view(found, policy, services.policies, services.app)
     return json_response(await preview(now))
 
 
@@ -228,7 +221,7 @@ async def compact_session(
     policy: Annotated[str | None, Query(description="Name of the policy whose settings are taken.")] = None,
 ) -> Response:
     """Sum up now what may be summed up; the next request uses it."""
-    now = await session_view(found, policy, services.policies, services.means)
+    now = await session_view(found, policy, services.policies, services.app)
     if now.policy is None:
         raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
     # The administrator's key is none of a provider's.
@@ -238,12 +231,12 @@ async def compact_session(
         now,
         now.policy,
         Caller(tenant=found.tenant, headers=tuple(sent)),
-        services.means,
+        services.app,
         patience=_TRIES * services.settings.summarizer.timeout,
     )
     if row is None:
         return json_response({"summary": None, "reason": "there is nothing to sum up yet"})
-    return json_response(summary_document(row), 201)
+    return json_response(summary_document(row, row.created_at), 201)
 
 
 @router.post("/sessions/{session}/fork")
@@ -266,44 +259,18 @@ async def fork_session(request: Request, found: FoundSession, services: OpenServ
     return json_response(session_document(row, services.settings.finish.tools), 201)
 
 
-def statistics_told(summary: Summary, made_at: int) -> dict[str, Any]:
-    """Return a summary of statistics for a reader; `made_at` is in milliseconds since 1970."""
-    return {
-        "summary": summary.text,
-        "summarized_until": summary.until,
-        "summary_tokens": summary.tokens,
-        "created_at": timestamp(made_at),
-        "message_count": summary.covered_messages,
-        "original_tokens": summary.covered_tokens,
-        "compression_rate": compression_rate(summary.tokens, summary.covered_tokens),
-        "kind": summary.kind,
-        "model": summary.model,
-        "generation": summary.generation,
-    }
-
-
 def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
     """Return what summaries by a model came to, the newest first: how they ended and what they cost."""
     spent = [row.cost for row in tried if row.cost is not None]
-    used: dict[str, int] = {"prompt_tokens": 0, "completion_tokens": 0}
-    for row in tried:
-        for name in used:
-            tokens = (row.usage or {}).get(name)
-            used[name] += tokens if isinstance(tokens, int) else 0
-    last = tried[0] if tried else None
-    return {
-        **{status.value: sum(row.status is status for row in tried) for status in SummaryStatus},
-        **used,
-        "cost": sum(spent) if spent else None,
-        "last": None
-        if last is None
-        else {
-            "status": last.status.value,
-            "reason": last.reason,
-            "created_at": timestamp(last.created_at),
-            "model": last.model,
-        },
-    }
+    told: dict[str, Any] = {status.value: sum(row.status is status for row in tried) for status in SummaryStatus}
+    for name in ("prompt_tokens", "completion_tokens"):
+        counts = [(row.usage or {}).get(name) for row in tried]
+        told[name] = sum(count for count in counts if isinstance(count, int))
+    told |= {"cost": sum(spent) if spent else None, "last": None}
+    for last in tried[:1]:
+        created = timestamp(last.created_at)
+        told["last"] = {"status": last.status.value, "reason": last.reason, "created_at": created, "model": last.model}
+    return told
 
 
 def _different(tried: Iterable[SummaryRow]) -> list[SummaryRow]:
@@ -329,11 +296,7 @@ def node_of(row: NodeRow) -> dict[str, Any]:
 
 
 def _paged(rows: list[NodeRow], limit: int | None, after: str | None) -> tuple[list[NodeRow], str | None]:
-    """Return up to `limit` messages that follow the node `after`, and the node of the last if more follow.
-
-    Raises:
-        InvalidRequest: there is no such node on the branch.
-    """
+    """Return up to `limit` messages that follow the node `after`, and the node of the last if more follow."""
     if after is not None:
         place = next((number for number, row in enumerate(rows, 1) if row.node == after), None)
         if place is None:
@@ -344,18 +307,10 @@ def _paged(rows: list[NodeRow], limit: int | None, after: str | None) -> tuple[l
     return rows[:limit], rows[limit - 1].node
 
 
-class Shown(Struct, frozen=True, kw_only=True):
-    """A message as a person is shown it."""
+def shown(message: Message, agent: str | None = None) -> dict[str, str] | None:
+    """Return a message as a person is shown it: `{sender, text}`; None where it is not for people.
 
-    sender: str
-    """Name of the agent or of the user that said it; its role where nobody is named."""
-    text: str
-
-
-def shown(message: Message, agent: str | None = None) -> Shown | None:
-    """Return a message as it is shown; None where it is not for people.
-
-    `agent` is who it was said by, where the message does not tell.
+    The sender is the agent or user that said it (`agent`, where the message does not tell), else its role.
     """
     data = message.data
     if message.role not in _SHOWN or data.get("is_internal") is True:
@@ -364,18 +319,16 @@ def shown(message: Message, agent: str | None = None) -> Shown | None:
     if not text.strip():
         return None
     named = (wrapped, data.get("agent"), data.get("name"), agent if message.role == "assistant" else None)
-    sender = next((name for name in named if isinstance(name, str) and name), message.role)
-    return Shown(sender=sender, text=text)
+    return {"sender": next((name for name in named if isinstance(name, str) and name), message.role), "text": text}
 
 
 def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
     """Return the messages of a branch for a person: `{node, role, sender, text}`, oldest first."""
-    lines: list[dict[str, Any]] = []
-    for row in rows:
-        line = shown(row.message, row.agent)
-        if line is not None:
-            lines.append({"node": row.node, "role": row.message.role, "sender": line.sender, "text": line.text})
-    return lines
+    return [
+        {"node": row.node, "role": row.message.role, **line}
+        for row in rows
+        if (line := shown(row.message, row.agent)) is not None
+    ]
 
 
 def _unwrapped(text: str) -> tuple[str, str | None]:

@@ -13,11 +13,12 @@ from typing import Final
 import aiohttp
 from msgspec import Struct
 from multidict import CIMultiDict
+from pydantic import SecretStr
 from yarl import URL
 
-from proxy.config import Route, UpstreamSettings
+from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connections import Body, open_session, origin_of
+from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -81,11 +82,8 @@ class Answer:
     async def chunk(self, *, plain: bool = False) -> bytes:
         """Return what has come of the body since the last call, at least one byte; nothing at its end.
 
-        `plain` undoes the content encoding, where it is `readable`.
-
-        Raises:
-            UpstreamTimeout: nothing came for `read_timeout`.
-            UpstreamUnreachable: the connection broke; all that came before was returned.
+        `plain` undoes the content encoding, where it is `readable`. Raises `UpstreamTimeout` if nothing came
+        for `read_timeout`, `UpstreamUnreachable` if the connection broke, after all that came was returned.
         """
         try:
             piece = await self._content.readany()
@@ -111,14 +109,10 @@ class Answer:
     async def read(self) -> bytes:
         """Return the whole body, decoded where it is `readable`; raises as `chunk` does."""
         if self._body is None:
-            plain = self.readable
-            body = await self.chunk(plain=plain)
-            if not self._content.at_eof():
-                parts = [body]
-                while part := await self.chunk(plain=plain):
-                    parts.append(part)
-                body = b"".join(parts)
-            self._body = body
+            plain, parts = self.readable, list[bytes]()
+            while not self._content.at_eof() and (part := await self.chunk(plain=plain)):
+                parts.append(part)
+            self._body = b"".join(parts)
         return self._body
 
     async def aclose(self) -> None:
@@ -130,22 +124,27 @@ class Upstream:
     """The configured provider. One for the life of the process, made inside the event loop."""
 
     def __init__(self, settings: UpstreamSettings, *, shares_key: bool) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            settings: the `upstream` section.
-            shares_key: whether a client's credential is one of this proxy's, which must not leave it.
-        """
+        """Connect to nothing yet. `shares_key`: clients send this proxy's keys, which must not leave it."""
         self._settings = settings
-        key = settings.api_key.get_secret_value() if settings.api_key is not None else None
         self.base: Final = Destination(
             base_url=settings.base_url,
-            authorization=_bearer(key),
-            forwards_credentials=key is None and not shares_key,
+            authorization=_bearer(settings.api_key),
+            forwards_credentials=settings.api_key is None and not shares_key,
             forwards_query=True,
         )
         """Where everything goes that no route takes."""
-        self._routes = tuple([(route.models, _destination_of(route)) for route in settings.routes])
+        self._routes = [
+            (
+                route.models,
+                Destination(
+                    base_url=route.base_url,
+                    authorization=_bearer(route.api_key),
+                    forwards_credentials=False,
+                    setting="the base_url of its entry in upstream.routes",
+                ),
+            )
+            for route in settings.routes
+        ]
         self._session = open_session(
             connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout, limit=settings.max_connections
         )
@@ -174,12 +173,8 @@ class Upstream:
     ) -> Answer:
         """Send a request and return the answer once its status and headers are here.
 
-        Args:
-            destination: where to.
-            method: the HTTP method.
-            path: what follows the base address, quoted, with its query: `/chat/completions`.
-            headers: as the client sent them, less what must not leave (`headers.to_upstream`).
-            content: the body, whole or as it comes.
+        `path` follows the base address, quoted, with its query: `/chat/completions`. `headers` are the client's,
+        less what must not leave (`headers.to_upstream`).
 
         Raises:
             UpstreamBusy: no connection became free within `connect_timeout`.
@@ -190,14 +185,18 @@ class Upstream:
             headers = [*headers, (b"authorization", destination.authorization)]
         if not path.isascii():  # bytes that no URL may hold
             path = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", path)
-
+        body: RequestBody | AsyncIterable[bytes] | None = None
+        if not isinstance(content, bytes):
+            body = content
+        elif content:
+            body = RequestBody(content, self._settings.read_timeout)
         error_of = partial(_error_of, destination, self._settings)
         try:
             response = await self._session.request(
                 method,
                 URL(destination.base_url + path, encoded=True),
                 headers=_as_text(headers),
-                data=self._body_of(content),
+                data=body,
                 allow_redirects=False,
                 proxy=origin_of(destination.base_url).proxy,
             )
@@ -205,25 +204,20 @@ class Upstream:
             raise error_of(why) from why
         return Answer(response, error_of)
 
-    def _body_of(self, content: bytes | AsyncIterable[bytes]) -> Body | AsyncIterable[bytes] | None:
-        if not isinstance(content, bytes):
-            return content
-        return Body(content, self._settings.read_timeout) if content else None
-
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """Return the headers as text that aiohttp encodes to the same bytes, if they are UTF-8."""
     try:
         return CIMultiDict([(name.decode(), value.decode()) for name, value in headers])
     except UnicodeDecodeError:
-        return CIMultiDict([(name.decode("latin-1"), _text_of(value)) for name, value in headers])
-
-
-def _text_of(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+        sent: CIMultiDict[str] = CIMultiDict()
+        for name, value in headers:
+            try:
+                text = value.decode()
+            except UnicodeDecodeError:
+                text = value.decode("latin-1")
+            sent.add(name.decode("latin-1"), text)
+        return sent
 
 
 def _error_of(destination: Destination, settings: UpstreamSettings, why: Exception) -> UpstreamError:
@@ -272,15 +266,5 @@ def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:
     return os.strerror(number).lower() if number is not None else "no address answers"
 
 
-def _destination_of(route: Route) -> Destination:
-    key = route.api_key.get_secret_value() if route.api_key is not None else None
-    return Destination(
-        base_url=route.base_url,
-        authorization=_bearer(key),
-        forwards_credentials=False,
-        setting="the base_url of its entry in upstream.routes",
-    )
-
-
-def _bearer(key: str | None) -> bytes | None:
-    return None if key is None else f"Bearer {key}".encode()
+def _bearer(key: SecretStr | None) -> bytes | None:
+    return None if key is None else f"Bearer {key.get_secret_value()}".encode()

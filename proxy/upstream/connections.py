@@ -68,10 +68,7 @@ def origin_of(base_url: str) -> Origin:
     """Return the server of `base_url`, and the proxy on the way to it (`HTTPS_PROXY`, `NO_PROXY`).
 
     aiohttp reads these variables only together with netrc. As in other clients a proxy without a scheme
-    speaks HTTP, and `NO_PROXY` may name a port.
-
-    Raises:
-        ValueError: this is not a URL.
+    speaks HTTP, and `NO_PROXY` may name a port. Raises `ValueError` if this is not a URL.
     """
     url = URL(base_url)
     name = _name_of(url)
@@ -106,7 +103,7 @@ def open_session(*, connect_timeout: float, read_timeout: float, limit: int) -> 
     )
 
 
-class Body(Payload):
+class RequestBody(Payload):
     """A request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
 
     _value: bytes
@@ -168,12 +165,7 @@ class Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
     ) -> Connection:
-        """Return a connection for `req`.
-
-        Raises:
-            UpstreamBusy: all connections stayed in use.
-            aiohttp.ClientError, TimeoutError: no connection could be made, or not in time.
-        """
+        """Return a connection for `req`; raises `UpstreamBusy` if all stayed in use."""
         try:
             while True:
                 connection = await super().connect(req, traces, timeout)
@@ -225,8 +217,8 @@ def _has_input(transport: asyncio.Transport | None) -> bool:
 async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Send a request, and once more if it may arrive twice and was lost on a reused connection.
 
-    Any other lost POST is an error: the server may have read it, and a completion that is asked for twice is
-    paid for twice. SDKs repeat it of their own accord. aiohttp repeats a lost GET itself.
+    Any other lost POST is an error: a completion that is asked for twice is paid for twice. aiohttp repeats a
+    lost GET itself.
     """
     try:
         response = await send_once(request)

@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from proxy.errors import StoreUnavailable, UpstreamBusy, UpstreamError
-from proxy.pipeline import Call, settle
+from proxy.pipeline import ClientRequest, settle
 from proxy.pipeline.exchange import _is_stream
 from proxy.pipeline.settle import settlement_of
 from proxy.store import Status
@@ -170,7 +170,8 @@ async def test_a_store_that_cannot_begin_lets_nothing_through(
 async def test_a_store_that_cannot_settle_lets_no_end_through(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    async def fail(*_: Any) -> None:
+    async def fail(_settlement: Any, opening: Any) -> None:
+        await opening
         raise StoreUnavailable("The store cannot be used.")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
@@ -239,7 +240,7 @@ async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path:
     async with opened(provider, tmp_path, sessions={"missing": "stateless"}) as house:
         asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": "hi"}]})
         client = Heard()
-        await house.chat.answer(Call(tenant="t", headers=[], query=b"", body=asked), client)
+        await house.chat.answer(ClientRequest(tenant="t", headers=[], query=b"", body=asked), client)
         assert (client.status, "x-session-id" in client.headers) == (200, False)
         assert await house.store.sessions(None, limit=9) == ([], None)
 
@@ -259,7 +260,8 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
             asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": content}]})
             client = Heard()
             await house.chat.answer(
-                Call(tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked), client
+                ClientRequest(tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked),
+                client,
             )
             assert client.status == 200
         assert threads[0] == threading.current_thread().name

@@ -20,8 +20,8 @@ from openai.types.chat import ChatCompletion
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.own_tools import BLANK_LINE, BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.errors import StoreUnavailable, UpstreamUnreachable
+from proxy.pipeline.own_tools import MOST_ASKS, TOO_LONG
 from proxy.pipeline.relay import Answered
-from proxy.pipeline.rounds import MOST_ASKS, TOO_LONG
 from proxy.store import Status
 from tests.support.answers import overflow_body
 from tests.support.replies import DONE, USAGE, body_of, events_of, message_of

@@ -12,7 +12,6 @@ from proxy.pipeline.receipt import (
     expanded,
     gap_lines,
     gap_messages,
-    gaps_told,
     log_line,
     plan_lines,
     receipt_of,
@@ -102,11 +101,20 @@ def report(plan: Plan, instructions: int = 1, *, session: str | None = "s", **co
     return report_of(plan, planning, session=session, exchange="e1", instructions=instructions, warnings=warnings)
 
 
+def gaps_told(*gaps: Gap) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = receipt_of(report(replace(_plan(), earlier=gaps)), None)["gaps"]
+    return told
+
+
 def test_neighbours_that_one_edit_dropped_for_one_reason_are_one_run() -> None:
     changes = (_drop(0), _drop(1, 20), _drop(3), _drop(4, reason="too much"), _shorten(5), _shorten(6))
     runs = runs_of(changes)
     assert [(run["start"], run["before"]) for run in runs] == [(0, [10, 20]), (3, [10]), (4, [10]), (5, [90, 90])]
-    assert expanded(runs, node_at) == plan_lines(changes, node_at)
+    lines = expanded(runs, node_at)
+    assert lines == plan_lines(changes, node_at)
+    assert [(line["position"], line["tokens_before"], line["tokens_after"]) for line in lines] == [
+        (change.position, change.tokens_before, change.tokens_after) for change in changes
+    ]
 
 
 def test_a_change_is_shown_with_the_node_of_its_message() -> None:
@@ -127,7 +135,7 @@ def test_the_receipt_of_a_trim_tells_its_changes() -> None:
         "fired": "tokens 90 > 60",
     }
     assert [(run["start"], run["before"]) for run in receipt["plan"]] == [(2, [10, 20])]
-    assert receipt["gaps"] == gaps_told([GAP])
+    assert receipt["gaps"] == [{"edit": GAP.edit, "reason": GAP.reason, "start": 0, "stop": 1, "tokens": 9}]
     assert receipt["edits"] == ["keep_tool_calls", "drop_oldest"]
     assert (receipt["messages_before"], receipt["messages_sent"]) == (5, 2)
 
@@ -206,7 +214,7 @@ GAPS = [GAP, Gap(start=2, stop=4, edit="drop_oldest", reason="old", tokens=30, t
 
 
 def test_each_gap_of_a_receipt_is_one_line() -> None:
-    told = gaps_told(GAPS)
+    told = gaps_told(*GAPS)
     lines = gap_lines(told, node_at, lambda _start, _stop: 0)
     (first,) = plan_lines(
         [Change(position=0, edit=GAP.edit, reason=GAP.reason, message=None, tokens_before=9, tokens_after=0)], node_at
@@ -216,10 +224,10 @@ def test_each_gap_of_a_receipt_is_one_line() -> None:
 
 
 def test_the_tokens_of_a_gap_are_counted_where_the_receipt_has_none() -> None:
-    old = [{name: value for name, value in gap.items() if name != "tokens"} for gap in gaps_told(GAPS)]
+    old = [{name: value for name, value in gap.items() if name != "tokens"} for gap in gaps_told(*GAPS)]
     lines = gap_lines(old, node_at, lambda start, stop: 100 * start + stop)
     assert [line["tokens_before"] for line in lines] == [1, 204]
-    empty = gaps_told([Gap(start=0, stop=1, edit="drop_oldest", reason="old", tokens=0, tool_calls=0)])
+    empty = gaps_told(Gap(start=0, stop=1, edit="drop_oldest", reason="old", tokens=0, tool_calls=0))
     assert gap_lines(empty, node_at, lambda _start, _stop: 7)[0]["tokens_before"] == 0
 
 

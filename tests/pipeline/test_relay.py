@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError, UpstreamUnreachable
 from proxy.pipeline.relay import Answered, StreamRelay, read_answer, relay_json, relay_refusal
 from proxy.store import Status
@@ -81,7 +82,7 @@ class _Client:
 async def _relay(*pieces: bytes, fault: PalimpsestError | None = None, hides_usage: bool = False) -> _Client:
     client = _Client()
     answer: Any = _Answer(*pieces, fault=fault)
-    await StreamRelay(answer, client, hides_usage=hides_usage).run([], client.settle)
+    await StreamRelay(answer, client, lambda _: [], hides_usage=hides_usage).run(client.settle)
     assert client.ended
     return client
 
@@ -112,7 +113,7 @@ async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(e
             seen.append(client.got)
 
     answer: Any = Answer()
-    await StreamRelay(answer, client, hides_usage=False).run([], client.settle)
+    await StreamRelay(answer, client, lambda _: [], hides_usage=False).run(client.settle)
     assert seen == ([] if ended else [HELLO + STOP + DONE + b": bye\n"])
     assert client.seen_at_settling == HELLO + STOP
     assert (client.got, client.ended) == (HELLO + STOP + DONE + b": bye\n", True)
@@ -207,7 +208,7 @@ async def test_nothing_is_added_to_a_stream_that_cannot_be_read() -> None:
     client = _Client()
     answer: Any = _Answer(b"\x1f\x8b...")
     answer.readable = False
-    await StreamRelay(answer, client, hides_usage=False).run([], client.settle)
+    await StreamRelay(answer, client, lambda _: [], hides_usage=False).run(client.settle)
     assert client.got == b"\x1f\x8b..."
     assert client.answered is not None
     assert client.answered.status is Status.FAILED
@@ -219,11 +220,14 @@ async def test_what_follows_the_end_is_relayed_too() -> None:
 
 def test_a_client_that_leaves_keeps_what_had_come() -> None:
     answer: Any = _Answer()
-    relay = StreamRelay(answer, _Client(), hides_usage=False)
+    relay = StreamRelay(answer, _Client(), lambda _: [], hides_usage=False)
+    decoder = EventDecoder()
     assert relay.answered(left=True).status is Status.CANCELLED
-    relay._read(relay._events.feed(HELLO))
+    for event in decoder.feed(HELLO):
+        relay._read(event)
     assert (relay.answered(left=True).status, relay.answered(left=True).error) == (Status.PARTIAL, "the client left")
-    relay._read(relay._events.feed(STOP))
+    for event in decoder.feed(STOP):
+        relay._read(event)
     assert relay.answered(left=True).status is Status.COMPLETE
 
 

@@ -12,7 +12,7 @@ from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.own_tools import parted
 from proxy.errors import UpstreamUnreachable
-from proxy.pipeline.rounds import MOST_ASKS, MOST_CALLS, TOO_LONG, TOO_MANY, Rounds
+from proxy.pipeline.own_tools import MOST_ASKS, MOST_CALLS, TOO_LONG, TOO_MANY, Rounds
 from tests.support.answers import overflow_body
 from tests.support.replies import message_of
 

@@ -22,7 +22,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.errors import UpstreamBusy
 from proxy.models import Catalogue
-from proxy.pipeline import RESCUED, Call
+from proxy.pipeline import RESCUED, ClientRequest
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
@@ -70,7 +70,7 @@ async def test_the_query_of_the_client_is_not_sent_to_a_route(provider: Provider
         for model in ("echo", "echo+ctx:4000"):
             body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]})
             await house.chat.answer(
-                Call(tenant="t", headers=[SESSION], query=b"api-version=1&key=sk-client", body=body), Heard()
+                ClientRequest(tenant="t", headers=[SESSION], query=b"api-version=1&key=sk-client", body=body), Heard()
             )
     base, route = provider.log
     assert (base.query, route.query) == ("api-version=1&key=sk-client", "")
@@ -250,7 +250,7 @@ def body_of(
     planning = PlanningContext(count=lambda _: 5)
     prepared = Prepared(
         received=0.0,
-        call=Call(tenant="t", headers=[], query=b"", body=request.raw),
+        call=ClientRequest(tenant="t", headers=[], query=b"", body=request.raw),
         request=request,
         context=RequestContext(tenant="t", policy_name="p", policy=Policy()),
         history=history,
@@ -264,8 +264,8 @@ def body_of(
         finishing=None,
     )
     sender = UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
-    attempt = _Attempt(prepared, prepared.report, DESTINATION, adds_usage=add_usage, orders=frozenset())
-    return sender._body(attempt)
+    attempt = _Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
+    return sender._body(attempt, attempt.orders, add_usage=add_usage)
 
 
 def messages_of(body: bytes) -> list[Any]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.errors import UpstreamTimeout
 from proxy.models import Catalogue
-from proxy.pipeline import Answered, Call, HistoryLoader
+from proxy.pipeline import Answered, ClientRequest, HistoryLoader
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
@@ -49,7 +49,7 @@ def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepar
     made = plan(history.entries, chosen, "lean", PLANNING, None, composed=history.arrival.composed)
     return Prepared(
         received=time.monotonic(),
-        call=Call(tenant="t", headers=[], query=b"", body=request.raw),
+        call=ClientRequest(tenant="t", headers=[], query=b"", body=request.raw),
         request=request,
         context=replace(CONTEXT, policy=chosen),
         history=history,

@@ -16,15 +16,14 @@ from proxy.conversation import ROOT, Arrival, Kind, chain
 from proxy.dialects import Call
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.models import Catalogue
-from proxy.pipeline import Call as HttpCall
+from proxy.pipeline import ClientRequest
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.exchange import summary_work
 from proxy.pipeline.history import History
 from proxy.pipeline.own_tools import BEGUN, NOTHING_TO_SUM_UP, own_tools
-from proxy.pipeline.prepare import Prepared
+from proxy.pipeline.prepare import Prepared, as_requested, missing_summary, prepared_of, unused
 from proxy.pipeline.receipt import report_of
 from proxy.pipeline.settle import Exchange
-from proxy.pipeline.summary_requests import as_requested, missing_summary, prepared_of, unused
 from proxy.recall import COMPRESS, RECALL, Recall
 from proxy.store import Body, Store, SummaryRow, SummaryStatus
 from proxy.trimming import Cut, Entry, PlanningContext, Policy, Summary, SummaryRequest, bypass
@@ -81,7 +80,7 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
     raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
     return Prepared(
         received=time.monotonic(),
-        call=HttpCall(tenant="t", headers=[(b"authorization", b"Bearer k")], query=b"v=1", body=raw),
+        call=ClientRequest(tenant="t", headers=[(b"authorization", b"Bearer k")], query=b"v=1", body=raw),
         request=parse_chat_request(raw),
         context=RequestContext(tenant="t", policy_name="default", policy=POLICY),
         history=history,

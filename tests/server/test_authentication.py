@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from proxy.config import AuthSettings
 from proxy.errors import Forbidden, Unauthenticated
 from proxy.pipeline import DEFAULT_TENANT
-from proxy.server.authentication import Authenticator, Caller
+from proxy.server.authentication import Authenticator, Identity
 
 SECRET = b"s" * 32
 
@@ -38,7 +38,7 @@ def _headers(authorization: str | None = None, host: str | None = "localhost:808
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:8080", "[::1]"])
 def test_without_authentication_this_machine_is_one_tenant(host: str) -> None:
-    assert _gate().admit(_headers("Bearer whatever", host)) == Caller(tenant=DEFAULT_TENANT)
+    assert _gate().admit(_headers("Bearer whatever", host)) == Identity(tenant=DEFAULT_TENANT)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_with_authentication_any_name_will_do() -> None:
     ("authorization", "tenant"), [("Bearer k1", "a"), ("bearer  k2", "a"), ("Bearer k3", "b"), ("k3", "b")]
 )
 def test_several_keys_may_open_one_tenant(authorization: str, tenant: str) -> None:
-    assert _keys().admit(_headers(authorization)) == Caller(tenant=tenant)
+    assert _keys().admit(_headers(authorization)) == Identity(tenant=tenant)
 
 
 @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Bearer k4", "Basic k1", "Bearer \xff"])
@@ -77,9 +77,9 @@ def test_a_wrong_key_or_none_stays_outside(authorization: str | None) -> None:
 
 
 def test_the_admin_key_is_nobodys_tenant() -> None:
-    assert _keys(admin_key="root").admit(_headers("Bearer root")) == Caller(tenant="", admin=True)
-    assert _gate(admin_key="root").admit(_headers("Bearer root")) == Caller(tenant="", admin=True)
-    assert _gate(admin_key="root").admit(_headers("Bearer other")) == Caller(tenant=DEFAULT_TENANT)
+    assert _keys(admin_key="root").admit(_headers("Bearer root")) == Identity(tenant="", admin=True)
+    assert _gate(admin_key="root").admit(_headers("Bearer root")) == Identity(tenant="", admin=True)
+    assert _gate(admin_key="root").admit(_headers("Bearer other")) == Identity(tenant=DEFAULT_TENANT)
 
 
 def test_with_passthrough_a_key_is_a_tenant_and_cannot_be_read_from_it() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from proxy.config import Settings
 from proxy.errors import ClientLeft, TooLarge, UpstreamTimeout
-from proxy.pipeline import Background, Call
+from proxy.pipeline import Background, ClientRequest
 from proxy.server.authentication import Authenticator
-from proxy.server.chat import ChatEndpoint, Connection
+from proxy.server.chat import ChatEndpoint, ClientConnection
 
 pytestmark = pytest.mark.anyio
 
@@ -41,9 +41,9 @@ class _Server:
     async def send(self, message: MutableMapping[str, Any]) -> None:
         self.sent.append(message)
 
-    def connect(self, *headers: tuple[bytes, bytes]) -> Connection:
+    def connect(self, *headers: tuple[bytes, bytes]) -> ClientConnection:
         scope = {"headers": list(headers), "method": "POST", "query_string": b"a=1"}
-        return Connection(scope, self.receive, self.send)
+        return ClientConnection(scope, self.receive, self.send)
 
 
 async def test_a_body_comes_in_pieces() -> None:
@@ -135,11 +135,11 @@ class _Leaving:
         return {"type": "http.disconnect"}
 
 
-async def _connected(client: _Leaving) -> Connection:
+async def _connected(client: _Leaving) -> ClientConnection:
     async def send(_: Any) -> None:
         pass
 
-    connection = Connection({"headers": [], "method": "POST", "query_string": b""}, client, send)
+    connection = ClientConnection({"headers": [], "method": "POST", "query_string": b""}, client, send)
     await connection.body(100)
     return connection
 
@@ -203,10 +203,10 @@ class _Chat:
     """An exchange that answers in one word, or does what it is told."""
 
     def __init__(self, does: Callable[[Any], Awaitable[None]] | None = None) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ClientRequest] = []
         self._does = does
 
-    async def answer(self, call: Call, client: Connection) -> None:
+    async def answer(self, call: ClientRequest, client: ClientConnection) -> None:
         self.calls.append(call)
         if self._does is not None:
             await self._does(client)
@@ -233,7 +233,7 @@ async def _served(
     scope = {"headers": list(headers), "method": "POST", "query_string": b"a=b"}
     gate = Authenticator(settings.auth, b"s" * 32)
     endpoint = ChatEndpoint(settings, gate, chat, Background())  # type: ignore[arg-type]  # as much of it as is needed
-    await endpoint.serve(Connection(scope, receive, send))
+    await endpoint.serve(ClientConnection(scope, receive, send))
     status = sent[0]["status"] if sent else None
     return status, b"".join(message.get("body", b"") for message in sent)
 

@@ -11,14 +11,14 @@ import orjson
 import pytest
 
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.server.authentication import Caller
+from proxy.server.authentication import Identity
 from proxy.server.dependencies import json_response, session_of, tenant_of
 from proxy.store import Store
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.anyio
 
-ADMIN, ANNE, BERT = Caller(tenant="", admin=True), Caller(tenant="anne"), Caller(tenant="bert")
+ADMIN, ANNE, BERT = Identity(tenant="", admin=True), Identity(tenant="anne"), Identity(tenant="bert")
 ODD = ["a/b", "100%", "a%2Fb", "会话", "a b+c", "ü?#&", "..", "%"]
 
 
@@ -40,7 +40,7 @@ async def services(tmp_path: Path) -> AsyncIterator[Any]:
     ("caller", "tenant", "owner"),
     [(ADMIN, None, None), (ADMIN, "anne", "anne"), (ANNE, None, "anne"), (ANNE, "anne", "anne")],
 )
-def test_whose_sessions_are_meant(caller: Caller, tenant: str | None, owner: str | None) -> None:
+def test_whose_sessions_are_meant(caller: Identity, tenant: str | None, owner: str | None) -> None:
     assert tenant_of(caller, tenant) == owner
 
 

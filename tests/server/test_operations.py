@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from proxy.config import Settings
-from proxy.server.authentication import Caller
+from proxy.server.authentication import Identity
 from proxy.server.dependencies import Services
 from proxy.server.operations import show_cache
 from proxy.store import downgrade, upgrade
@@ -52,7 +52,7 @@ def test_what_upstreams_count_is_shown_by_model_and_outlives_the_counts() -> Non
     counter.calibration.learn("qwen", 1000, 1234)
     counter.clear()
     services = cast("Services", SimpleNamespace(counter=counter, settings=Settings()))
-    answer = asyncio.run(show_cache(services, Caller(tenant="anyone")))
+    answer = asyncio.run(show_cache(services, Identity(tenant="anyone")))
     assert orjson.loads(answer.body) == {"cached_messages": 0, "total_cached_tokens": 0, "calibration": {"qwen": 1.23}}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.dialects.chat.message import ChatMessage
 from proxy.pipeline import timestamp
-from proxy.server.sessions import Shown, shown
+from proxy.server.sessions import shown
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
@@ -403,7 +403,7 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
     ],
 )
 def test_people_are_shown_clean_text_and_who_said_it(message: dict[str, Any], sender: str, text: str) -> None:
-    assert shown(ChatMessage.of(message), "writer") == Shown(sender=sender, text=text)
+    assert shown(ChatMessage.of(message), "writer") == {"sender": sender, "text": text}
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_what_is_for_models_is_not_shown(message: dict[str, Any]) -> None:
 def test_a_million_spaces_take_no_time() -> None:
     """It goes on in one pass: with going back and forth it would take minutes."""
     for text in ("<a:" + " " * 10**6, " " * 10**6 + "<a", "<" + "a" * 10**6):
-        assert shown(ChatMessage.of({"role": "user", "content": text})) == Shown(sender="user", text=text)
+        assert shown(ChatMessage.of({"role": "user", "content": text})) == {"sender": "user", "text": text}
 
 
 @pytest.mark.parametrize(

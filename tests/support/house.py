@@ -13,7 +13,7 @@ import orjson
 from proxy.config import Settings
 from proxy.errors import PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, Background, Call, ChatCompletions, HistoryLoader, Knowledge
+from proxy.pipeline import AppServices, Background, ChatCompletions, ClientRequest, HistoryLoader, Knowledge
 from proxy.recall import Recall
 from proxy.store import ExchangeRow, Store, session_key
 from proxy.summaries import Summaries, Summarizer
@@ -94,7 +94,7 @@ class House:
         client = client or Heard()
         asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **body}
         await self.chat.answer(
-            Call(tenant="t", headers=[SESSION, *headers], query=b"", body=orjson.dumps(asked)), client
+            ClientRequest(tenant="t", headers=[SESSION, *headers], query=b"", body=orjson.dumps(asked)), client
         )
         return client
 

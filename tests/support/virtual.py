@@ -15,7 +15,7 @@ from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError
-from proxy.pipeline import Answered, Background, Rounds, VirtualRelay
+from proxy.pipeline import Answered, Background, Rounds, StreamRelay, WholeRelay, virtual_relay
 from tests.support.api_rules import check
 from tests.support.replies import USAGE, body_of, events_of
 
@@ -69,7 +69,7 @@ class World:
 
     def __init__(self, *answers: Answer | PalimpsestError) -> None:
         self.first, self.rest = answers[0], list(answers[1:])
-        self.relay: VirtualRelay
+        self.relay: StreamRelay | WholeRelay
         self.asked: list[list[dict[str, Any]]] = []
         """What was added to the view, each time that upstream was asked again."""
         self.calls: list[Call] = []
@@ -127,9 +127,9 @@ class World:
 
     # what a test does with all that
 
-    def open(self, *, stream: bool, hides_usage: bool = False, interval: float = NEVER) -> VirtualRelay:
+    def open(self, *, stream: bool, hides_usage: bool = False, interval: float = NEVER) -> StreamRelay | WholeRelay:
         first: Any = self.first
-        self.relay = VirtualRelay(
+        self.relay = virtual_relay(
             first,
             self,
             lambda answer: [(b"x-status", b"%d" % answer.status)],
