@@ -24,7 +24,7 @@ from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
 from proxy.summaries.jobs import NOT_YET, Attempt, Terms
 from proxy.summaries.prompt import Prompt
 from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
-from proxy.summaries.verbatim import SummaryState
+from proxy.summaries.render import SummaryState
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream

@@ -8,7 +8,6 @@ import pytest
 
 from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.validate import CoveredText, bare, language_of, refusal, scripts_of, ungrounded
-from proxy.summaries.verbatim import CoveredFacts, Name
 from proxy.trimming import Language
 from tests.trimming.notation import messages
 
@@ -149,7 +148,7 @@ def test_a_summary_is_in_the_language_of_the_conversation(
 
 
 def test_what_came_before_tells_the_language_too() -> None:
-    assert judged(IN_CHINESE, CoveredText(messages(["tool a the parcels and the depot"]), [IN_CHINESE])) == ""
+    assert judged(IN_CHINESE, CoveredText(messages(["tool a the parcels and the depot"]), before=[IN_CHINESE])) == ""
 
 
 # ------------------------------------------------------------------------------------ grounding
@@ -189,8 +188,7 @@ def test_numbers_that_do_not(number: str) -> None:
 
 
 def test_what_came_before_counts_too() -> None:
-    facts = CoveredFacts(messages=38, names=(Name(text="name-3"),))
-    source = CoveredText(LOG, ["It was about old-5 and 450."], facts)
+    source = CoveredText(LOG, before=["It was about old-5 and 450."], names=["name-3"], messages_before=38)
     assert source.has("name-3")
     assert source.has("old-5")
     assert source.has_number("450")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.summaries.verbatim import (
+from proxy.summaries.render import (
     SHORT,
     CoveredFacts,
     Name,
@@ -170,7 +170,7 @@ def test_names_are_counted_by_message_and_by_who_said_them() -> None:
 
 
 def test_of_very_many_names_those_that_matter_are_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.summaries.verbatim._KEPT", 2)
+    monkeypatch.setattr("proxy.summaries.render._KEPT", 2)
     facts = facts_of(messages(["tool a x-1 x-2 x-3", "user x-9", "tool a x-2"]))
     assert [name.text for name in facts.names] == ["x-9", "x-2"]
 

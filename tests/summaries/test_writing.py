@@ -17,7 +17,7 @@ from proxy.summaries import Caller, Summarizer, Work
 from proxy.summaries.jobs import Stretch, Writer, Written
 from proxy.summaries.prompt import Prompt
 from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
-from proxy.summaries.verbatim import SummaryState, user_text
+from proxy.summaries.render import SummaryState, user_text
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
