@@ -225,7 +225,7 @@ async def test_a_compressed_answer_is_read_and_one_without_usage_too() -> None:
         (response(200, b'{"choices": ['), "is no JSON"),
         (response(200, b"[1]"), "is no completion"),
         (response(200, {"choices": []}), "is no completion"),
-        (response(200, {"error": {"code": "overloaded"}}), "answered with an error (overloaded)"),
+        (response(200, {"error": {"code": "overloaded"}}), "is an error (overloaded)"),
         (b"", "cannot be reached, or the connection broke"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", "did not answer within 0.2 s"),
         (None, "did not answer within 0.2 s"),
