@@ -67,6 +67,9 @@ _SHORT_ONES: Final = 2
 """Factor of that share up to which short messages may exceed it."""
 _PORTION: Final = 2_000
 """Messages that are read from the store at once."""
+_FIRST_WAIT: Final = 0.05
+_LONGEST_WAIT: Final = 0.5
+"""Seconds between two attempts to take another worker's lease."""
 _DEEPEST: Final = 2**31 - 1
 _NUMBERS: Final = (int, float)
 
@@ -84,10 +87,6 @@ class Given(Struct, frozen=True, kw_only=True):
 
     messages: tuple[Message, ...]
     nodes: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        """Show no message."""
-        return f"Given({len(self.messages)} messages)"
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -451,9 +450,6 @@ class Terms(Struct, frozen=True, kw_only=True):
     seconds: float = 15.0
     """How long a lease holds unless it is renewed."""
     renewed_after: float = 5.0
-    first_wait: float = 0.05
-    """Between the first two attempts to take another holder's lease; each further wait is twice as long."""
-    longest_wait: float = 0.5
     clock: Callable[[], float] = time.time
     """Workers on several hosts compare it."""
 
@@ -477,14 +473,14 @@ async def held(
             with suppress(StoreUnavailable):
                 await take()
 
-    ends, wait = time.monotonic() + patience, terms.first_wait
+    ends, wait = time.monotonic() + patience, _FIRST_WAIT
     while not await take():
         left = ends - time.monotonic()
         if left <= 0:
             yield False
             return
         await asyncio.sleep(min(wait, left))
-        wait = min(2 * wait, terms.longest_wait)
+        wait = min(2 * wait, _LONGEST_WAIT)
     try:
         async with asyncio.TaskGroup() as group:
             renewing = group.create_task(renew())

@@ -378,4 +378,5 @@ def _ranked(names: Iterable[Name]) -> list[Name]:
         matters, certain = name.times > 1 or name.said, _CERTAIN.search(name.text) is not None
         return not matters, not certain, not name.said, -min(name.times, _OFTEN)
 
-    return sorted(reversed(list(names)), key=rank)
+    newest = [*names][::-1]
+    return sorted(newest, key=rank)

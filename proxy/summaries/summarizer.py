@@ -1,7 +1,6 @@
-"""The model that writes summaries: which one it is, how it is asked, and what can go wrong with that.
+"""The model that writes summaries: the target, the request, the answer, and the breaker.
 
-One request of Chat Completions and one answer, whole and within a time limit. What was said is neither logged
-nor part of an error. After repeated failures the breaker opens and the model is not asked for a while.
+Each request is one Chat Completions request with a time limit. Content is neither logged nor part of an error.
 """
 
 from __future__ import annotations
@@ -324,6 +323,7 @@ def _code_in(data: Any) -> str:
 
 def _wait_of(response: Answer) -> float | None:
     """Return the seconds of `retry-after-ms`, or of `Retry-After` (RFC 9110, section 10.2.3)."""
+    value = ""
     for name, unit in ((b"retry-after-ms", 1000.0), (b"retry-after", 1.0)):
         value = (response.header(name) or b"").strip().decode("latin-1")
         if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", value):

@@ -77,7 +77,6 @@ _JOINTS: Final = re.compile(r"[\s\-–—_./\\:#'\"`,()\[\]]+")
 _STEP: Final = re.compile(r"[^/\\?&=#:\s]+")
 _WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 """Full-width characters and their ordinary forms."""
-_IS_WIDE: Final = re.compile("[\uff01-\uff5e]")
 _SHOWN: Final = 3
 """Ungrounded identifiers and numbers that a reason names."""
 _REASON: Final = 60
@@ -173,7 +172,7 @@ class CoveredText:
         self._text = _plain("\n".join(texts))
 
     def has(self, identifier: str) -> bool:
-        """Tell whether an identifier stands there, or all steps of a path; case and marks aside."""
+        """Tell whether the texts contain an identifier, or all steps of a path; ignore case and punctuation."""
         wanted = _plain(identifier)
         if wanted in self._text:
             return True
@@ -186,7 +185,7 @@ class CoveredText:
         return all(step in self._text for step in steps) and any(kind_of(step) for step in steps)
 
     def has_number(self, number: str) -> bool:
-        """Tell whether a number stands there, however it is written (3k, 3,000, 3000.0)."""
+        """Tell whether the texts contain a number, however it is written (3k, 3,000, 3000.0)."""
         return _value(number) in self._numbers
 
     @cached_property
@@ -195,14 +194,13 @@ class CoveredText:
 
     @cached_property
     def _numbers(self) -> frozenset[str]:
-        """All numbers of the text, and how many messages there are."""
         found = {_value(each) for pattern in (_NUMBER, _RUN) for each in pattern.findall(self._text)}
         found.update(scaled for scaled, _ in _scaled_in(self._text))
         return frozenset([*found, str(self._messages)])
 
 
 def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
-    """Yield the identifiers of a text that its source lacks, then such numbers of 10 or more, or decimals."""
+    """Yield the identifiers of a text that the source lacks, then its numbers from 10 on and decimals."""
     rest = _ITEM.sub("", text)
     for value in values_of(rest, "none"):
         name = value.text
@@ -224,7 +222,7 @@ def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield what stands in a message; of JSON with escapes also the strings that it stands for."""
+    """Yield the texts of a message, and the strings of JSON with escapes."""
     for text in message.all_texts():
         yield text
         if "\\" in text:
@@ -232,25 +230,25 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _scaled_in(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each number that is written as 3k or 3万 are: its value, and as it stands."""
+    """Yield the numbers of the form 3k or 3万: the value, and the text."""
     for found in _SCALED.finditer(text):
         value = float(found[1].replace(",", "")) * _SCALES[found[2].lower()]
         yield _value(f"{value:.6f}"), found[0]
 
 
 def _value(number: str) -> str:
-    """Return a number as it is compared: without commas, leading zeros, zeros at the end of decimals."""
+    """Return a number without commas, leading zeros, and zeros at the end of decimals."""
     whole, dot, decimals = number.replace(",", "").partition(".")
     decimals = decimals.rstrip("0")
     return (whole.lstrip("0") or "0") + (dot + decimals if decimals else "")
 
 
 def _plain(text: str) -> str:
-    """Return a text in small letters, full-width characters as the others."""
-    return (text.translate(_WIDE) if _IS_WIDE.search(text) else text).lower()
+    """Return a text in lower case, with ordinary in place of full-width characters."""
+    return (text if text.isascii() else text.translate(_WIDE)).lower()
 
 
 def _cut(text: str) -> str:
-    """Return a piece of text for a reason: on one line, not long."""
+    """Return a piece of text on one line, cut if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= _REASON else line[:_REASON] + "…"
