@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Message
@@ -248,22 +248,6 @@ class Spending(Struct, kw_only=True):
             self.cost = (self.cost or 0.0) + spent
 
 
-class Written(Struct, frozen=True, kw_only=True):
-    """The outcome of writing a summary."""
-
-    status: SummaryStatus
-    reason: str = ""
-    """Why it is not ready; empty where it is."""
-    model: str
-    """The model that wrote it, or was asked to."""
-    spending: Spending
-    text: str = ""
-    """The summary as it is sent, with its heading."""
-    tokens: int = 0
-    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the next summary needs of it (`SummaryState`)."""
-
-
 class _Ground(Struct, frozen=True, kw_only=True):
     """What code takes from the messages before a model is asked."""
 
@@ -286,28 +270,62 @@ class _RefusedAnswer(Exception):
 class Writer:
     """Writes summaries, several at a time. One for the life of the process."""
 
-    def __init__(self, summarizer: Summarizer, counter: TokenCounter, facts: FactsOf) -> None:
+    def __init__(
+        self, summarizer: Summarizer, counter: TokenCounter, facts: FactsOf, clock: Callable[[], float] = time.time
+    ) -> None:
         """Ask `summarizer`; count with `counter`; `facts` gives context windows and prices."""
         self._summarizer = summarizer
         self._counter = counter
         self._facts = facts
+        self._clock = clock
         self._thread = anyio.CapacityLimiter(1)
         """Slow work runs in one thread, so that requests keep theirs."""
 
-    async def write(self, stretch: Stretch, work: Work, target: SummarizerTarget) -> Written:
-        """Write the summary of a stretch; the outcome says why there is none."""
-        spending = Spending()
-        ended = partial(Written, spending=spending)
+    async def write(self, stretch: Stretch, work: Work, target: SummarizerTarget) -> SummaryRow:
+        """Write the summary of a stretch; the row says why there is no text. Log the outcome without content."""
+        started, spending, predecessor = time.monotonic(), Spending(), stretch.predecessor
+        outcome: dict[str, Any] = {"reason": "", "model": target.model, "text": "", "tokens": 0, "state": {}}
         try:
             ground = await self._in_thread(lambda: self._ground(stretch, work))
             narrative, model = await self._narrative(stretch, ground, work, target, spending)
             text, tokens = await self._in_thread(lambda: self._render(narrative, ground, stretch, work))
+            state = SummaryState(facts=ground.facts, told=narrative).write()
+            outcome |= {"status": SummaryStatus.READY, "model": model, "text": text, "tokens": tokens, "state": state}
         except NoAnswer as why:
-            return ended(status=SummaryStatus.FAILED, reason=why.reason, model=target.model)
+            outcome |= {"status": SummaryStatus.FAILED, "reason": why.reason}
         except _RefusedAnswer as why:
-            return ended(status=SummaryStatus.REFUSED, reason=str(why), model=target.model)
-        state = SummaryState(facts=ground.facts, told=narrative).write()
-        return ended(status=SummaryStatus.READY, model=model, text=text, tokens=tokens, state=state)
+            outcome |= {"status": SummaryStatus.REFUSED, "reason": str(why)}
+        row = SummaryRow(
+            id=f"sum_{secrets.token_hex(12)}",
+            node=stretch.nodes[-1],
+            tip=work.tip,
+            recipe=work.edit.recipe,
+            until=stretch.stop,
+            generation=1 if predecessor is None else predecessor.generation + 1,
+            covered_messages=stretch.stop,
+            covered_tokens=stretch.tokens,
+            predecessor=None if predecessor is None else predecessor.id,
+            asked=work.asked,
+            usage=spending.usage,
+            cost=spending.cost,
+            exchange=work.exchange,
+            created_at=int(self._clock() * 1000),
+            **outcome,
+        )
+        line = {
+            "session": work.session,
+            "status": row.status.value,
+            "reason": _QUOTED.sub("", row.reason) if row.status is SummaryStatus.REFUSED else row.reason,
+            "model": row.model,
+            "messages": row.covered_messages,
+            "tokens": f"{row.covered_tokens}->{row.tokens}" if row.text else row.covered_tokens,
+            "generation": row.generation,
+            "tries": spending.tries,
+            "ms": round((time.monotonic() - started) * 1000),
+            "cost": row.cost,
+        }
+        _LOG.info("summary", extra={"fields": line})
+        return row
 
     def _ground(self, stretch: Stretch, work: Work) -> _Ground:
         predecessor = stretch.predecessor
@@ -516,9 +534,9 @@ class Summaries:
         self._store = store
         self._summarizer = summarizer
         self._count = counter
-        self._writer = Writer(summarizer, counter, facts)
         self._start = start
         self._terms = Terms() if terms is None else terms
+        self._writer = Writer(summarizer, counter, facts, self._terms.clock)
         self._grace = grace
         self._running: dict[tuple[str, str], asyncio.Task[Attempt]] = {}
         """The running tasks, by session and recipe."""
@@ -603,10 +621,8 @@ class Summaries:
             return Attempt(row=None, reason=_GONE)
         if known.newest is not None and _is_nearly_reached(known.newest, stretch, work):
             return Attempt(row=known.newest)
-        started, born = time.monotonic(), await self._created_at(work)
-        written = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
-        row = _row(stretch, work, written, int(self._terms.clock() * 1000))
-        _LOG.info("summary", extra={"fields": _line(row, work, written, time.monotonic() - started)})
+        born = await self._created_at(work)
+        row = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
         if await self._created_at(work) != born:  # deleted meanwhile; there may be a new session of the same name
             return Attempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:
@@ -646,45 +662,3 @@ def _is_nearly_reached(newest: SummaryRow, stretch: Stretch, work: Work) -> bool
     added = stretch.tokens - newest.covered_tokens
     few = stretch.stop - newest.until < work.edit.min_new_messages or added <= work.edit.growth_ratio * newest.tokens
     return few and not work.asked
-
-
-def _row(stretch: Stretch, work: Work, written: Written, now: int) -> SummaryRow:
-    predecessor = stretch.predecessor
-    return SummaryRow(
-        id=f"sum_{secrets.token_hex(12)}",
-        node=stretch.nodes[-1],
-        tip=work.tip,
-        recipe=work.edit.recipe,
-        until=stretch.stop,
-        generation=1 if predecessor is None else predecessor.generation + 1,
-        status=written.status,
-        reason=written.reason,
-        model=written.model,
-        text=written.text,
-        state=written.state,
-        tokens=written.tokens,
-        covered_messages=stretch.stop,
-        covered_tokens=stretch.tokens,
-        predecessor=None if predecessor is None else predecessor.id,
-        asked=work.asked,
-        usage=written.spending.usage,
-        cost=written.spending.cost,
-        exchange=work.exchange,
-        created_at=now,
-    )
-
-
-def _line(row: SummaryRow, work: Work, written: Written, seconds: float) -> dict[str, Any]:
-    """Return the fields of the log line, without any content."""
-    return {
-        "session": work.session,
-        "status": row.status.value,
-        "reason": _QUOTED.sub("", row.reason) if row.status is SummaryStatus.REFUSED else row.reason,
-        "model": row.model,
-        "messages": row.covered_messages,
-        "tokens": f"{row.covered_tokens}->{row.tokens}" if row.text else row.covered_tokens,
-        "generation": row.generation,
-        "tries": written.spending.tries,
-        "ms": round(seconds * 1000),
-        "cost": row.cost,
-    }

@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, renewed while the work goes on, free after it or after its holder's death."""
+"""Leases: one holder at a time, renewed during the work, free after it or after the holder's death."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def is_free(store: Store, key: str, name: str, at: float) -> bool:
     return free
 
 
-async def test_one_holds_it_and_another_does_not(store: Store, key: str) -> None:
+async def test_a_lease_has_one_holder(store: Store, key: str) -> None:
     async with held(store, key, "r", "a", Terms()) as mine:
         assert mine
         async with held(store, key, "r", "b", Terms()) as other:
@@ -50,7 +50,7 @@ async def test_one_holds_it_and_another_does_not(store: Store, key: str) -> None
         assert other
 
 
-async def test_who_waits_gets_it_as_soon_as_it_is_free(store: Store, key: str) -> None:
+async def test_a_waiter_obtains_the_lease_once_it_is_free(store: Store, key: str) -> None:
     order: list[str] = []
 
     async def second() -> None:
@@ -65,13 +65,13 @@ async def test_who_waits_gets_it_as_soon_as_it_is_free(store: Store, key: str) -
     assert order == ["first", "second"]
 
 
-async def test_who_waits_for_too_long_does_without(store: Store, key: str) -> None:
+async def test_a_waiter_gives_up_after_its_patience(store: Store, key: str) -> None:
     terms = Terms()
     async with held(store, key, "r", "a", terms), held(store, key, "r", "b", terms, patience=0.1) as other:
         assert not other
 
 
-async def test_the_lease_of_one_that_died_ends(store: Store, key: str) -> None:
+async def test_the_lease_of_a_dead_holder_ends(store: Store, key: str) -> None:
     clock = Clock()
     assert await store.lease(key, "r", "dead", 1_000_000, 1_015_000)
     terms = Terms(clock=clock)
@@ -83,7 +83,7 @@ async def test_the_lease_of_one_that_died_ends(store: Store, key: str) -> None:
         assert mine
 
 
-async def test_it_is_renewed_while_the_work_goes_on(store: Store, key: str) -> None:
+async def test_a_lease_is_renewed_during_the_work(store: Store, key: str) -> None:
     clock = Clock()
     async with held(store, key, "r", "a", Terms(renewed_after=0.001, clock=clock)):
         clock.now += 14
@@ -93,7 +93,7 @@ async def test_it_is_renewed_while_the_work_goes_on(store: Store, key: str) -> N
                 await asyncio.sleep(0)
 
 
-async def test_a_store_that_fails_meanwhile_does_no_harm(
+async def test_a_store_failure_during_the_work_is_ignored(
     store: Store, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = asyncio.Event()
@@ -109,7 +109,7 @@ async def test_a_store_that_fails_meanwhile_does_no_harm(
         await tried.wait()
 
 
-async def test_it_is_given_back_when_the_work_is_cancelled(store: Store, key: str) -> None:
+async def test_a_lease_is_released_when_the_work_is_cancelled(store: Store, key: str) -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
@@ -125,6 +125,6 @@ async def test_it_is_given_back_when_the_work_is_cancelled(store: Store, key: st
         assert mine
 
 
-async def test_a_session_that_is_not_there_has_no_leases(store: Store) -> None:
+async def test_a_missing_session_has_no_leases(store: Store) -> None:
     async with held(store, "0" * 32, "r", "a", Terms()) as mine:
         assert not mine
