@@ -92,7 +92,8 @@ def offered(
     """
     if stateless or off or (settings.only_with_tools and not has_tools):
         return ()
-    return (_RECALL,) * settings.recall_context + (_COMPRESS,) * settings.compress_chat_history
+    recall, compress = settings.recall_context, settings.compress_chat_history
+    return ((_RECALL,) if recall else ()) + ((_COMPRESS,) if compress else ())
 
 
 # ------------------------------------------------------------------------------------ arguments

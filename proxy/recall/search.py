@@ -108,11 +108,11 @@ def _passage(index: int, text: str, terms: Sequence[Term], weights: Sequence[flo
 
     def window_weight(first: int) -> float:
         window = range(first, first + _WINDOW)
-        return _weight(set().union(*[by_line[line] for line in window if line in by_line]), weights)
+        return _weight(set[int]().union(*[by_line[line] for line in window if line in by_line]), weights)
 
     first = max(by_line, key=lambda line: (window_weight(line), -line))
     together = window_weight(first)
-    score = together + _APART * (_weight(set().union(*by_line.values()), weights) - together)
+    score = together + _APART * (_weight(set[int]().union(*by_line.values()), weights) - together)
     if " " in phrase and phrase in " ".join(low.split()):
         score += _PHRASE * sum(weights)
     nearest = [line for line in range(first, first + _WINDOW) if line in by_line]
