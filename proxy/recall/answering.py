@@ -119,7 +119,7 @@ def read_asked(arguments: str) -> Asked:
     except orjson.JSONDecodeError as why:
         raise InvalidRequest(f"The arguments are not valid JSON. {ALLOWED}") from why
     if not is_object(data):
-        raise InvalidRequest(f"The arguments are no JSON object. {ALLOWED}")
+        raise InvalidRequest(f"The arguments are not a JSON object. {ALLOWED}")
     lines = data.get("lines")
     numbers = lines if is_array(lines) else [lines]
     if 1 <= len(numbers) <= 2 and all(type(number) is int for number in numbers):
@@ -189,7 +189,7 @@ class Recall:
         name = name_in(copied(asked.ref))
         if name is None:
             raise InvalidRequest(
-                f"{asked.ref[:100]!r} is no ref: they look like ref_0123456789abcdef. Copy one from the "
+                f"{asked.ref[:100]!r} is not a ref. A ref looks like ref_0123456789abcdef. Copy one from the "
                 'conversation, or search with "query".'
             )
         span = span_of(asked.lines) if asked.lines else slice(None)

@@ -59,7 +59,7 @@ def ref_of(body: str) -> str:
 
 
 def name_in(ref: str) -> str | None:
-    """Return the first 12 to 40 digits of the body id that a ref names; None where it is no ref."""
+    """Return the first 12 to 40 digits of the body id that a ref names; None for any other text."""
     found = _NAMED.fullmatch(ref)
     return found[1] if found else None
 
@@ -91,7 +91,7 @@ def pattern_of(grep: str) -> Any:
         return _RE2.compile(grep, options)
     except _RE2.error as why:
         raise InvalidRequest(
-            f"grep is no regular expression that RE2 knows: {why.args[0].decode()}.", param="grep"
+            f"grep is not a valid RE2 regular expression: {why.args[0].decode()}.", param="grep"
         ) from why
 
 
@@ -234,8 +234,8 @@ def findings(
     if first:
         notes.append(f"Only the newest {len(messages)} of {first + len(messages)} messages were searched.")
     if found.left_out:
-        stands = "stands" if found.left_out == 1 else "stand"
-        notes.append(f"{counted(found.left_out, 'message')} with such words {stands} in full before you.")
+        are = "is" if found.left_out == 1 else "are"
+        notes.append(f"{counted(found.left_out, 'matching message')} {are} already in your context in full.")
     if not found.passages:
         what = "Nothing else" if found.left_out else "Nothing"
         said = f"{what} in this conversation matches. Try other words, names or ids."

@@ -299,10 +299,10 @@ async def _read_answer(response: Answer, model: str) -> ModelAnswer:
         wait = _wait_of(response) if status in _BUSY else None
         raise NoAnswer(f"the summarizer answered {status}{error}", wait=wait)
     if data is None:
-        raise NoAnswer("the summarizer's answer is no JSON")
+        raise NoAnswer("the summarizer's answer is not JSON")
     completion = read_completion(data)
     if not completion.choices:
-        what = "is no completion" if completion.error is None else f"is an error{error}"
+        what = "is not a completion" if completion.error is None else f"is an error{error}"
         raise NoAnswer(f"the summarizer's answer {what}")
     choice = completion.choices[0]
     return ModelAnswer(

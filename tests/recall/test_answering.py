@@ -122,10 +122,10 @@ async def test_a_ref_gives_the_original(store: Store, branch: RecallBranch) -> N
     ("arguments", "words"),
     [
         ({"ref": "ref_ffffffffffffffff"}, "There is nothing under ref_ffffffffffffffff in this conversation."),
-        ({"ref": "the log"}, "'the log' is no ref"),
-        ({"ref": "x" * 5_000}, "x' is no ref"),
+        ({"ref": "the log"}, "'the log' is not a ref"),
+        ({"ref": "x" * 5_000}, "x' is not a ref"),
         ({"ref": "ref_ffffffffffffffff", "lines": "b-a"}, "lines is 'b-a'."),
-        ({"ref": "ref_ffffffffffffffff", "grep": "("}, "grep is no regular expression"),
+        ({"ref": "ref_ffffffffffffffff", "grep": "("}, "grep is not a valid RE2"),
         ({"ref": "a", "query": "b"}, "Both"),
         ({}, "Neither"),
         ({"query": "helicopter"}, "Nothing in this conversation matches."),
@@ -155,7 +155,7 @@ async def test_a_deleted_session_is_not_read(store: Store, branch: RecallBranch)
 async def test_a_search_leaves_out_messages_that_the_model_was_sent(store: Store, branch: RecallBranch) -> None:
     told = await ask(store, branch, query="valve broke")
     assert f"1. {ref(FIRST[2])}: the result of the tool read_log, message 3\n  2000| entry 2000: the" in told
-    assert "1 message with such words stands in full before you." in told
+    assert "1 matching message is already in your context in full." in told
     assert "A valve?" not in told
     told = await ask(store, branch, query="ORD-7781", lines="1-2")
     assert f"{ref(FIRST[0])}: what the user said (agent Planner), message 1" in told
@@ -326,8 +326,8 @@ async def test_valid_arguments(arguments: str, asked: Asked) -> None:
         ("", "not valid JSON"),
         ('{"ref": "r"', "not valid JSON"),
         ("[" * 5_000, "not valid JSON"),
-        ('["ref"]', "no JSON object"),
-        ('"ref_1"', "no JSON object"),
+        ('["ref"]', "not a JSON object"),
+        ('"ref_1"', "not a JSON object"),
         ("{}", "Neither"),
         ('{"ref": " ", "query": ""}', "Neither"),
         ('{"grep": "a"}', "Neither"),

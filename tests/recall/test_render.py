@@ -107,7 +107,7 @@ def test_an_invalid_range_of_lines(lines: str) -> None:
 
 @pytest.mark.parametrize("grep", ["(", "a{1000}{1000}", r"(?=x)", r"\1"])
 def test_an_invalid_pattern(grep: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InvalidRequest, match="RE2 knows: ") as raised:
+    with pytest.raises(InvalidRequest, match="RE2 regular expression: ") as raised:
         pattern_of(grep)
     assert raised.value.param == "grep"
     assert "b'" not in raised.value.message
@@ -381,8 +381,8 @@ def test_the_answer_says_if_only_the_newest_messages_were_searched() -> None:
     ("left_out", "words"),
     [
         (0, "Nothing in this conversation matches."),
-        (1, "1 message with such words stands in full before you."),
-        (2, "2 messages with such words stand in full before you."),
+        (1, "1 matching message is already in your context in full."),
+        (2, "2 matching messages are already in your context in full."),
     ],
 )
 def test_an_empty_search_result(left_out: int, words: str) -> None:
