@@ -20,7 +20,6 @@ from proxy.dialects.chat.own_tools import (
     STOPPED,
     Correction,
     Parted,
-    ToolStreamFilter,
     added,
     corrected,
     ending,
@@ -29,6 +28,7 @@ from proxy.dialects.chat.own_tools import (
     says_something,
     without_own,
 )
+from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.jsontext import is_array, is_object, read
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError

@@ -1,19 +1,16 @@
-"""Tools that the model is offered beside the client's, and that the proxy answers itself.
+"""The proxy's own tools: offered to the model beside the client's, and answered by the proxy.
 
-`recall_context` reads again what was trimmed; `compress_chat_history` asks for a summary. What is read is one
-session's: the asker's own.
+`recall_context` reads what was trimmed from the session; `compress_chat_history` asks for a summary.
 
-    tools       the definitions, when they are offered, and how a call's arguments are read
-    search      which messages of a conversation say what is asked for
-    render      refs, lines, pages, and how the model is told what was found
-    answering   calls answered from the store
+    answering   the tools: their definitions, their arguments, their answers; start here
+    search      which messages of a conversation match a query
+    render      refs, lines and pages; the text of an answer
 """
 
 from __future__ import annotations
 
-from proxy.recall.answering import OwnTools, Recall, RecallBranch, sent_whole
+from proxy.recall.answering import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, offered, sent_whole
 from proxy.recall.render import REF_DIGITS, REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
-from proxy.recall.tools import COMPRESS, RECALL, offered
 
 __all__ = [
     "COMPRESS",

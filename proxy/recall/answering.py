@@ -1,7 +1,6 @@
-"""Answers to calls of the proxy's own tools: the text of a tool result, whatever happens.
+"""The proxy's own tools: when they are offered, how a call's arguments are read, and how a call is answered.
 
-What is wrong with a call, and what went wrong with the store, is said to the model in words: it can do
-something else then.
+A wrong argument and a failing store become words for the model, so that it can go on in another way.
 """
 
 from __future__ import annotations
@@ -13,26 +12,59 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+import orjson
 from msgspec import Struct
 
+from proxy.config import VirtualToolSettings
 from proxy.conversation import body_of
-from proxy.dialects import Call, Message
+from proxy.dialects import Call, Message, ToolDefinition
+from proxy.dialects.jsontext import is_array, is_object
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.recall.render import NOTHING_MORE, copied, findings, name_in, original, pattern_of, ref_of, span_of
 from proxy.recall.search import search
-from proxy.recall.tools import COMPRESS, RECALL, Asked, read_asked
 from proxy.store import Store
 from proxy.trimming import Entry
+
+RECALL: Final = "recall_context"
+COMPRESS: Final = "compress_chat_history"
+ALLOWED: Final = (
+    'Give recall_context a JSON object with either "ref" (such as "ref_0123456789abcdef", as it stands in '
+    'the conversation; beside it "lines", such as "10-20", or "grep", a regular expression), or "query" '
+    "(words, names or ids to look for)."
+)
+_RECALL: Final = ToolDefinition(
+    name=RECALL,
+    description=(
+        "Read again what was shortened or left out of this conversation. Give either `ref`, to get the "
+        "original of something that is marked with a ref, or `query`, to search the whole conversation; "
+        "the answer has excerpts with their refs."
+    ),
+    parameters=(
+        ("ref", "A ref as it stands in the conversation, such as ref_0123456789abcdef. {unset} to search."),
+        ("query", "Words, names or ids to look for. {unset} where you give a ref."),
+        ("lines", "With a ref: only these lines, such as 10-20. {unset} for all."),
+        ("grep", "With a ref: only lines that match this regular expression (RE2). {unset} for all."),
+    ),
+)
+_COMPRESS: Final = ToolDefinition(
+    name=COMPRESS,
+    description=(
+        "Ask for the older part of this conversation to be replaced by a summary. Call it when much lies "
+        "behind that is not needed word for word any more, such as at the end of a part of the task. It "
+        "takes effect with a later request."
+    ),
+    parameters=(("reason", "Why now, in a few words."),),
+)
 
 UNAVAILABLE: Final = (
     "The earlier conversation cannot be read just now. Go on with what you have, or try once more later."
 )
-"""What is said where the store cannot be read, or not in time."""
+"""The answer where the store fails or takes too long."""
 FAILED: Final = "This did not work, for a reason that is not yours. Go on without it."
 NO_COMPRESSION: Final = "No summary can be made here. Go on without one."
 
 _PASSAGES: Final = 8
-"""Messages that a search tells of."""
+"""Messages in the answer to a search."""
 _MOST_MESSAGES: Final = 50_000
 """Messages that are searched, the newest ones."""
 _MOST_BYTES: Final = 32 * 1024 * 1024
@@ -40,66 +72,114 @@ _MOST_BYTES: Final = 32 * 1024 * 1024
 _PORTION: Final = 2_000
 """Messages that are read from the store at once."""
 _SEARCHES: Final = 2
-"""Searches at one time; others wait, so that what they hold in memory is bounded."""
+"""Searches at one time; it bounds the memory that they take."""
 _SECONDS: Final = 20.0
+"""Time limit of an answer."""
 
 _LOG: Final = logging.getLogger("palimpsest.recall")
 
 Compress = Callable[[], Awaitable[str]]
-"""Sees to it that a summary is made; returns what the model is told of that."""
+"""Requests a summary; returns what the model is told."""
+
+
+def offered(
+    settings: VirtualToolSettings, *, has_tools: bool, stateless: bool = False, off: bool = False
+) -> tuple[ToolDefinition, ...]:
+    """Return the tools to offer with a request.
+
+    None where nothing is stored (`stateless`) or trimmed (`off`). None where the client offers no tools, unless
+    `only_with_tools` is off.
+    """
+    if stateless or off or (settings.only_with_tools and not has_tools):
+        return ()
+    recall, compress = settings.recall_context, settings.compress_chat_history
+    return ((_RECALL,) if recall else ()) + ((_COMPRESS,) if compress else ())
+
+
+# ------------------------------------------------------------------------------------ arguments
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """The arguments of `recall_context`: either `ref` or `query`. What is not given is empty."""
+
+    ref: str
+    query: str
+    lines: str
+    """`a-b`, or whatever else was given."""
+    grep: str
+
+
+def read_asked(arguments: str) -> Asked:
+    """Read the arguments of a call; raise `InvalidRequest` with words for the model where they are wrong.
+
+    `lines` may also be a number, for one line, or a list of the first and the last.
+    """
+    try:
+        data = orjson.loads(arguments)
+    except orjson.JSONDecodeError as why:
+        raise InvalidRequest(f"The arguments are not valid JSON. {ALLOWED}") from why
+    if not is_object(data):
+        raise InvalidRequest(f"The arguments are not a JSON object. {ALLOWED}")
+    lines = data.get("lines")
+    numbers = lines if is_array(lines) else [lines]
+    if 1 <= len(numbers) <= 2 and all(type(number) is int for number in numbers):
+        data["lines"] = f"{numbers[0]}-{numbers[-1]}"
+    given: dict[str, str] = {}
+    for name in Asked.__struct_fields__:
+        value = data.get(name)
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequest(f'"{name}" must be a string. {ALLOWED}')
+        given[name] = (value or "") if name == "grep" else (value or "").strip()
+    if bool(given["ref"]) == bool(given["query"]):
+        both = 'Both "ref" and "query" were given' if given["ref"] else 'Neither "ref" nor "query" was given'
+        raise InvalidRequest(f"{both}. {ALLOWED}")
+    text = "".join(given["lines"].split())
+    return Asked(**given | {"lines": f"{text}-{text}" if text.isdecimal() else text})
+
+
+# ------------------------------------------------------------------------------------ answers
 
 
 class RecallBranch(Struct, frozen=True, kw_only=True):
-    """The stored messages up to a node, and those that come with the request and are no nodes yet."""
+    """The branch that is read: the stored messages up to a node, and the request's own that have no node yet."""
 
     key: str
-    """The session's internal name; nothing of any other is read."""
+    """The session's internal name; no other session is read."""
     tip: str
     """The last stored node of the branch; `ROOT` where there is none."""
     depth: int
-    """How many messages lead to it, itself included."""
+    """Number of messages up to `tip`."""
     fresh: tuple[Message, ...] = ()
-    """The messages after it, as they arrived."""
+    """The messages after `tip`, as they arrived."""
     whole: frozenset[int] = frozenset()
-    """Positions of the messages that the model was sent as they are: there is no need to find these."""
+    """Positions of the messages that the model was sent unchanged; a search leaves them out."""
 
     @property
     def messages(self) -> int:
-        """How many messages it has."""
+        """Number of messages in all."""
         return self.depth + len(self.fresh)
 
 
 def sent_whole(entries: Iterable[Entry], view: Iterable[Message]) -> frozenset[int]:
-    """Return the positions of those entries that stand as they are in the view that was made of them."""
-    # By what they are, not by what they say: a view has the very messages that were not changed.
-    sent = set(map(id, view))
+    """Return the positions of the entries that a view holds unchanged."""
+    sent = set(map(id, view))  # a view holds the very same objects for unchanged messages
     return frozenset([entry.position for entry in entries if id(entry.message) in sent])
 
 
 class Recall:
-    """Reads sessions again for the models that ask. One for the life of the process."""
+    """Answers calls of `recall_context`. One for the life of the process."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        seconds: float = _SECONDS,
-        most_messages: int = _MOST_MESSAGES,
-        most_bytes: int = _MOST_BYTES,
-    ) -> None:
-        """Read from `store`; an answer takes at most `seconds`, a search reads at most so much."""
+    def __init__(self, store: Store) -> None:
+        """Read from `store`."""
         self._store = store
-        self._seconds = seconds
-        self._most_messages = most_messages
-        self._most_bytes = most_bytes
         self._searching = anyio.Semaphore(_SEARCHES)
 
     async def answer(self, branch: RecallBranch, arguments: str) -> str:
-        """Return the answer to a call of `recall_context` with these arguments."""
+        """Return the answer to a call with these arguments."""
         try:
             asked = read_asked(arguments)
-            with anyio.fail_after(self._seconds):
-                return await (self._original(branch, asked) if asked.ref else self._found(branch, asked))
+            with anyio.fail_after(_SECONDS):
+                return await (self._original(branch, asked) if asked.ref else self._search(branch, asked))
         except (InvalidRequest, NotFound) as why:
             return why.message
         except (StoreUnavailable, TimeoutError):
@@ -109,12 +189,14 @@ class Recall:
         name = name_in(copied(asked.ref))
         if name is None:
             raise InvalidRequest(
-                f"{asked.ref[:100]!r} is no ref: they look like ref_0123456789abcdef. Copy one from the "
+                f"{asked.ref[:100]!r} is not a ref. A ref looks like ref_0123456789abcdef. Copy one from the "
                 'conversation, or search with "query".'
             )
         span = span_of(asked.lines) if asked.lines else slice(None)
         pattern = pattern_of(asked.grep) if asked.grep else None
-        found = _among(branch.fresh, name) or await self._store.body(branch.key, name)
+        fresh = ((body_of(message), message) for message in branch.fresh)
+        found = next((each for each in fresh if each[0].startswith(name)), None)
+        found = found or await self._store.body(branch.key, name)
         if found is None:
             raise NotFound(
                 f'There is nothing under {ref_of(name)} in this conversation. Search with "query" for what '
@@ -123,61 +205,54 @@ class Recall:
         body, message = found
         return await anyio.to_thread.run_sync(partial(original, ref_of(body), message, span, pattern))
 
-    async def _found(self, branch: RecallBranch, asked: Asked) -> str:
+    async def _search(self, branch: RecallBranch, asked: Asked) -> str:
         async with self._searching:
-            messages, refs = await self._messages(branch)
+            messages, refs = await self._newest(branch)
             first = branch.messages - len(messages)
-            whole = frozenset(position - first for position in branch.whole)
+            whole = frozenset([position - first for position in branch.whole])
             notes = ["lines and grep go with a ref, and were not used."] if asked.lines or asked.grep else []
 
             def work() -> str:
-                found = search(messages, asked.query, _PASSAGES, whole)
-                return findings(notes, found, messages, refs, branch.messages)
+                return findings(notes, search(messages, asked.query, _PASSAGES, whole), messages, refs, first)
 
             return await anyio.to_thread.run_sync(work)
 
-    async def _messages(self, branch: RecallBranch) -> tuple[list[Message], list[str]]:
-        """Return the messages of the branch, or as many of the newest as are searched, each with its ref."""
+    async def _newest(self, branch: RecallBranch) -> tuple[list[Message], list[str]]:
+        """Return the newest messages of the branch, as many as are searched, and the ref of each."""
         newest = [(body_of(message), message) for message in reversed(branch.fresh)]
         size = sum([len(message.raw) for _, message in newest])
         node, depth = branch.tip, branch.depth
-        while depth > 0 and len(newest) < self._most_messages and size < self._most_bytes:
+        while depth > 0 and len(newest) < _MOST_MESSAGES and size < _MOST_BYTES:
             rows = await self._store.path(branch.key, node, below=max(0, depth - _PORTION))
             if not rows:
                 break
             newest += [(row.body, row.message) for row in reversed(rows)]
             size += sum([len(row.message.raw) for row in rows])
             node, depth = rows[0].parent, rows[0].depth - 1
-        newest = newest[: self._most_messages][::-1]
+        newest = newest[:_MOST_MESSAGES][::-1]
         return [message for _, message in newest], [ref_of(body) for body, _ in newest]
 
 
 class OwnTools:
-    """The tools that one request was offered, and who answers their calls."""
+    """The proxy's tools that one request was offered."""
 
     def __init__(
         self, names: Collection[str], recall: Recall, branch: RecallBranch, compress: Compress | None = None
     ) -> None:
-        """Answer calls of these names about `branch`; `compress` starts a summary, where one can be made."""
+        """Answer calls of the tools `names` about `branch`; `compress` is None where no summary can be made."""
         self.names = frozenset(names)
         self._recall = recall
         self._branch = branch
         self._compress = compress
 
     async def answer(self, call: Call) -> str:
-        """Return the text of the tool result; it is never empty, and nothing is raised."""
+        """Return the text of the tool result. It is never empty, and nothing is raised."""
         try:
             if call.name == RECALL:
                 return await self._recall.answer(self._branch, call.arguments)
             if call.name == COMPRESS and self._compress is not None:
                 return await self._compress()
-        except Exception:  # noqa: BLE001 - the request goes on, whatever is wrong with a tool of ours
+        except Exception:  # noqa: BLE001 - an error in a tool of ours must not end the request
             _LOG.exception("a call of %s failed", call.name)
             return FAILED
         return NO_COMPRESSION
-
-
-def _among(messages: Collection[Message], name: str) -> tuple[str, Message] | None:
-    """Return the first of these messages whose text has a name that begins so."""
-    named = ((body_of(message), message) for message in messages)
-    return next((found for found in named if found[0].startswith(name)), None)

@@ -1,13 +1,12 @@
-"""Summaries by a model: what goes into one, how it is asked for and checked, when it is made and by whom.
+"""Summaries by a model: when they are made, what they contain, how the model is asked and checked.
 
     jobs         making summaries: scheduling, the lease, reading the branch, writing; start here
-    verbatim     what code takes itself: the user's own messages, identifiers that recur
-    prompt       what the model is asked
-    summarizer   the model that writes, and the breaker that leaves it alone after failures
-    validate     the checks of what it wrote
-    render       the text of a summary
+    prompt       the request to the model
+    summarizer   the model that writes, and the breaker that pauses it after failures
+    validate     the checks of the narrative
+    render       the text: the user's own messages, identifiers, the narrative
 
-A summary never fails a request, and holds none up that does not wait for it.
+A summary never fails a request, and only delays those that wait for it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What a model is asked when it is to write a summary: the prompt, and the transcript in it.
+"""The prompt for a summary, and the transcript in it.
 
-What is to be summed up is data, whatever it asks for. It stands between tags that carry a token made from
-the messages themselves, which stands nowhere in them: nothing that was said can pass for the end of the
-transcript or for one of its lines. What is to be done is said again behind it. Tool results are cut to
-beginning and end, the more the less room there is; what user and assistant said is cut only where it is very
-long. Reasoning and media are left out.
+The transcript is data. It stands between tags with a token that is made from the messages and that none of them
+contains, so no message can fake the end of the transcript or one of its lines. The task is repeated after it.
+Tool results are cut to head and tail, the shorter the less room there is; the words of user and assistant are cut
+only where they are very long. Reasoning and media are left out.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from proxy.trimming import Language
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
-    """A request for a summary."""
+    """The two messages of a request for a summary."""
 
     system: str
     user: str
 
 
 class _PromptWords(Struct, frozen=True, kw_only=True):
-    """What a prompt says in a language."""
-
     role: str
     task: str
     rules: str
@@ -109,35 +106,17 @@ _WORDS: Final[Mapping[Language, _PromptWords]] = {
     ),
 }
 _READ: Final = 50_000
-"""Characters of a transcript by which its language is told."""
-_WORDS_OF_A_TOKEN: Final[Mapping[Language, float]] = {"en": 0.6, "zh": 0.8}
-"""Words, or Chinese characters, to a token: fewer than there are, since models seldom count well."""
+"""Characters of a transcript that are read to detect its language."""
+_WORDS_PER_TOKEN: Final[Mapping[Language, float]] = {"en": 0.6, "zh": 0.8}
+"""English words or Chinese characters; fewer than there are, since models count badly."""
 _TOKEN: Final = 8
 """Hexadecimal digits of a token."""
-
-
-class _Detail(Struct, frozen=True, kw_only=True):
-    """How many characters are shown of what."""
-
-    said: int
-    """Of what user and assistant said."""
-    called: int
-    """Of a call's arguments."""
-    given: int
-    """Of a tool's result."""
-
-
-_DETAILS: Final = (
-    _Detail(said=16_000, called=4_000, given=6_000),
-    _Detail(said=8_000, called=1_500, given=2_000),
-    _Detail(said=4_000, called=600, given=800),
-    _Detail(said=2_000, called=300, given=300),
-)
-"""From the most: each is taken where the one before it does not fit."""
+_DETAILS: Final = ((16_000, 4_000, 6_000), (8_000, 1_500, 2_000), (4_000, 600, 800), (2_000, 300, 300))
+"""Characters of a spoken text, of a call's arguments and of a tool result; the first that fit are used."""
 _HEAD: Final = 2 / 3
-"""Part of a cut text that is its beginning."""
+"""Part of a shortened text that is its beginning."""
 _CHARACTERS: Final = 8
-"""So many characters never make less than one token, in any text but runs of one character."""
+"""Characters per token that are not exceeded in practice: a longer transcript need not be counted."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -145,7 +124,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
     text: str
     token: str
-    """What its lines and tags carry; it stands nowhere in what was said."""
+    """The token of its lines and tags; no message contains it."""
 
     @property
     def fenced(self) -> str:
@@ -156,28 +135,27 @@ class Part(Struct, frozen=True, kw_only=True):
 def prompt_of(
     transcript: Part, *, previous: str, language: Language, custom: str | None, max_tokens: int, refused: str = ""
 ) -> Prompt:
-    """Return what asks a model for a summary.
+    """Return the prompt for a summary of a transcript.
 
     Args:
-        transcript: What is to be summed up.
-        previous: What the model wrote about what came before; empty where nothing did.
-        language: Of the prompt. The summary's is the conversation's.
-        custom: What is to be written, in place of the default sections.
-        max_tokens: How long the answer may be, about.
-        refused: Why the last answer could not be used; empty at the first try.
+        transcript: The messages to be covered.
+        previous: The narrative of the messages before; may be empty.
+        language: Of the prompt. The summary's language is the conversation's.
+        custom: The task, in place of the default sections.
+        max_tokens: The answer's length, about.
+        refused: Why the last answer could not be used; empty at the first attempt.
     """
     words = _WORDS[language]
     wanted = words.language
     if language == "en" and language_of(scripts_of(transcript.text[:_READ])) == "zh":
-        wanted = "Write in English."  # so the operator set it
+        wanted = "Write in English."  # the operator asked for it
     rules = words.rules.format(wanted)
     task = custom.strip() if custom else words.task
-    length = words.length.format(max(int(max_tokens * _WORDS_OF_A_TOKEN[language]), 1))
+    length = words.length.format(max(int(max_tokens * _WORDS_PER_TOKEN[language]), 1))
     shown: list[str] = []
     if previous:
-        # A token of its own: the transcript's is made without knowing what was written before.
-        token = token_of((previous, transcript.text))
-        shown += [words.previous, fenced("summary", token, previous)]
+        # Its own token: `previous` may contain the transcript's.
+        shown += [words.previous, fenced("summary", token_of((previous, transcript.text)), previous)]
     shown += [words.transcript, transcript.fenced, words.again, f"{task}\n\n{rules}"]
     if refused:
         shown.append(words.refused.format(refused))
@@ -185,39 +163,31 @@ def prompt_of(
 
 
 def parts(messages: Sequence[Message], limit: int, count: Callable[[str], int]) -> tuple[Part, ...]:
-    """Return the transcript of messages, in as few parts as it takes for each to have at most `limit` tokens.
-
-    Args:
-        messages: In their order; none: no part.
-        limit: Tokens of a part; a single message that has more even when it is cut is cut further.
-        count: Counts the tokens of a text.
-    """
+    """Return the transcript of messages in as few parts as possible, each of at most `limit` tokens."""
     token = token_of(message.raw.decode("utf-8", "replace") for message in messages)
     shown: list[str] = []
     sizes: list[int] = []
     for detail in _DETAILS:
-        shown = [_shown(message, token, detail) for message in messages]
+        shown = [_shown(message, token, *detail) for message in messages]
         if sum(map(len, shown)) > limit * _CHARACTERS and detail is not _DETAILS[-1]:
             continue
         sizes = [count(text) + 1 for text in shown]
         if sum(sizes) <= limit:
             break
-    found: list[str] = []
-    whole: list[str] = []
-    size = 0
+    groups: list[list[str]] = []
+    left = 0
     for text, tokens in zip(shown, sizes, strict=True):
-        if whole and size + tokens > limit:
-            found.append("\n".join(whole))
-            whole, size = [], 0
-        whole.append(_within(text, tokens, limit))
-        size += tokens
-    if whole:
-        found.append("\n".join(whole))
-    return tuple(Part(text=text, token=token) for text in found)
+        if not groups or tokens > left:
+            groups.append([])
+            left = limit
+        # A message that is too long for a part is cut further.
+        groups[-1].append(text if tokens <= limit else _cut(text, max(len(text) * limit // (2 * tokens), 1)))
+        left -= tokens
+    return tuple([Part(text="\n".join(group), token=token) for group in groups])
 
 
 def token_of(texts: Iterable[str]) -> str:
-    """Return a token that is made from texts and stands in none of them."""
+    """Return a token that is made from texts and that none of them contains."""
     read = list(texts)
     digest = blake2b(digest_size=_TOKEN // 2)
     for text in read:
@@ -228,30 +198,25 @@ def token_of(texts: Iterable[str]) -> str:
 
 
 def fenced(name: str, token: str, text: str) -> str:
-    """Return a text between tags that it cannot close, where the token stands nowhere in it."""
+    """Return a text between tags with a token."""
     return f"<{name}-{token}>\n{text}\n</{name}-{token}>"
 
 
-def _shown(message: Message, token: str, detail: _Detail) -> str:
-    """Return a message as it stands in the transcript."""
+def _shown(message: Message, token: str, spoken: int, arguments: int, result: int) -> str:
+    """Return a message as a part of the transcript, each text cut to so many characters."""
     name = message.agent or message.name
     who = " ".join([message.role or "message", *([name.strip()] if name.strip() else [])])
     lines = [f"[{token} {' '.join(who.split())[:120]}]"]
     text = message.text.strip()
     if text:
-        lines.append(_cut(text, detail.given if message.is_result else detail.said))
+        lines.append(_cut(text, result if message.is_result else spoken))
     lines += [f"[{token} {attachment.kind[:40]}]" for attachment in message.attachments]
-    lines += [f"[{token} calls {call.name}] {_cut(call.arguments.strip(), detail.called)}" for call in message.calls]
+    lines += [f"[{token} calls {call.name}] {_cut(call.arguments.strip(), arguments)}" for call in message.calls]
     return "\n".join(lines)
 
 
-def _within(text: str, tokens: int, limit: int) -> str:
-    """Return a text, or of one that has too many tokens so much that it has not."""
-    return text if tokens <= limit else _cut(text, max(len(text) * limit // (2 * tokens), 1))
-
-
 def _cut(text: str, most: int) -> str:
-    """Return a text, or of a longer one its beginning and its end, with a mark between."""
+    """Return a text, or head and tail of a longer one with a mark between."""
     if len(text) <= most:
         return text
     head = int(most * _HEAD)

@@ -1,12 +1,10 @@
-"""Checks of what a model wrote: is it a summary that may stand in for the messages?
+"""Checks of the narrative that a model wrote.
 
-    not empty               without the fence that a model may put around it
-    shorter                 fewer tokens than what it replaces
-    no control tokens       of chat templates, and no line that imitates a turn
-    in the language         in a script that the conversation uses, or that was asked for
-    grounded                every identifier, and every number from 10 on, was said in the conversation
-
-Nothing here tries to understand a sentence. The text is fenced as data where it is sent (`render`).
+not empty               without the fence that a model may put around it
+shorter                 fewer tokens than what it replaces
+no control tokens       of chat templates, and no line that imitates a turn
+in the language         in a script that the conversation uses, or that was asked for
+grounded                every identifier, and every number from 10 on, stands in the conversation
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from functools import cached_property
 from typing import Final
 
 from proxy.dialects import Message
-from proxy.summaries.verbatim import CoveredFacts
 from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, leaves_of, values_of
 from proxy.trimming import Language
 
@@ -43,23 +40,23 @@ _SCRIPTS: Final[Mapping[str, re.Pattern[str]]] = {
     "Devanagari": re.compile("[\u0900-\u097f]{2,}"),
     "Thai": re.compile("[\u0e00-\u0e7f]"),
 }
-"""Words of a script, or its characters where it has no spaces."""
+"""A word of each script, or a character where it has no spaces."""
 _SPACELESS_WORD: Final = 2
-"""Characters of a script without spaces that count as one word."""
+"""Characters of a script without spaces that count as a word."""
 _SPACELESS: Final = frozenset({"Chinese", "Japanese", "Thai"})
 _ASKED: Final[Mapping[Language, str]] = {"zh": "Chinese", "en": "Latin"}
 _USED: Final = 0.5
-"""Part of what the conversation's main script has from which on another one is used, too."""
+"""A script is used if it has this part of the words of the main script."""
 _LEAST_WORDS: Final = 5
-"""Words of a text from which on its script is judged."""
+"""Words of the shortest text whose script is checked."""
 _CHINESE_SHARE: Final = 0.2
-"""Share of Chinese from which on a conversation is Chinese: it often holds much English."""
+"""A conversation is Chinese from this share on: it often contains much English."""
 _SPOKEN: Final = 20_000
-"""Characters of a message by which its language is told."""
+"""Characters of a message that are read to detect its script."""
 _CODE: Final = re.compile(r"`[^`\n]{1,200}`")
 _ASCII_RUN: Final = re.compile("[!-~]+")
 _NOT_PROSE: Final = re.compile(r"[/\\_@=\d]|\w\.\w")
-"""What a run of ASCII holds that is a path, an identifier or code: it has no language."""
+"""Part of a path, an identifier or code, which has no language."""
 
 _NAMING: Final[frozenset[Kind]] = frozenset({"id", "path", "url", "email"})
 _NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -67,24 +64,23 @@ _RUN: Final = re.compile(r"\d+")
 _SCALED: Final = re.compile(r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])")
 _SCALES: Final = {"k": 1e3, "m": 1e6, "b": 1e9, "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
 _DATE: Final = re.compile(r"\b(\d{4}[-/.])\d{1,2}([-/.]\d{1,2})\b|\b\d{1,2}:(\d{2})\b")
-"""A date whose month the conversation may spell out, a time whose hour it may count otherwise."""
+"""The month of a date may be spelled out elsewhere; the hour may be counted otherwise."""
 _ITEM: Final = re.compile(r"^\s*(?:[-*+•]|#{1,6}|\(?\d{1,3}[.)、:：])\s*", re.MULTILINE)
-"""What stands before a line: its number says nothing."""
+"""The bullet or number of a line."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _QUANTITY: Final = re.compile(r"\d+(?:\.\d+)?(?:[-–]?[a-z]+)+|[a-z]+(?:[-–][a-z]+)*[-–]\d+")
 """A number with its unit, or words with a number (24-hour, 5GB, step-2)."""
 _SHORTEST: Final = 3
-"""Characters of the shortest identifier that is looked for (Q3 is none)."""
+"""Characters of the shortest identifier that is checked (Q3 is not)."""
 _JOINTS: Final = re.compile(r"[\s\-–—_./\\:#'\"`,()\[\]]+")
-"""What may stand inside of an identifier in one text and not in another."""
+"""Characters inside an identifier that may differ between two texts."""
 _STEP: Final = re.compile(r"[^/\\?&=#:\s]+")
 _WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-"""Full-width characters and what they stand for."""
-_IS_WIDE: Final = re.compile("[\uff01-\uff5e]")
+"""Full-width characters and their ordinary forms."""
 _SHOWN: Final = 3
-"""Of what was never said, so many are named in the reason."""
+"""Ungrounded identifiers and numbers that a reason names."""
 _REASON: Final = 60
-"""Characters of one of them."""
+"""Characters of each."""
 
 
 def bare(answer: str) -> str:
@@ -96,14 +92,10 @@ def bare(answer: str) -> str:
 
 
 def refusal(text: str, source: CoveredText, *, tokens: int, replaced: int, language: Language) -> str:
-    """Return why a text may not be used as a summary, in a few words; empty where it may.
+    """Return why a bare answer cannot be used as the narrative; empty where it can.
 
-    Args:
-        text: What the model wrote, bare.
-        source: What it sums up.
-        tokens: How many it has.
-        replaced: Tokens of what it takes the place of.
-        language: What it was asked to be written in; the conversation's own is fine as well.
+    It has `tokens` tokens, and what it replaces has `replaced`. `language` is what it was asked to be written in;
+    the conversation's own is accepted as well.
     """
     if not text:
         return "it is empty"
@@ -124,7 +116,7 @@ def refusal(text: str, source: CoveredText, *, tokens: int, replaced: int, langu
 
 
 def scripts_of(text: str) -> dict[str, int]:
-    """Return how many words of each script a text has, code and identifiers aside."""
+    """Return the number of words of each script in a text, without code and identifiers."""
     prose = _ASCII_RUN.sub(lambda run: " " if _NOT_PROSE.search(run.group()) else run.group(), _CODE.sub(" ", text))
     counts = {script: len(words.findall(prose)) for script, words in _SCRIPTS.items()}
     return {
@@ -135,20 +127,20 @@ def scripts_of(text: str) -> dict[str, int]:
 
 
 def language_of(scripts: Mapping[str, int]) -> Language:
-    """Return in which language a conversation is summed up: Chinese where it is spoken, else English."""
+    """Return the language of the prompt for a conversation: Chinese where it is spoken, else English."""
     chinese = scripts.get("Chinese", 0) - scripts.get("Japanese", 0)
     return "zh" if chinese > _CHINESE_SHARE * sum(scripts.values()) else "en"
 
 
 def _foreign_script(text: str, spoken: Mapping[str, int], language: Language) -> str:
-    """Return the main script of a text where the conversation does not use it; else an empty string."""
+    """Return the main script of a text if the conversation does not use it; else an empty string."""
     written = scripts_of(text)
     if not spoken or sum(written.values()) < _LEAST_WORDS:
         return ""
     script = max(written, key=lambda each: written[each])
     main = max(spoken, key=lambda each: spoken[each])
     used = spoken.get(script, 0) >= _USED * spoken[main]
-    # English is the prompt for every language but Chinese; only for a Chinese conversation it was asked for.
+    # The prompt is English for every language but Chinese, so English was asked for only if the talk is Chinese.
     asked = script == _ASKED[language] and (language == "zh" or main == "Chinese")
     return "" if used or asked else script
 
@@ -157,31 +149,30 @@ def _foreign_script(text: str, spoken: Mapping[str, int], language: Language) ->
 
 
 class CoveredText:
-    """What a summary may speak of: all that was said and given in the messages that it covers."""
+    """The texts that a summary may use: all that stands in the messages that it covers."""
 
     def __init__(
-        self, messages: Sequence[Message], before: Iterable[str] = (), facts: CoveredFacts | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        before: Sequence[str] = (),
+        names: Iterable[str] = (),
+        messages_before: int = 0,
     ) -> None:
-        """Read the source. That takes time.
+        """Read the messages, which is slow.
 
-        Args:
-            messages: The newly covered messages.
-            before: What else is known to have been said: the user's earlier messages, the last narrative.
-            facts: Those of what came before.
+        Of the `messages_before` them, the user's words and the narrative (`before`) and the `names` count, too.
         """
-        earlier = list(before)
-        texts = [*earlier, *(text for message in messages for text in _texts(message))]
+        texts = [*before, *(text for message in messages for text in _texts(message))]
         spoken = [message.text[:_SPOKEN] for message in messages if message.role in {"user", "assistant"}]
-        self.scripts: Final = scripts_of("\n".join([*spoken, *earlier])) or scripts_of("\n".join(texts))
-        """Words of each script that user and assistant used."""
-        self._messages = len(messages)
-        if facts is not None:
-            texts += [name.text for name in facts.names]
-            self._messages += facts.messages
+        self.scripts: Final = scripts_of("\n".join([*spoken, *before])) or scripts_of("\n".join(texts))
+        """Number of words in each script that user and assistant used."""
+        self._messages = len(messages) + messages_before
+        texts += names
         self._text = _plain("\n".join(texts))
 
     def has(self, identifier: str) -> bool:
-        """Tell whether an identifier stands there, or all steps of a path; case and marks aside."""
+        """Tell whether the texts contain an identifier, or all steps of a path; ignore case and punctuation."""
         wanted = _plain(identifier)
         if wanted in self._text:
             return True
@@ -194,7 +185,7 @@ class CoveredText:
         return all(step in self._text for step in steps) and any(kind_of(step) for step in steps)
 
     def has_number(self, number: str) -> bool:
-        """Tell whether a number stands there, however it is written (3k, 3,000, 3000.0)."""
+        """Tell whether the texts contain a number, however it is written (3k, 3,000, 3000.0)."""
         return _value(number) in self._numbers
 
     @cached_property
@@ -203,14 +194,13 @@ class CoveredText:
 
     @cached_property
     def _numbers(self) -> frozenset[str]:
-        """All numbers of the text, and how many messages there are."""
         found = {_value(each) for pattern in (_NUMBER, _RUN) for each in pattern.findall(self._text)}
         found.update(scaled for scaled, _ in _scaled_in(self._text))
         return frozenset([*found, str(self._messages)])
 
 
 def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
-    """Yield the identifiers of a text that its source lacks, then such numbers of 10 or more, or decimals."""
+    """Yield the identifiers of a text that the source lacks, then its numbers from 10 on and decimals."""
     rest = _ITEM.sub("", text)
     for value in values_of(rest, "none"):
         name = value.text
@@ -232,7 +222,7 @@ def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield what stands in a message; of JSON with escapes also the strings that it stands for."""
+    """Yield the texts of a message, and the strings of JSON with escapes."""
     for text in message.all_texts():
         yield text
         if "\\" in text:
@@ -240,25 +230,25 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _scaled_in(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each number that is written as 3k or 3万 are: its value, and as it stands."""
+    """Yield the numbers of the form 3k or 3万: the value, and the text."""
     for found in _SCALED.finditer(text):
         value = float(found[1].replace(",", "")) * _SCALES[found[2].lower()]
         yield _value(f"{value:.6f}"), found[0]
 
 
 def _value(number: str) -> str:
-    """Return a number as it is compared: without commas, leading zeros, zeros at the end of decimals."""
+    """Return a number without commas, leading zeros, and zeros at the end of decimals."""
     whole, dot, decimals = number.replace(",", "").partition(".")
     decimals = decimals.rstrip("0")
     return (whole.lstrip("0") or "0") + (dot + decimals if decimals else "")
 
 
 def _plain(text: str) -> str:
-    """Return a text in small letters, full-width characters as the others."""
-    return (text.translate(_WIDE) if _IS_WIDE.search(text) else text).lower()
+    """Return a text in lower case, with ordinary in place of full-width characters."""
+    return (text if text.isascii() else text.translate(_WIDE)).lower()
 
 
 def _cut(text: str) -> str:
-    """Return a piece of text for a reason: on one line, not long."""
+    """Return a piece of text on one line, cut if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= _REASON else line[:_REASON] + "…"

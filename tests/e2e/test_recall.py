@@ -296,7 +296,7 @@ def test_a_model_that_recalls_for_ever_is_stopped(talk: Talk, proxy: Proxy, upst
     ("arguments", "words"),
     [
         ('{"ref": "ref_0000000000000000"}', "There is nothing under ref_0000000000000000"),
-        ('{"ref": "the log"}', "is no ref"),
+        ('{"ref": "the log"}', "is not a ref"),
         ('{"ref": "a", "query": "b"}', "Both"),
         ('{"query": ', "not valid JSON"),
         ("", "not valid JSON"),

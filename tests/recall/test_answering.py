@@ -1,4 +1,4 @@
-"""Calls of the proxy's own tools, answered from a store."""
+"""The proxy's own tools: when they are offered, how arguments are read, and answers from a store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import anyio
 import orjson
 import pytest
 
+from proxy.config import VirtualToolSettings
 from proxy.conversation import ROOT, body_of
 from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.errors import StoreUnavailable
-from proxy.recall import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, ref_of, sent_whole
-from proxy.recall.answering import FAILED, NO_COMPRESSION, UNAVAILABLE
+from proxy.dialects.chat.own_tools import offer_tools
+from proxy.dialects.chat.request import parse_chat_request
+from proxy.errors import InvalidRequest, StoreUnavailable
+from proxy.recall import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, offered, ref_of, sent_whole
+from proxy.recall.answering import ALLOWED, FAILED, NO_COMPRESSION, UNAVAILABLE, Asked, read_asked
 from proxy.store import Body, Opening, Reply, Settlement, Status, Store, session_key
 from proxy.trimming import Entry
+
+pytestmark = pytest.mark.anyio
 
 KEY = session_key("t", "s")
 LOG = "\n".join(f"entry {number}: fine" for number in range(1, 2_000)) + "\nentry 2000: the valve broke"
@@ -101,9 +106,6 @@ async def ask(store: Store, branch: RecallBranch, **arguments: Any) -> str:
     return await Recall(store).answer(branch, orjson.dumps(arguments).decode())
 
 
-pytestmark = pytest.mark.anyio
-
-
 async def test_a_ref_gives_the_original(store: Store, branch: RecallBranch) -> None:
     told = await ask(store, branch, ref=f"ref={ref(FIRST[2])}")
     assert f"{ref(FIRST[2])}: the result of a tool, lines 1-" in told
@@ -120,16 +122,16 @@ async def test_a_ref_gives_the_original(store: Store, branch: RecallBranch) -> N
     ("arguments", "words"),
     [
         ({"ref": "ref_ffffffffffffffff"}, "There is nothing under ref_ffffffffffffffff in this conversation."),
-        ({"ref": "the log"}, "'the log' is no ref"),
-        ({"ref": "x" * 5_000}, "x' is no ref"),
+        ({"ref": "the log"}, "'the log' is not a ref"),
+        ({"ref": "x" * 5_000}, "x' is not a ref"),
         ({"ref": "ref_ffffffffffffffff", "lines": "b-a"}, "lines is 'b-a'."),
-        ({"ref": "ref_ffffffffffffffff", "grep": "("}, "grep is no regular expression"),
+        ({"ref": "ref_ffffffffffffffff", "grep": "("}, "grep is not a valid RE2"),
         ({"ref": "a", "query": "b"}, "Both"),
         ({}, "Neither"),
         ({"query": "helicopter"}, "Nothing in this conversation matches."),
     ],
 )
-async def test_what_cannot_be_is_said(
+async def test_a_call_that_cannot_be_answered_gets_the_reason(
     store: Store, branch: RecallBranch, arguments: dict[str, Any], words: str
 ) -> None:
     told = await ask(store, branch, **arguments)
@@ -137,23 +139,23 @@ async def test_what_cannot_be_is_said(
     assert len(told) < 600
 
 
-async def test_nothing_is_read_of_another_session(store: Store, branch: RecallBranch) -> None:
+async def test_no_other_session_is_read(store: Store, branch: RecallBranch) -> None:
     other = {"role": "user", "content": "the secret of the other one is a valve"}
     await keep(store, [other], session="other")
     assert "There is nothing" in await ask(store, branch, ref=ref(other))
     assert "secret" not in await ask(store, branch, query="secret valve")
 
 
-async def test_what_was_deleted_is_not_there(store: Store, branch: RecallBranch) -> None:
+async def test_a_deleted_session_is_not_read(store: Store, branch: RecallBranch) -> None:
     await store.delete(KEY)
     assert "There is nothing" in await ask(store, branch, ref=ref(FIRST[2]))
     assert "Nothing in this conversation" in await ask(store, branch, query="ORD-7781")
 
 
-async def test_a_search_finds_what_is_not_before_the_model(store: Store, branch: RecallBranch) -> None:
+async def test_a_search_leaves_out_messages_that_the_model_was_sent(store: Store, branch: RecallBranch) -> None:
     told = await ask(store, branch, query="valve broke")
     assert f"1. {ref(FIRST[2])}: the result of the tool read_log, message 3\n  2000| entry 2000: the" in told
-    assert "1 message with such words stands in full before you." in told
+    assert "1 matching message is already in your context in full." in told
     assert "A valve?" not in told
     told = await ask(store, branch, query="ORD-7781", lines="1-2")
     assert f"{ref(FIRST[0])}: what the user said (agent Planner), message 1" in told
@@ -166,20 +168,22 @@ async def test_only_this_branch_is_searched(store: Store, branch: RecallBranch) 
     assert "Nothing" in await ask(store, branch, query="rainbow")
 
 
-async def test_so_much_is_searched_and_no_more(
+async def test_a_search_is_limited_to_the_newest_messages(
     store: Store, branch: RecallBranch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = '{"query": "ORD-7781"}'
-    told = await Recall(store, most_messages=3).answer(branch, question)
-    assert "Only the newest 3 of 5 messages were searched." in told
-    told = await Recall(store, most_bytes=1).answer(branch, question)
-    assert "Only the newest 1 of 5 messages were searched." in told
+    with monkeypatch.context() as limited:
+        limited.setattr("proxy.recall.answering._MOST_MESSAGES", 3)
+        assert "Only the newest 3 of 5 messages were searched." in await Recall(store).answer(branch, question)
+    with monkeypatch.context() as limited:
+        limited.setattr("proxy.recall.answering._MOST_BYTES", 1)
+        assert "Only the newest 1 of 5 messages were searched." in await Recall(store).answer(branch, question)
     monkeypatch.setattr("proxy.recall.answering._PORTION", 2)  # two readings
     assert ref(FIRST[0]) in await Recall(store).answer(branch, question)
 
 
 class _Failing(Store):
-    """A store whose database does what it is told."""
+    """A store that raises an error, or hangs where there is none."""
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
@@ -195,13 +199,16 @@ class _Failing(Store):
 
 
 @pytest.mark.parametrize("arguments", ['{"ref": "ref_ffffffffffffffff"}', '{"query": "a"}'])
-async def test_a_store_that_fails_or_waits_is_said_to(arguments: str) -> None:
+async def test_a_store_that_fails_or_hangs_is_reported_to_the_model(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     branch = RecallBranch(key=KEY, tip="n", depth=1)
     assert await Recall(_Failing(StoreUnavailable("gone"))).answer(branch, arguments) == UNAVAILABLE
-    assert await Recall(_Failing(None), seconds=0).answer(branch, arguments) == UNAVAILABLE
+    monkeypatch.setattr("proxy.recall.answering._SECONDS", 0)
+    assert await Recall(_Failing(None)).answer(branch, arguments) == UNAVAILABLE
 
 
-async def test_calls_are_answered_by_their_names(store: Store, branch: RecallBranch) -> None:
+async def test_a_call_is_answered_by_the_tool_of_its_name(store: Store, branch: RecallBranch) -> None:
     async def compress() -> str:
         return "It is being made."
 
@@ -215,7 +222,7 @@ async def test_calls_are_answered_by_their_names(store: Store, branch: RecallBra
     )
 
 
-async def test_a_mistake_of_ours_is_said_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_is_logged_and_the_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
     tools = OwnTools((RECALL,), Recall(_Failing(ZeroDivisionError())), RecallBranch(key=KEY, tip="n", depth=1))
     assert await tools.answer(Call(id="1", name=RECALL, arguments='{"ref": "ref_ffffffffffffffff"}')) == FAILED
     assert "a call of recall_context failed" in caplog.text
@@ -236,14 +243,105 @@ def user_message(text: str) -> Message:
     return ChatMessage.of({"role": "user", "content": text})
 
 
-async def test_it_has_the_stored_messages_and_the_new_ones() -> None:
+async def test_a_branch_counts_stored_and_fresh_messages() -> None:
     assert RecallBranch(key="k", tip="n", depth=7, fresh=(user_message("a"),)).messages == 8
 
 
-async def test_what_stands_in_the_view_as_it_is() -> None:
+async def test_positions_of_messages_that_the_view_holds_unchanged() -> None:
     entries = [
         Entry(message=user_message(text), tokens=1, ref="ref", position=at)
         for at, text in ((3, "a"), (4, "b"), (9, "c"))
     ]
     view = [entries[0].message, user_message("stub of b"), entries[2].message]
     assert sent_whole(entries, view) == {3, 9}
+
+
+# ------------------------------------------------------------------------------------ definitions
+
+
+BOTH = VirtualToolSettings(recall_context=True, compress_chat_history=True)
+ALWAYS = VirtualToolSettings(recall_context=True, compress_chat_history=True, only_with_tools=False)
+
+
+def names(settings: VirtualToolSettings, *, has_tools: bool = True, **given: bool) -> tuple[str, ...]:
+    return tuple(tool.name for tool in offered(settings, has_tools=has_tools, **given))
+
+
+@pytest.mark.parametrize(
+    ("switches", "expected"),
+    [
+        ({}, ()),
+        ({"recall_context": True}, (RECALL,)),
+        ({"compress_chat_history": True}, (COMPRESS,)),
+        ({"recall_context": True, "compress_chat_history": True}, (RECALL, COMPRESS)),
+    ],
+)
+async def test_the_tools_that_are_switched_on_are_offered(switches: dict[str, bool], expected: tuple[str, ...]) -> None:
+    assert names(VirtualToolSettings(**switches)) == expected
+
+
+async def test_without_tools_of_the_client_they_are_offered_only_if_the_settings_say_so() -> None:
+    assert names(BOTH, has_tools=False) == ()
+    assert names(ALWAYS, has_tools=False) == (RECALL, COMPRESS)
+
+
+async def test_without_a_store_or_a_policy_none_is_offered() -> None:
+    assert names(BOTH, stateless=True) == ()
+    assert names(BOTH, off=True) == ()
+
+
+async def test_the_definitions_are_short_and_say_how_to_leave_out_a_parameter() -> None:
+    request = parse_chat_request(b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}')
+    made = offer_tools(request, offered(ALWAYS, has_tools=False)).tools
+    assert made is not None
+    assert len(made) < 1_400  # some 300 tokens
+    recall, _ = offered(ALWAYS, has_tools=False)
+    assert all(told.count("{unset}") == 1 for _, told in recall.parameters)
+
+
+# ------------------------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ('{"ref": " ref_1 "}', Asked(ref="ref_1", query="", lines="", grep="")),
+        ('{"query": "a b", "ref": "", "lines": "", "grep": ""}', Asked(ref="", query="a b", lines="", grep="")),
+        ('{"query": "a", "ref": null, "lines": null, "grep": null}', Asked(ref="", query="a", lines="", grep="")),
+        ('{"ref": "r", "lines": "10 - 20", "grep": " x "}', Asked(ref="r", query="", lines="10-20", grep=" x ")),
+        ('{"ref": "r", "lines": "7"}', Asked(ref="r", query="", lines="7-7", grep="")),
+        ('{"ref": "r", "lines": 7}', Asked(ref="r", query="", lines="7-7", grep="")),
+        ('{"ref": "r", "lines": [3, 9]}', Asked(ref="r", query="", lines="3-9", grep="")),
+        ('{"ref": "r", "lines": "x"}', Asked(ref="r", query="", lines="x", grep="")),
+        ('{"ref": "r", "more": 1}', Asked(ref="r", query="", lines="", grep="")),
+    ],
+)
+async def test_valid_arguments(arguments: str, asked: Asked) -> None:
+    assert read_asked(arguments) == asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "not valid JSON"),
+        ('{"ref": "r"', "not valid JSON"),
+        ("[" * 5_000, "not valid JSON"),
+        ('["ref"]', "not a JSON object"),
+        ('"ref_1"', "not a JSON object"),
+        ("{}", "Neither"),
+        ('{"ref": " ", "query": ""}', "Neither"),
+        ('{"grep": "a"}', "Neither"),
+        ('{"ref": "r", "query": "q"}', "Both"),
+        ('{"ref": 7}', '"ref" must be a string'),
+        ('{"query": ["a"]}', '"query" must be a string'),
+        ('{"ref": "r", "grep": {}}', '"grep" must be a string'),
+        ('{"ref": "r", "lines": true}', '"lines" must be a string'),
+        ('{"ref": "r", "lines": [1, 2, 3]}', '"lines" must be a string'),
+        ('{"ref": "r", "lines": []}', '"lines" must be a string'),
+    ],
+)
+async def test_wrong_arguments_are_refused_with_what_is_allowed(arguments: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        read_asked(arguments)
+    assert words in raised.value.message
+    assert ALLOWED in raised.value.message

@@ -1,4 +1,4 @@
-"""What the model is shown: refs, lines, pages, messages, findings."""
+"""The text of an answer: refs, lines, pages, messages, search results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL = slice(None)
 BODY = body_id(b"{}")
 
 
-def test_a_ref_is_the_beginning_of_a_name() -> None:
+def test_a_ref_is_the_beginning_of_a_body_id() -> None:
     ref = ref_of(BODY)
     assert ref == f"ref_{BODY[:16]}"
     assert name_in(ref) == BODY[:16]
@@ -47,7 +47,7 @@ def test_a_ref_is_the_beginning_of_a_name() -> None:
 @pytest.mark.parametrize(
     "ref", ["", "ref_", "ref_123", "REF_" + "0" * 16, "ref_" + "g" * 16, "0" * 41, f"ref={'0' * 16}", "..", "%00"]
 )
-def test_what_is_no_ref(ref: str) -> None:
+def test_text_that_is_no_ref(ref: str) -> None:
     assert name_in(ref) is None
 
 
@@ -63,11 +63,11 @@ def test_what_is_no_ref(ref: str) -> None:
         "`ref_0123456789abcdef`.",
     ],
 )
-def test_a_ref_is_known_as_a_model_copies_it(written: str) -> None:
+def test_a_ref_is_recognised_as_a_model_copies_it(written: str) -> None:
     assert copied(written) == "ref_0123456789abcdef"
 
 
-def test_a_very_long_one_is_none() -> None:
+def test_a_very_long_text_is_no_ref() -> None:
     assert name_in(copied("f" * 100_000)) is None
 
 
@@ -99,15 +99,15 @@ def test_lines_are_chosen(lines: str | None, grep: str | None, numbers: list[int
 
 
 @pytest.mark.parametrize("lines", ["", "1", "a-b", "0-1", "3-2", "-1-2", "1-2-3", "1-" + "9" * 5000, "١-٣"])
-def test_lines_that_are_none(lines: str) -> None:
+def test_an_invalid_range_of_lines(lines: str) -> None:
     with pytest.raises(InvalidRequest, match="lines=10-20") as raised:
         span_of(lines)
     assert raised.value.param == "lines"
 
 
 @pytest.mark.parametrize("grep", ["(", "a{1000}{1000}", r"(?=x)", r"\1"])
-def test_a_pattern_that_is_none(grep: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InvalidRequest, match="RE2 knows: ") as raised:
+def test_an_invalid_pattern(grep: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidRequest, match="RE2 regular expression: ") as raised:
         pattern_of(grep)
     assert raised.value.param == "grep"
     assert "b'" not in raised.value.message
@@ -123,7 +123,7 @@ LONG_LINE = "x" * (2 * LONGEST) + "needle" + "y" * 10
 
 def test_a_text_has_its_lines() -> None:
     pages = Pages("one\n\nthree\n")
-    assert [pages.line(number) for number in range(1, len(pages) + 1)] == ["one", "", "three", ""]
+    assert [pages.from_to(slice(at, at + 1), 0)[2] for at in range(len(pages))] == ["one", "", "three", ""]
     assert [pages.number_at(place) for place in (0, 2, 3, 4, 5, 9)] == [1, 1, 1, 2, 3, 3]
     assert pages.from_to(ALL, 100) == (1, 4, "one\n\nthree\n")
     assert pages.from_to(slice(1, 3), 100) == (2, 3, "\nthree")
@@ -139,7 +139,7 @@ def test_a_long_line_counts_as_several_and_is_shown_as_it_is() -> None:
     assert pages.from_to(slice(3, 5), 100)[2] == f"needle{'y' * 10}\nlast"
 
 
-def test_as_much_is_shown_as_there_is_room_for() -> None:
+def test_a_page_has_as_many_lines_as_fit() -> None:
     pages = Pages("\n".join(["12345"] * 10))
     assert pages.from_to(ALL, 17) == (1, 3, "12345\n12345\n12345")
     assert pages.from_to(ALL, 16) == (1, 2, "12345\n12345")
@@ -148,21 +148,22 @@ def test_as_much_is_shown_as_there_is_room_for() -> None:
 
 
 @given(st.text("ab\n", max_size=200), st.integers(1, 40))
-def test_page_after_page_is_the_whole_text(text: str, room: int) -> None:
+def test_all_pages_together_are_the_whole_text(text: str, room: int) -> None:
     text *= 100  # with lines longer than what counts as one
     pages = Pages(text)
-    parts, first = [], 1
+    parts, first, end = [], 1, 0
     while first <= len(pages):
         number, last, part = pages.from_to(slice(first - 1, None), room * 100)
         assert number == first <= last
         parts.append(part)
-        first = last + 1
-        if first <= len(pages) and pages.start(first) > pages.start(last) + len(pages.line(last)):
+        first, end = last + 1, end + len(part)
+        if text[end : end + 1] == "\n":
             parts.append("\n")
+            end += 1
     assert "".join(parts) == text
 
 
-def test_lines_are_found() -> None:
+def test_matching_lines_are_found() -> None:
     pages = Pages("red\nblue\nred")
     assert list(pages.found(pattern_of("red"), ALL)) == [(1, "red"), (3, "red")]
     assert list(pages.found(pattern_of("red"), slice(1, 3))) == [(3, "red")]
@@ -171,7 +172,7 @@ def test_lines_are_found() -> None:
     assert list(Pages("\n").found(pattern_of("^$"), ALL)) == [(1, ""), (2, "")]
 
 
-def test_of_a_long_line_what_is_around_is_shown() -> None:
+def test_of_a_long_line_the_part_around_a_match_is_shown() -> None:
     pages = Pages(f"needle\n{LONG_LINE}")
     assert list(pages.found(pattern_of("needle"), ALL)) == [(1, "needle"), (4, f"…{'x' * 150}needle{'y' * 10}")]
     assert list(pages.found(pattern_of("needle"), slice(1, 3))) == []
@@ -251,7 +252,7 @@ def test_a_message_is_readable(message: dict[str, Any], text: str) -> None:
         ([{}, "bare"], '[part: no address; only text can be shown here]\n["bare"]'),
     ],
 )
-def test_what_is_no_text_is_named(parts: list[Any], text: str) -> None:
+def test_media_is_described(parts: list[Any], text: str) -> None:
     assert ChatMessage.of({"role": "user", "content": parts}).readable() == text
 
 
@@ -292,14 +293,14 @@ def test_an_original_stands_whole_between_marks_that_name_it() -> None:
     assert "is_internal" not in told
 
 
-def test_some_lines_of_it() -> None:
+def test_some_lines_of_an_original() -> None:
     told = original(REF, result("a\nb\nc\nd"), slice(1, 3), None)
     assert ", lines 2-3 of 4. " in told
     assert told.endswith(f"<<< {REF}\nb\nc\n>>> {REF}")
     assert original(REF, result("a"), slice(4, 9), None) == f"{REF} has 1 line: there are none from 5 on."
 
 
-def test_page_after_page_gives_all_of_a_long_one() -> None:
+def test_a_long_original_is_read_page_after_page() -> None:
     text = "\n".join(f"{number} {'x' * 90}" for number in range(1_000))
     parts, span = [], ALL
     for _ in range(10):
@@ -314,14 +315,14 @@ def test_page_after_page_gives_all_of_a_long_one() -> None:
     assert len(parts) == 4
 
 
-def test_what_was_asked_for_is_whole_where_it_fits() -> None:
+def test_lines_that_fit_are_shown_without_a_note() -> None:
     text = "\n".join("x" * 90 for _ in range(1_000))
     assert "more line" not in original(REF, result(text), slice(10, 200), None)
     told = original(REF, result(text), slice(36, 900), None)
     assert f'[601 more lines. For the next ones, call recall_context with ref {REF} and lines "300-900"' in told
 
 
-def test_an_image_is_named() -> None:
+def test_an_image_is_described() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     told = original(REF, ChatMessage.of({"role": "user", "content": [part]}), ALL, None)
     assert "what the user said" in told
@@ -344,7 +345,7 @@ def test_many_matching_lines_are_counted() -> None:
     assert told.endswith(f"[{1_000 - shown} more matches: ask with lines, or with a narrower pattern.]")
 
 
-def test_very_many_are_not() -> None:
+def test_the_count_of_matches_is_bounded() -> None:
     assert ", 5000 matches and more in 6000 lines. " in original(
         REF, result("\n".join(["x"] * 6_000)), ALL, pattern_of("x")
     )
@@ -356,10 +357,10 @@ CALLS = ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [CAL
 
 def told_of(messages: list[Message], query: str, *notes: str, all_messages: int | None = None) -> str:
     refs = [f"ref_{number:016x}" for number in range(len(messages))]
-    return findings(notes, search(messages, query, 8), messages, refs, all_messages or len(messages))
+    return findings(notes, search(messages, query, 8), messages, refs, (all_messages or len(messages)) - len(messages))
 
 
-def test_what_was_found_is_told_with_its_ref_and_its_place() -> None:
+def test_a_search_result_has_its_ref_and_its_place() -> None:
     messages = [CALLS, result("nothing"), CALLS, result("one\ntulip"), result("no call", tool_call_id="c9")]
     assert told_of(messages, "tulip").split("\n") == [
         "[1 message, the best first. For all of one, call recall_context with its ref. " + QUOTED + "]",
@@ -370,7 +371,7 @@ def test_what_was_found_is_told_with_its_ref_and_its_place() -> None:
     assert "the result of a tool, message 5" in told_of(messages, "no call")
 
 
-def test_only_the_newest_may_have_been_searched() -> None:
+def test_the_answer_says_if_only_the_newest_messages_were_searched() -> None:
     told = told_of([result("tulip")], "tulip", "A note.", all_messages=9)
     assert "message 9\n" in told
     assert told.endswith("[A note. Only the newest 1 of 9 messages were searched.]")
@@ -380,17 +381,17 @@ def test_only_the_newest_may_have_been_searched() -> None:
     ("left_out", "words"),
     [
         (0, "Nothing in this conversation matches."),
-        (1, "1 message with such words stands in full before you."),
-        (2, "2 messages with such words stand in full before you."),
+        (1, "1 matching message is already in your context in full."),
+        (2, "2 matching messages are already in your context in full."),
     ],
 )
-def test_nothing_is_found(left_out: int, words: str) -> None:
+def test_an_empty_search_result(left_out: int, words: str) -> None:
     told = findings([], Findings(passages=(), left_out=left_out), [], [], 0)
     assert words in told
     assert told.endswith(NOTHING_MORE)
 
 
-def test_a_call_is_looked_for_near_its_result() -> None:
+def test_a_call_is_looked_up_near_its_result() -> None:
     messages = [CALLS, *[ChatMessage.of({"role": "user", "content": "a"})] * 300, result("tulip")]
     assert "the result of a tool, message 302" in told_of(messages, "tulip")
 

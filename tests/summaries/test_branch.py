@@ -1,4 +1,4 @@
-"""What a summary is made of, read from a store that holds several branches and several summaries."""
+"""Reading a branch for a summary from a store with several branches and summaries."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def texts(span: Stretch | None) -> list[str]:
     return [message.text for message in span.messages]
 
 
-async def test_without_a_summary_all_up_to_the_stop_is_to_be_summed_up(talk: Talk) -> None:
+async def test_without_a_summary_all_messages_up_to_the_stop_are_covered(talk: Talk) -> None:
     nodes = await nodes_of(talk)
     seen = await look(talk, work(talk, nodes[-1], 4))
     assert (seen.newest, seen.attempt) == (None, None)
@@ -100,7 +100,7 @@ async def test_without_a_summary_all_up_to_the_stop_is_to_be_summed_up(talk: Tal
     assert seen.stretch.stop == 4
 
 
-async def test_it_goes_on_from_the_summary_that_reaches_furthest(talk: Talk) -> None:
+async def test_the_summary_that_covers_most_is_the_predecessor(talk: Talk) -> None:
     nodes = await nodes_of(talk)
     first, second = row("1", nodes, 2), row("2", nodes, 6, created_at=2)
     other = row("3", nodes, 8, recipe="another", created_at=3)
@@ -115,7 +115,7 @@ async def test_it_goes_on_from_the_summary_that_reaches_furthest(talk: Talk) -> 
     assert seen.attempt == second
 
 
-async def test_one_that_reaches_far_enough_is_found(talk: Talk) -> None:
+async def test_a_summary_that_covers_enough_is_found(talk: Talk) -> None:
     nodes = await nodes_of(talk)
     kept = row("1", nodes, 6)
     await talk.store.keep_summary(talk.key, kept)
@@ -124,7 +124,7 @@ async def test_one_that_reaches_far_enough_is_found(talk: Talk) -> None:
         assert (seen.newest, seen.stretch) == (kept, None)
 
 
-async def test_what_was_refused_or_failed_is_an_attempt_and_no_summary(talk: Talk) -> None:
+async def test_a_refused_summary_is_an_attempt_and_no_predecessor(talk: Talk) -> None:
     nodes = await nodes_of(talk)
     ready = row("1", nodes, 4)
     refused = row("2", nodes, 8, status=SummaryStatus.REFUSED, reason="it is empty", text="", created_at=2)
@@ -136,7 +136,7 @@ async def test_what_was_refused_or_failed_is_an_attempt_and_no_summary(talk: Tal
     assert seen.stretch.predecessor == ready
 
 
-async def test_summaries_of_other_branches_are_left_alone(talk: Talk) -> None:
+async def test_summaries_of_other_branches_are_ignored(talk: Talk) -> None:
     old = await nodes_of(talk)
     asked = body("user", "q1 in other words")
     exchange = await talk.begin(asked, base=old[1], kind="rewind")
@@ -159,7 +159,7 @@ async def test_summaries_of_other_branches_are_left_alone(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [{"generation": 5}, {"state": {}}, {"state": {"facts": 3, "told": ""}}])
-async def test_a_summary_of_the_last_generation_or_without_state_is_not_gone_on_from(
+async def test_a_summary_of_the_last_generation_or_without_state_is_no_predecessor(
     talk: Talk, spoilt: dict[str, Any]
 ) -> None:
     nodes = await nodes_of(talk)
@@ -187,13 +187,13 @@ async def test_a_long_branch_is_read_in_portions(talk: Talk, monkeypatch: pytest
     assert seen.stretch.earlier == ("q0", "q1", "q2")
 
 
-async def test_a_branch_that_is_shorter_than_that_is_not_summed_up(talk: Talk) -> None:
+async def test_a_branch_that_is_too_short_has_no_stretch(talk: Talk) -> None:
     nodes = await nodes_of(talk)
     assert await look(talk, work(talk, nodes[-1], 13)) == GONE
     assert await look(talk, work(talk, "0" * 40, 2)) == GONE
 
 
-async def test_messages_that_are_given_are_not_read(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_given_messages_are_not_read_from_the_store(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = await nodes_of(talk)
     rows = await talk.store.path(talk.key, nodes[-1])
     kept = row("1", nodes, 4)

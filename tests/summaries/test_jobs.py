@@ -1,6 +1,6 @@
-"""Making summaries: in the background, waited for, by several workers at once, and with all going wrong.
+"""Making summaries: in the background, awaited, by several workers at once, and with every failure.
 
-The store is a real one; the model is one that a test tells what to say, and when.
+The store is real; the tests control the model's answers and their time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from proxy.models import Catalogue
 from proxy.pipeline import Background
 from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
-from proxy.summaries.jobs import NOT_YET, Attempt, Terms
+from proxy.summaries.jobs import NOT_YET, Attempt, Terms, held
 from proxy.summaries.prompt import Prompt
+from proxy.summaries.render import SummaryState
 from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
-from proxy.summaries.verbatim import SummaryState
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -43,7 +43,7 @@ SPENT = (100 * 10 + 10 * 100) / 1_000_000
 
 
 class Told(Summarizer):
-    """Says what it is told to, `GOOD` where it is told nothing, and only while it is let."""
+    """Gives the answers of a list, then `GOOD`; it waits while `let` is not set."""
 
     def __init__(self, upstream: Upstream, **settings: Any) -> None:
         super().__init__(SummarizerSettings(**settings), upstream)
@@ -64,7 +64,7 @@ class Told(Summarizer):
 
 
 class Bench:
-    """A session in a store, and as many workers before it as are asked for."""
+    """A session in a store, and its workers."""
 
     def __init__(self, store: Store, upstream: Upstream) -> None:
         self.store = store
@@ -158,7 +158,7 @@ async def bench(spoken: Path, tmp_path: Path) -> AsyncIterator[Bench]:
 # ------------------------------------------------------------------------------------ what is made
 
 
-async def test_one_that_is_waited_for_is_kept_and_returned(bench: Bench) -> None:
+async def test_an_awaited_summary_is_stored_and_returned(bench: Bench) -> None:
     made = await bench.worker().make(await bench.work(8, exchange="exc_1"))
     (row,) = await bench.rows()
     assert made.row == row
@@ -179,7 +179,7 @@ async def test_one_that_is_waited_for_is_kept_and_returned(bench: Bench) -> None
     assert "part 4" not in bench.told.prompts[0]
 
 
-async def test_one_in_the_background_holds_nobody_up(bench: Bench) -> None:
+async def test_a_summary_in_the_background_blocks_nobody(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker()
     work = await bench.work(8)
@@ -194,7 +194,7 @@ async def test_one_in_the_background_holds_nobody_up(bench: Bench) -> None:
     assert len(bench.told.prompts) == 1
 
 
-async def test_the_next_one_goes_on_from_it_and_after_some_all_is_read_again(bench: Bench) -> None:
+async def test_summaries_continue_their_predecessors_until_the_last_generation(bench: Bench) -> None:
     worker = bench.worker()
     first = (await worker.make(await bench.work(4))).row
     second = (await worker.make(await bench.work(8))).row
@@ -212,9 +212,7 @@ async def test_the_next_one_goes_on_from_it_and_after_some_all_is_read_again(ben
     assert state.facts.messages == 12
 
 
-async def test_from_a_summary_whose_state_cannot_be_read_it_does_not_go_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_summary_with_an_invalid_state_is_not_continued(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = bench.worker()
     made = (await worker.make(await bench.work(4))).row
     assert made is not None
@@ -230,14 +228,14 @@ async def test_from_a_summary_whose_state_cannot_be_read_it_does_not_go_on(
     assert "part 0" in bench.told.prompts[1]
 
 
-async def test_one_that_is_there_is_not_made_again(bench: Bench) -> None:
+async def test_a_stored_summary_is_not_made_again(bench: Bench) -> None:
     made = await bench.worker().make(await bench.work(8))
     again = await bench.worker().make(await bench.work(6))
     assert again.row == made.row
     assert len(bench.told.prompts) == 1
 
 
-async def test_where_little_was_added_to_one_that_got_ready_meanwhile_none_is_made(bench: Bench) -> None:
+async def test_no_summary_is_made_if_a_newer_one_leaves_little_to_cover(bench: Bench) -> None:
     worker = bench.worker()
     made = await worker.make(await bench.work(4))
     for stop in (5, 7):  # min_new_messages: 4
@@ -250,7 +248,7 @@ async def test_where_little_was_added_to_one_that_got_ready_meanwhile_none_is_ma
     assert further.until == 7
 
 
-async def test_messages_that_are_not_stored_yet_are_summed_up_too(bench: Bench) -> None:
+async def test_messages_that_are_not_stored_yet_are_covered(bench: Bench) -> None:
     path = await bench.store.path(bench.talk.key, (await bench.work(1)).tip)
     given = Given(messages=tuple(row.message for row in path[:8]), nodes=(*(row.node for row in path[:7]), "f" * 40))
     made = await bench.worker().make(await bench.work(8, tip="f" * 40, given=given))
@@ -259,7 +257,7 @@ async def test_messages_that_are_not_stored_yet_are_summed_up_too(bench: Bench) 
     assert made.row.covered_tokens == sum(TokenCounter("estimate").messages([row.message for row in path[:8]], "gpt"))
 
 
-async def test_a_branch_that_is_gone_is_said(bench: Bench) -> None:
+async def test_a_missing_branch_is_the_reason(bench: Bench) -> None:
     made = await bench.worker().make(await bench.work(13))
     assert (made.row, made.reason) == (None, "the branch is not there any more")
 
@@ -267,7 +265,7 @@ async def test_a_branch_that_is_gone_is_said(bench: Bench) -> None:
 # ---------------------------------------------------------------------------------- what is refused, or fails
 
 
-async def test_what_was_refused_is_kept_with_its_reason_and_not_tried_again_at_once(bench: Bench) -> None:
+async def test_a_refusal_is_stored_and_holds_until_enough_messages_were_added(bench: Bench) -> None:
     bench.told.answers = [""] * 4
     worker = bench.worker()
     made = await worker.make(await bench.work(6))
@@ -293,7 +291,7 @@ async def test_what_was_refused_is_kept_with_its_reason_and_not_tried_again_at_o
     assert grown.status is SummaryStatus.READY
 
 
-async def test_a_failure_is_kept_with_its_reason_and_the_next_one_tries_anew(bench: Bench) -> None:
+async def test_a_failure_is_stored_and_the_next_request_tries_again(bench: Bench) -> None:
     bench.told.answers = [NoAnswer("the summarizer answered 500")]
     made = await bench.worker().make(await bench.work(8))
     assert made.row is not None
@@ -304,9 +302,7 @@ async def test_a_failure_is_kept_with_its_reason_and_the_next_one_tries_anew(ben
     assert again.row.status is SummaryStatus.READY
 
 
-async def test_while_the_summarizer_is_left_alone_nothing_is_begun(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_while_the_breaker_is_open_nothing_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
     worker = bench.worker()
     monkeypatch.setattr(bench.store, "lease", None)
@@ -321,7 +317,7 @@ async def test_while_the_summarizer_is_left_alone_nothing_is_begun(
     assert worker.none_begins(work.model, work.caller) == "the proxy is being closed"
 
 
-async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed(
+async def test_a_waiting_summary_does_not_begin_if_the_breaker_opened_meanwhile(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.told.let.clear()
@@ -339,7 +335,7 @@ async def test_what_waits_for_its_turn_is_not_begun_where_those_before_it_failed
     assert len(bench.told.prompts) == 1
 
 
-async def test_a_store_that_fails_fails_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_failure_becomes_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object) -> Any:
         raise StoreUnavailable("The store is gone.")
 
@@ -350,7 +346,7 @@ async def test_a_store_that_fails_fails_no_request(bench: Bench, monkeypatch: py
         assert (made.row, made.reason) == (None, "The store is gone.")
 
 
-async def test_a_mistake_of_our_own_fails_no_request(
+async def test_an_internal_error_becomes_the_reason(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.told.answers = [RuntimeError("secret text")]
@@ -360,7 +356,7 @@ async def test_a_mistake_of_our_own_fails_no_request(
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_a_session_that_is_deleted_meanwhile_is_no_fault(bench: Bench) -> None:
+async def test_a_session_may_be_deleted_meanwhile(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker()
     worker.begin(await bench.work(8))
@@ -371,7 +367,7 @@ async def test_a_session_that_is_deleted_meanwhile_is_no_fault(bench: Bench) -> 
     assert await bench.rows() == []
 
 
-async def test_what_was_deleted_does_not_come_back_in_a_session_of_the_same_name(bench: Bench) -> None:
+async def test_the_summary_of_a_deleted_session_is_not_stored_in_a_new_one_of_its_name(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker()
     worker.begin(await bench.work(8))
@@ -384,9 +380,7 @@ async def test_what_was_deleted_does_not_come_back_in_a_session_of_the_same_name
     assert await bench.rows() == []
 
 
-async def test_each_attempt_leaves_a_line_that_says_nothing_of_what_was_said(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_each_attempt_is_logged_without_content(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "palimpsest.summaries"):
         await bench.worker().make(await bench.work(8))
     (line,) = [record.__dict__["fields"] for record in caplog.records if record.name == "palimpsest.summaries"]
@@ -399,7 +393,7 @@ async def test_each_attempt_leaves_a_line_that_says_nothing_of_what_was_said(
 # ------------------------------------------------------------------------------------ one at a time
 
 
-async def test_who_waits_for_one_that_is_being_made_gets_that_one(bench: Bench) -> None:
+async def test_a_waiter_gets_the_summary_that_is_being_made(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker()
     work = await bench.work(8)
@@ -413,7 +407,7 @@ async def test_who_waits_for_one_that_is_being_made_gets_that_one(bench: Bench) 
     assert len(bench.told.prompts) == 1
 
 
-async def test_who_waited_long_enough_goes_on_without_and_it_is_made_all_the_same(bench: Bench) -> None:
+async def test_after_its_patience_a_waiter_leaves_and_the_summary_is_made(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker()
     made = await worker.make(await bench.work(8), patience=0.05)
@@ -424,7 +418,7 @@ async def test_who_waited_long_enough_goes_on_without_and_it_is_made_all_the_sam
     assert len(await bench.rows()) == 1
 
 
-async def test_the_summarizers_time_limit_is_how_long_is_waited(bench: Bench) -> None:
+async def test_the_default_patience_is_the_summarizers_timeout(bench: Bench) -> None:
     upstream = unreachable()
     bench.told = Told(upstream, timeout=0.05)
     bench.told.let.clear()
@@ -432,7 +426,7 @@ async def test_the_summarizers_time_limit_is_how_long_is_waited(bench: Bench) ->
     await upstream.aclose()
 
 
-async def test_a_request_that_is_cancelled_takes_nothing_with_it(bench: Bench) -> None:
+async def test_a_cancelled_request_does_not_cancel_the_summary(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker()
     async with asyncio.TaskGroup() as group:
@@ -454,7 +448,7 @@ async def test_two_workers_make_one(bench: Bench) -> None:
     assert len(bench.told.prompts) == 1
 
 
-async def test_in_the_background_one_of_two_workers_does_nothing(bench: Bench) -> None:
+async def test_of_two_workers_in_the_background_one_does_nothing(bench: Bench) -> None:
     bench.told.let.clear()
     one, other = bench.worker(), bench.worker()
     work = await bench.work(8)
@@ -477,7 +471,7 @@ async def test_another_recipe_is_another_summary(bench: Bench) -> None:
     assert len(await bench.rows()) == 2
 
 
-async def test_of_a_holder_that_died_another_takes_over(bench: Bench) -> None:
+async def test_the_lease_of_a_dead_worker_is_taken_over(bench: Bench) -> None:
     now = [1_000.0]
     terms = Terms(clock=lambda: now[0])
     key = bench.talk.key
@@ -490,7 +484,7 @@ async def test_of_a_holder_that_died_another_takes_over(bench: Bench) -> None:
     assert (await worker.make(await bench.work(8))).row is not None
 
 
-async def test_of_two_that_each_took_the_other_for_dead_one_is_kept(bench: Bench) -> None:
+async def test_of_two_summaries_by_workers_with_an_expired_lease_one_is_stored(bench: Bench) -> None:
     """As after a process that stood still for longer than its lease."""
     now = [1_000.0]
     bench.told.let.clear()
@@ -513,7 +507,7 @@ async def test_of_two_that_each_took_the_other_for_dead_one_is_kept(bench: Bench
 # ------------------------------------------------------------------------------------ the end
 
 
-async def test_at_the_end_what_is_nearly_done_is_waited_for(bench: Bench) -> None:
+async def test_closing_waits_for_running_summaries(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker(grace=60)
     worker.begin(await bench.work(8))
@@ -525,7 +519,7 @@ async def test_at_the_end_what_is_nearly_done_is_waited_for(bench: Bench) -> Non
     assert len(await bench.rows()) == 1
 
 
-async def test_at_the_end_what_takes_long_is_given_up_and_its_lease_given_back(bench: Bench) -> None:
+async def test_closing_cancels_slow_summaries_and_releases_their_leases(bench: Bench) -> None:
     bench.told.let.clear()
     worker = bench.worker(grace=0)
     work = await bench.work(8)
@@ -537,3 +531,122 @@ async def test_at_the_end_what_takes_long_is_given_up_and_its_lease_given_back(b
     assert (await worker.make(work)).reason == "the proxy is being closed"
     bench.told.let.set()
     assert (await bench.worker().make(work)).row is not None  # at once: the lease is free
+
+
+# ------------------------------------------------------------------------------------ the lease
+
+
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def key(store: Store) -> str:
+    talk = Talk(store=store)
+    await talk.say("hello", "hi")
+    return talk.key
+
+
+async def is_free(store: Store, key: str, name: str, at: float) -> bool:
+    """Tell whether another one could take it, and leave it as it is."""
+    free = await store.lease(key, name, "asker", int(at * 1000), int(at * 1000) + 1)
+    await store.release(key, name, "asker")
+    return free
+
+
+async def test_a_lease_has_one_holder(store: Store, key: str) -> None:
+    async with held(store, key, "r", "a", Terms()) as mine:
+        assert mine
+        async with held(store, key, "r", "b", Terms()) as other:
+            assert not other
+        async with held(store, key, "of another name", "b", Terms()) as other:
+            assert other
+        async with held(store, key, "r", "b", Terms()) as other:
+            assert not other  # who had not got it has given back nothing
+    async with held(store, key, "r", "b", Terms()) as other:
+        assert other
+
+
+async def test_a_waiter_obtains_the_lease_once_it_is_free(store: Store, key: str) -> None:
+    order: list[str] = []
+
+    async def second() -> None:
+        async with held(store, key, "r", "b", Terms(), patience=60) as mine:
+            assert mine
+            order.append("second")
+
+    async with asyncio.TaskGroup() as group, held(store, key, "r", "a", Terms()):
+        group.create_task(second())
+        await asyncio.sleep(0.12)  # it tries at least twice
+        order.append("first")
+    assert order == ["first", "second"]
+
+
+async def test_a_waiter_gives_up_after_its_patience(store: Store, key: str) -> None:
+    terms = Terms()
+    async with held(store, key, "r", "a", terms), held(store, key, "r", "b", terms, patience=0.1) as other:
+        assert not other
+
+
+async def test_the_lease_of_a_dead_holder_ends(store: Store, key: str) -> None:
+    clock = Clock()
+    assert await store.lease(key, "r", "dead", 1_000_000, 1_015_000)
+    terms = Terms(clock=clock)
+    clock.now += 14.9
+    async with held(store, key, "r", "b", terms) as mine:
+        assert not mine
+    clock.now += 0.1
+    async with held(store, key, "r", "b", terms) as mine:
+        assert mine
+
+
+async def test_a_lease_is_renewed_during_the_work(store: Store, key: str) -> None:
+    clock = Clock()
+    async with held(store, key, "r", "a", Terms(renewed_after=0.001, clock=clock)):
+        clock.now += 14
+        async with asyncio.timeout(20):
+            # Without that it would have ended long before.
+            while await is_free(store, key, "r", clock.now + 10):  # noqa: ASYNC110 - the database has no event
+                await asyncio.sleep(0)
+
+
+async def test_a_store_failure_during_the_work_is_ignored(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+
+    async def fail(*_: object) -> bool:
+        tried.set()
+        raise StoreUnavailable("gone")
+
+    async with held(store, key, "r", "a", Terms(renewed_after=0.001)) as mine:
+        assert mine
+        monkeypatch.setattr(store, "lease", fail)
+        monkeypatch.setattr(store, "release", fail)
+        await tried.wait()
+
+
+async def test_a_lease_is_released_when_the_work_is_cancelled(store: Store, key: str) -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        async with held(store, key, "r", "a", Terms()):
+            begun.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        await begun.wait()
+        task.cancel()
+    async with held(store, key, "r", "b", Terms()) as mine:
+        assert mine
+
+
+async def test_a_missing_session_has_no_leases(store: Store) -> None:
+    async with held(store, "0" * 32, "r", "a", Terms()) as mine:
+        assert not mine

@@ -1,4 +1,4 @@
-"""Asking the model that writes summaries, against a server that answers with the very bytes it is told."""
+"""Requests to the summarizer, against a server that answers with given bytes; and the breaker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def completion(content: Any, finish: str | None = "stop", **message: Any) -> byt
 
 
 class Provider:
-    """Answers each request with the next of `answers`, the last one for ever; None leaves it unanswered."""
+    """Answers each request with the next of `answers`, then always with the last; None means no answer."""
 
     def __init__(self, *answers: bytes | None) -> None:
         self.answers = list(answers)
@@ -127,7 +127,7 @@ async def arrived(provider: Provider, requests: int) -> None:
 # ------------------------------------------------------------------------------------ who is asked, and how
 
 
-async def test_by_default_the_sessions_model_is_asked_where_its_requests_go_with_their_key() -> None:
+async def test_the_default_target_is_that_of_the_sessions_requests_with_their_key() -> None:
     provider = Provider(completion("a summary"))
     async with asking(provider) as summarizer:
         answer = await ask(summarizer)
@@ -152,7 +152,7 @@ async def test_by_default_the_sessions_model_is_asked_where_its_requests_go_with
     assert not {"idempotency-key", "cookie"} & sent.keys()
 
 
-async def test_with_an_address_of_its_own_nothing_of_the_clients_goes_there() -> None:
+async def test_an_own_base_url_gets_no_header_of_the_client() -> None:
     provider = Provider(completion("a summary"))
     async with asking(provider, base_url="/other", model="small") as summarizer:
         await ask(summarizer)
@@ -161,7 +161,7 @@ async def test_with_an_address_of_its_own_nothing_of_the_clients_goes_there() ->
     assert not {"authorization", "openai-project"} & provider.headers().keys()
 
 
-async def test_with_a_key_of_its_own_that_goes_along_and_the_clients_does_not() -> None:
+async def test_an_own_key_is_sent_in_place_of_the_clients() -> None:
     provider = Provider(completion("a summary"))
     async with asking(provider, base_url="/other", api_key="sk-own") as summarizer:
         await ask(summarizer)
@@ -175,7 +175,7 @@ async def test_with_a_key_of_its_own_that_goes_along_and_the_clients_does_not() 
 
 
 @pytest.mark.parametrize("models", ["deep-*", "*"])  # with the second one the client's own requests go there, too
-async def test_a_model_that_a_route_takes_is_asked_there_and_the_clients_key_stays_here(models: str) -> None:
+async def test_a_routed_model_is_asked_at_its_route_without_the_clients_key(models: str) -> None:
     provider = Provider(completion("a summary"))
     routes = ({"models": (models,), "base_url": "/deep", "api_key": "sk-deep"},)
     async with asking(provider, model="deep-1", upstream={"routes": routes}) as summarizer:
@@ -205,7 +205,7 @@ async def test_an_answer_is_read(body: bytes, text: str, finish: str | None, cal
     assert (answer.text, answer.finish, answer.calls) == (text, finish, calls)
 
 
-async def test_a_compressed_answer_is_read_and_one_without_usage_too() -> None:
+async def test_an_answer_without_usage_and_model_is_read() -> None:
     choices = [{"message": {"content": "s"}}]
     async with asking(Provider(response(200, {"choices": choices}))) as summarizer:
         answer = await ask(summarizer)
@@ -221,18 +221,18 @@ async def test_a_compressed_answer_is_read_and_one_without_usage_too() -> None:
         (response(400, {"error": {"message": "no", "code": "has blanks", "type": 3}}), "answered 400"),
         (response(400, {"error": "no"}), "answered 400"),
         (response(404, b"[]"), "answered 404"),
-        (response(200, b"<html></html>"), "is no JSON"),
-        (response(200, b'{"choices": ['), "is no JSON"),
-        (response(200, b"[1]"), "is no completion"),
-        (response(200, {"choices": []}), "is no completion"),
-        (response(200, {"error": {"code": "overloaded"}}), "answered with an error (overloaded)"),
+        (response(200, b"<html></html>"), "is not JSON"),
+        (response(200, b'{"choices": ['), "is not JSON"),
+        (response(200, b"[1]"), "is not a completion"),
+        (response(200, {"choices": []}), "is not a completion"),
+        (response(200, {"error": {"code": "overloaded"}}), "is an error (overloaded)"),
         (b"", "cannot be reached, or the connection broke"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", "did not answer within 0.2 s"),
         (None, "did not answer within 0.2 s"),
         (response(200, b"[" + b" " * 5_000_000 + b"]"), "too long to be a summary"),
     ],
 )
-async def test_what_is_no_answer_is_said_without_what_was_said(body: bytes | None, reason: str) -> None:
+async def test_the_reason_of_a_failure_quotes_no_message(body: bytes | None, reason: str) -> None:
     slow = body is None or body.endswith(b"abc")
     async with asking(Provider(body), timeout=0.2 if slow else 60) as summarizer:
         why = await refused(summarizer)
@@ -241,7 +241,7 @@ async def test_what_is_no_answer_is_said_without_what_was_said(body: bytes | Non
     assert "sk-" not in why.reason
 
 
-async def test_nobody_listens() -> None:
+async def test_an_unreachable_summarizer_is_the_reason() -> None:
     provider = Provider()
     async with asking(provider, base_url="/x") as summarizer:
         pass
@@ -251,7 +251,7 @@ async def test_nobody_listens() -> None:
     await upstream.aclose()
 
 
-async def test_no_connection_is_free() -> None:
+async def test_a_full_connection_pool_is_the_reason() -> None:
     provider = Provider(None)
     few = {"max_connections": 1, "connect_timeout": 0.5}
     async with asking(provider, upstream=few) as summarizer, asyncio.TaskGroup() as group:
@@ -261,7 +261,7 @@ async def test_no_connection_is_free() -> None:
         first.cancel()
 
 
-async def test_upstreams_own_time_limit_may_be_the_shorter_one() -> None:
+async def test_the_upstreams_read_timeout_may_be_shorter() -> None:
     async with asking(Provider(None), upstream={"read_timeout": 0.05}) as summarizer:
         assert (await refused(summarizer)).reason == "the summarizer did not answer in time"
 
@@ -279,7 +279,7 @@ async def test_a_request_that_is_too_long_is_no_failure_of_the_summarizer() -> N
 # ------------------------------------------------------------------------------------ not again and again
 
 
-async def test_one_that_is_busy_for_a_moment_is_asked_once_more() -> None:
+async def test_a_busy_summarizer_is_asked_once_more_after_a_short_wait() -> None:
     busy = response(429, {"error": {"code": "rate_limited"}}, "retry-after: 0.01")
     provider = Provider(busy, completion("a summary"))
     async with asking(provider) as summarizer:
@@ -288,7 +288,7 @@ async def test_one_that_is_busy_for_a_moment_is_asked_once_more() -> None:
 
 
 @pytest.mark.parametrize("header", ["retry-after: 300", "retry-after: DATE", "retry-after-ms: 300000"])
-async def test_one_that_is_busy_for_long_is_left_alone_as_long_as_it_says(header: str) -> None:
+async def test_a_long_retry_after_opens_the_breaker_at_once(header: str) -> None:
     date = formatdate(time.time() + 300, usegmt=True)
     provider = Provider(response(429, {}, header.replace("DATE", date)))
     async with asking(provider) as summarizer:
@@ -299,7 +299,7 @@ async def test_one_that_is_busy_for_long_is_left_alone_as_long_as_it_says(header
 
 
 @pytest.mark.parametrize("header", ["x-other: 1", "retry-after: soon"])
-async def test_one_that_says_nothing_of_the_time_is_not_asked_again_now(header: str) -> None:
+async def test_a_busy_summarizer_without_retry_after_is_not_asked_again(header: str) -> None:
     provider = Provider(response(503, {}, header))
     async with asking(provider) as summarizer:
         await refused(summarizer)
@@ -307,7 +307,7 @@ async def test_one_that_says_nothing_of_the_time_is_not_asked_again_now(header: 
     assert len(provider.requests) == 1
 
 
-async def test_one_that_fails_again_and_again_is_left_alone() -> None:
+async def test_repeated_failures_open_the_breaker_for_this_client() -> None:
     provider = Provider(response(500, {}))
     async with asking(provider) as summarizer:
         reasons = [(await refused(summarizer)).reason for _ in range(FAILURES + 2)]
@@ -319,7 +319,7 @@ async def test_one_that_fails_again_and_again_is_left_alone() -> None:
         assert len(provider.requests) == FAILURES + 1
 
 
-async def test_one_that_was_cancelled_is_no_failure() -> None:
+async def test_a_cancelled_request_is_no_failure() -> None:
     clock = [0.0]
     breaker = Breaker(lambda: clock[0])
     provider = Provider(*[response(500, {})] * FAILURES, None)
@@ -362,7 +362,7 @@ def fail(breaker: Breaker, times: int, name: str = "a") -> None:
         breaker.failed(name)
 
 
-async def test_it_opens_after_failures_in_a_row(breaker: Breaker, clock: Clock) -> None:
+async def test_the_breaker_opens_after_failures_in_a_row(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, FAILURES - 1)
     assert breaker.pause("a") == 0
     fail(breaker, 1)
@@ -373,19 +373,19 @@ async def test_it_opens_after_failures_in_a_row(breaker: Breaker, clock: Clock) 
     assert breaker.pause("a") == 1
 
 
-async def test_a_success_between_them_makes_it_count_anew(breaker: Breaker) -> None:
+async def test_a_success_resets_the_count(breaker: Breaker) -> None:
     fail(breaker, FAILURES - 1)
     breaker.succeeded("a")
     fail(breaker, FAILURES - 1)
     assert breaker.admits("a")
 
 
-async def test_names_have_nothing_to_do_with_each_other(breaker: Breaker) -> None:
+async def test_targets_are_counted_separately(breaker: Breaker) -> None:
     fail(breaker, FAILURES)
     assert breaker.admits("b")
 
 
-async def test_after_the_pause_one_is_let_through(breaker: Breaker, clock: Clock) -> None:
+async def test_after_the_pause_one_request_passes(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, FAILURES)
     clock.now += PAUSE
     assert breaker.admits("a")
@@ -397,7 +397,7 @@ async def test_after_the_pause_one_is_let_through(breaker: Breaker, clock: Clock
     assert breaker.admits("a")
 
 
-async def test_if_that_one_fails_the_pause_is_twice_as_long_up_to_a_limit(breaker: Breaker, clock: Clock) -> None:
+async def test_each_further_pause_is_twice_as_long_up_to_a_limit(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, FAILURES)
     lengths = [breaker.pause("a")]
     for _ in range(8):
@@ -408,7 +408,7 @@ async def test_if_that_one_fails_the_pause_is_twice_as_long_up_to_a_limit(breake
     assert lengths[-1] == LONGEST_PAUSE
 
 
-async def test_one_that_was_given_up_leaves_the_place_to_another(breaker: Breaker, clock: Clock) -> None:
+async def test_a_cancelled_request_lets_another_pass(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, FAILURES)
     clock.now += PAUSE
     assert breaker.admits("a")
@@ -417,7 +417,7 @@ async def test_one_that_was_given_up_leaves_the_place_to_another(breaker: Breake
     breaker.abandoned("never heard of")
 
 
-async def test_who_asks_to_be_left_alone_is_left_alone_at_once(breaker: Breaker, clock: Clock) -> None:
+async def test_a_retry_after_starts_a_pause_at_once(breaker: Breaker, clock: Clock) -> None:
     breaker.failed("a", 7.0)
     assert breaker.pause("a") == 7
     clock.now += 7
@@ -426,13 +426,13 @@ async def test_who_asks_to_be_left_alone_is_left_alone_at_once(breaker: Breaker,
     assert breaker.pause("a") == LONGEST_PAUSE
 
 
-async def test_failures_of_those_that_went_before_do_not_shorten_a_pause(breaker: Breaker) -> None:
+async def test_late_failures_do_not_shorten_a_pause(breaker: Breaker) -> None:
     fail(breaker, FAILURES)
     breaker.failed("a")  # it was let through before
     assert breaker.pause("a") == PAUSE
 
 
-async def test_the_longest_unheard_of_are_forgotten(breaker: Breaker) -> None:
+async def test_the_oldest_targets_are_forgotten(breaker: Breaker) -> None:
     fail(breaker, FAILURES, "first")
     for number in range(2_000):
         fail(breaker, FAILURES, f"name {number}")

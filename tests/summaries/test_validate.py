@@ -1,4 +1,4 @@
-"""The checks of what a model wrote: size, control tokens, language, and that it invents nothing."""
+"""The checks of a narrative: size, control tokens, language, grounding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from proxy.dialects.chat.message import ChatMessage
 from proxy.summaries.validate import CoveredText, bare, language_of, refusal, scripts_of, ungrounded
-from proxy.summaries.verbatim import CoveredFacts, Name
 from proxy.trimming import Language
 from tests.trimming.notation import messages
 
@@ -32,12 +31,12 @@ def judged(text: str, source: CoveredText = SOURCE, language: Language = "en", r
 # ------------------------------------------------------------------------------------ form
 
 
-def test_a_short_sentence_is_a_summary() -> None:
+def test_a_short_sentence_is_accepted() -> None:
     assert judged("Nothing of note happened.") == ""
     assert judged("OK.") == ""
 
 
-def test_an_empty_answer_and_one_that_grows_are_refused() -> None:
+def test_an_empty_answer_and_one_that_is_not_shorter_are_refused() -> None:
     assert judged("") == "it is empty"
     assert judged("it went on and on", replaced=5) == "it has 5 tokens, and what it replaces 5"
     assert judged("it went on", replaced=5) == ""
@@ -73,11 +72,11 @@ def test_control_tokens_and_lines_that_imitate_a_turn_are_refused(text: str) -> 
         "## System state\nAll is up.",
     ],
 )
-def test_ordinary_lines_are_no_turns(text: str) -> None:
+def test_ordinary_lines_are_accepted(text: str) -> None:
     assert judged(text) == ""
 
 
-def test_what_a_model_puts_around_its_answer_is_taken_off() -> None:
+def test_a_fence_around_the_answer_is_removed() -> None:
     assert bare("```markdown\n## Goal\nit\n```") == "## Goal\nit"
     assert bare(" <summary-12ab34cd>\nit went on\n</summary-12ab34cd>\n") == "it went on"
     assert bare("```\na\n```\nmore") == "```\na\n```\nmore"
@@ -98,7 +97,7 @@ def test_what_a_model_puts_around_its_answer_is_taken_off() -> None:
         ("Ο χρήστης θέλει να κλείσει πτήση", "Greek"),
     ],
 )
-def test_a_script_is_told_by_its_characters(text: str, script: str) -> None:
+def test_scripts_are_detected_by_their_characters(text: str, script: str) -> None:
     scripts = scripts_of(text)
     assert max(scripts, key=lambda each: scripts[each]) == script
 
@@ -148,8 +147,8 @@ def test_a_summary_is_in_the_language_of_the_conversation(
     assert judged(text, CoveredText(log), language) == expected
 
 
-def test_what_came_before_tells_the_language_too() -> None:
-    assert judged(IN_CHINESE, CoveredText(messages(["tool a the parcels and the depot"]), [IN_CHINESE])) == ""
+def test_earlier_words_of_the_user_count_for_the_language() -> None:
+    assert judged(IN_CHINESE, CoveredText(messages(["tool a the parcels and the depot"]), before=[IN_CHINESE])) == ""
 
 
 # ------------------------------------------------------------------------------------ grounding
@@ -159,11 +158,11 @@ def test_what_came_before_tells_the_language_too() -> None:
     "identifier",
     ["/srv/app/src/main.py", "MAIN.py", "src/main.py", "main.py/app", "HAT136", "hat-136", "open_file", "x-1"],
 )
-def test_identifiers_that_stand_in_the_source(identifier: str) -> None:
+def test_identifiers_in_the_source(identifier: str) -> None:
     assert SOURCE.has(identifier)
 
 
-def test_arguments_count_as_they_read_not_as_they_were_escaped() -> None:
+def test_arguments_are_read_without_their_escapes() -> None:
     assert SOURCE.has("C:\\data\\log.txt")
     assert SOURCE.has("中文-77")
     assert SOURCE.has("ＨＡＴ１３６")
@@ -172,25 +171,24 @@ def test_arguments_count_as_they_read_not_as_they_were_escaped() -> None:
 @pytest.mark.parametrize(
     "identifier", ["HAT137", "/srv/other/main.py", "https://srv/app", "open_files", "bob@example.com", "//"]
 )
-def test_identifiers_that_do_not(identifier: str) -> None:
+def test_identifiers_that_are_not_in_the_source(identifier: str) -> None:
     assert SOURCE.has(identifier) is (identifier == "//")  # of nothing but marks there is nothing to lack
 
 
 @pytest.mark.parametrize(
     "number", ["1234.5", "1,234.50", "2024", "05", "7", "30000", "20000", "136", "4", "77", "0.25"]
 )
-def test_numbers_that_stand_in_the_source(number: str) -> None:
+def test_numbers_in_the_source(number: str) -> None:
     assert SOURCE.has_number(number)
 
 
 @pytest.mark.parametrize("number", ["1234", "1235", "12", "2025", "30001", "0.26", "1.25"])
-def test_numbers_that_do_not(number: str) -> None:
+def test_numbers_that_are_not_in_the_source(number: str) -> None:
     assert not SOURCE.has_number(number)
 
 
-def test_what_came_before_counts_too() -> None:
-    facts = CoveredFacts(messages=38, names=(Name(text="name-3"),))
-    source = CoveredText(LOG, ["It was about old-5 and 450."], facts)
+def test_earlier_messages_count_as_source() -> None:
+    source = CoveredText(LOG, before=["It was about old-5 and 450."], names=["name-3"], messages_before=38)
     assert source.has("name-3")
     assert source.has("old-5")
     assert source.has_number("450")
@@ -222,7 +220,7 @@ FLIGHT = CoveredText(
         ("The difference is 45 dollars.", "45"),
     ],
 )
-def test_what_was_never_said_is_named(text: str, named: str) -> None:
+def test_ungrounded_identifiers_and_numbers_are_found(text: str, named: str) -> None:
     assert list(ungrounded(text, FLIGHT)) == [named]
 
 
@@ -237,17 +235,17 @@ def test_what_was_never_said_is_named(text: str, named: str) -> None:
         "12. The flight\n13) and the other",
     ],
 )
-def test_other_ways_of_writing_what_was_said_are_fine(text: str) -> None:
+def test_other_spellings_are_grounded(text: str) -> None:
     assert list(ungrounded(text, FLIGHT)) == []
 
 
-def test_scaled_numbers_are_what_they_stand_for() -> None:
+def test_scaled_numbers_are_compared_by_value() -> None:
     source = CoveredText(messages(["user it was 12000 once and 3万 later"]))
     assert list(ungrounded("It was 12k once and 30,000 later.", source)) == []
     assert list(ungrounded("It was 13k once and 31,000 later.", source)) == ["13", "31,000"]
 
 
-def test_the_reason_names_a_few_of_them() -> None:
+def test_the_reason_names_up_to_three() -> None:
     reason = judged(f"It was QX-71, QX-72, QX-73, QX-74 and X{'9' * 80}-1.")
     assert reason == "it mentions what was never said: QX-71, QX-72, QX-73 and 2 more"
     assert judged(f"It was X{'9' * 80}-1.").endswith(f"X{'9' * 59}…")

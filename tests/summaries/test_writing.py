@@ -1,4 +1,4 @@
-"""Writing one summary: asked, judged, asked again, put together; against answers that a test makes up."""
+"""Writing one summary: the request, the checks, the second attempt, the text; with made-up answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.models import Catalogue
 from proxy.store import SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Summarizer, Work
-from proxy.summaries.jobs import Stretch, Writer, Written
+from proxy.summaries.jobs import Stretch, Writer
 from proxy.summaries.prompt import Prompt
+from proxy.summaries.render import SummaryState, user_text
 from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
-from proxy.summaries.verbatim import SummaryState, user_text
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
@@ -50,7 +50,7 @@ WORK = Work(
 
 
 class Told(Summarizer):
-    """Answers with what it was told to, in turn; an exception is raised."""
+    """Gives the answers of a list in turn; raises those that are exceptions."""
 
     def __init__(self, upstream: Upstream, *answers: str | ModelAnswer | Exception) -> None:
         super().__init__(SummarizerSettings(), upstream)
@@ -91,12 +91,12 @@ def span_of(messages: Sequence[Message] = TALK, predecessor: SummaryRow | None =
     )
 
 
-async def written(told: Told, span: Stretch | None = None, work: Work = WORK, *rules: ModelRule) -> Written:
+async def written(told: Told, span: Stretch | None = None, work: Work = WORK, *rules: ModelRule) -> SummaryRow:
     writer = Writer(told, TokenCounter("estimate"), Catalogue(rules).facts)
     return await writer.write(span or span_of(), work, told.target(work.model, work.caller))
 
 
-async def test_in_a_room_for_no_more_than_its_heading_there_is_none(upstream: Upstream) -> None:
+async def test_a_room_for_the_heading_alone_gives_no_summary(upstream: Upstream) -> None:
     told = Told(upstream, "## Goal\nthe depot", "## Goal\nthe depot")
     work = replace(WORK, wanted=SummaryRequest(stop=12, room=52, urgent=True))
     made = await written(told, span_of(TALK[1:]), work)
@@ -114,47 +114,43 @@ async def test_a_good_answer_becomes_a_summary(upstream: Upstream) -> None:
     counted = TokenCounter("estimate").message(ChatMessage.of({"role": "system", "content": made.text}), "gpt")
     assert made.tokens == counted <= WORK.wanted.room
     assert state_of(made).told == GOOD
-    assert (made.spending.tries, made.spending.usage, made.spending.cost) == (1, USAGE, None)
+    assert (len(told.asked), made.usage, made.cost) == (1, USAGE, None)
     assert "part 9 of it" in told.asked[0]
 
 
-async def test_a_refused_answer_is_asked_for_once_more_with_the_reason(upstream: Upstream) -> None:
+async def test_a_refused_answer_is_requested_once_more_with_the_reason(upstream: Upstream) -> None:
     told = Told(upstream, "", GOOD)
     prices = ModelRule(match=("gpt",), prices=ModelPrices(input=10, output=100))
     made = await written(told, None, WORK, prices)
     assert made.status is SummaryStatus.READY
-    assert made.spending.tries == 2
-    assert made.spending.usage == {
-        "prompt_tokens": 200,
-        "completion_tokens": 20,
-        "prompt_tokens_details": {"cached_tokens": 80},
-    }
-    assert made.spending.cost == pytest.approx(2 * (100 * 10 + 10 * 100) / 1_000_000)
+    assert len(told.asked) == 2
+    assert made.usage == {"prompt_tokens": 200, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 80}}
+    assert made.cost == pytest.approx(2 * (100 * 10 + 10 * 100) / 1_000_000)
     assert len(told.asked[1]) > len(told.asked[0])
 
 
-async def test_one_that_is_refused_twice_ends_it(upstream: Upstream) -> None:
+async def test_after_two_refusals_there_is_no_summary(upstream: Upstream) -> None:
     told = Told(upstream, said("x", "length"), said("", "tool_calls", calls=True))
     made = await written(told)
     assert (made.status, made.text, made.state) == (SummaryStatus.REFUSED, "", {})
     assert made.reason == "it called a tool instead of writing"
     assert "cut off" in told.asked[1]
-    assert made.spending.tries == 2
+    assert len(told.asked) == 2
 
 
-async def test_an_answer_that_its_provider_filtered_is_refused(upstream: Upstream) -> None:
+async def test_a_filtered_answer_is_refused(upstream: Upstream) -> None:
     told = Told(upstream, said("so", "content_filter"), said("so", "content_filter"))
     assert "filtered" in (await written(told)).reason
 
 
-async def test_no_answer_ends_it_and_what_was_spent_is_known(upstream: Upstream) -> None:
+async def test_without_an_answer_there_is_no_summary_and_the_usage_is_kept(upstream: Upstream) -> None:
     made = await written(Told(upstream, "", NoAnswer("the summarizer answered 500")))
     assert (made.status, made.reason) == (SummaryStatus.FAILED, "the summarizer answered 500")
-    assert made.spending.usage == USAGE
+    assert made.usage == USAGE
     assert made.model == "gpt"
 
 
-async def test_what_it_would_save_is_not_paid_for_with_more(upstream: Upstream) -> None:
+async def test_a_summary_that_saves_nothing_is_refused(upstream: Upstream) -> None:
     few = [ChatMessage.of({"role": "user", "content": RULE}), ChatMessage.of({"role": "assistant", "content": "Yes."})]
     work = Work(
         key="k",
@@ -169,48 +165,23 @@ async def test_what_it_would_save_is_not_paid_for_with_more(upstream: Upstream) 
     assert made.status is SummaryStatus.REFUSED
 
 
-async def test_it_goes_on_from_the_summary_before_it(upstream: Upstream) -> None:
+async def test_the_next_summary_continues_its_predecessor(upstream: Upstream) -> None:
     first = await written(Told(upstream, GOOD))
-    before = row(first)
     later = [ChatMessage.of({"role": "user", "content": f"Later: {'other words ' * 40}"})] * 4
     told = Told(upstream, "## Goal\nother words, later")
-    made = await written(told, span_of(later, before))
+    made = await written(told, span_of(later, first))
     assert made.status is SummaryStatus.READY
     assert "look for the depot" in told.asked[0]  # what the model wrote the last time
     assert "part 9 of it" not in told.asked[0]
+    assert (made.generation, made.predecessor, made.until) == (2, first.id, 16)
     assert RULE in made.text  # said long before
     assert state_of(made).facts.messages == 16
 
 
-def state_of(made: Written) -> SummaryState:
+def state_of(made: SummaryRow) -> SummaryState:
     state = SummaryState.read(made.state)
     assert state is not None
     return state
-
-
-def row(made: Written) -> SummaryRow:
-    return SummaryRow(
-        id="1",
-        node="n",
-        tip="n",
-        recipe=WORK.edit.recipe,
-        until=12,
-        generation=1,
-        status=made.status,
-        reason="",
-        model=made.model,
-        text=made.text,
-        state=made.state,
-        tokens=made.tokens,
-        covered_messages=12,
-        covered_tokens=span_of().tokens,
-        predecessor=None,
-        asked=False,
-        usage=None,
-        cost=None,
-        exchange=None,
-        created_at=1,
-    )
 
 
 # ------------------------------------------------------------------------------------ long ones
@@ -222,11 +193,11 @@ LONG = [
 ]
 
 
-async def test_what_is_too_long_for_its_window_is_read_in_parts(upstream: Upstream) -> None:
+async def test_a_transcript_beyond_the_context_window_is_sent_in_parts(upstream: Upstream) -> None:
     told = Told(upstream, *[f"## Goal\nparcels and depots, {word}" for word in ("part",) * 20])
     made = await written(told, span_of(LONG), WORK, ModelRule(match=("gpt",), context_window=5_000))
     assert made.status is SummaryStatus.READY
-    assert 2 < made.spending.tries == len(told.asked) < 20
+    assert 2 < len(told.asked) < 20
     assert "part 0" in told.asked[0]
     assert "part 19" not in told.asked[0]
     assert "part 0" not in told.asked[-1]
@@ -235,7 +206,7 @@ async def test_what_is_too_long_for_its_window_is_read_in_parts(upstream: Upstre
 
 
 @pytest.mark.parametrize("window", [None, 9_000])
-async def test_what_is_too_long_after_all_is_tried_in_shorter_parts(upstream: Upstream, window: int | None) -> None:
+async def test_parts_that_are_too_long_are_shortened(upstream: Upstream, window: int | None) -> None:
     too_long = NoAnswer("the summarizer found the request too long", too_long=True, window=window)
     told = Told(upstream, too_long, *["## Goal\nparcels and depots"] * 20)
     made = await written(told, span_of(LONG), WORK, ModelRule(match=("gpt",), context_window=20_000))
@@ -244,9 +215,7 @@ async def test_what_is_too_long_after_all_is_tried_in_shorter_parts(upstream: Up
 
 
 @pytest.mark.parametrize(("window", "tries"), [(None, 3), (100, 1)])
-async def test_a_model_that_finds_everything_too_long_is_given_up(
-    upstream: Upstream, window: int | None, tries: int
-) -> None:
+async def test_a_model_that_refuses_every_length_fails(upstream: Upstream, window: int | None, tries: int) -> None:
     told = Told(upstream, *[NoAnswer("too long", too_long=True, window=window)] * 9)
     made = await written(told, span_of(LONG))
     assert made.status is SummaryStatus.FAILED
@@ -257,7 +226,7 @@ async def test_a_model_that_finds_everything_too_long_is_given_up(
 # ------------------------------------------------------------------------------------ how it is worded
 
 
-async def test_a_prompt_of_the_operators_is_used_and_needs_no_headings(upstream: Upstream) -> None:
+async def test_the_operators_prompt_is_used_and_needs_no_headings(upstream: Upstream) -> None:
     edit = Summarize(mode="model", prompt="Task goal, in 3 lines.", heading="What was", language="en")
     work = Work(
         key="k",
@@ -277,7 +246,7 @@ async def test_a_prompt_of_the_operators_is_used_and_needs_no_headings(upstream:
     assert "Ask for more." in made.text
 
 
-async def test_chinese_is_summed_up_in_chinese(upstream: Upstream) -> None:
+async def test_a_chinese_conversation_gets_a_chinese_summary(upstream: Upstream) -> None:
     talk = [
         ChatMessage.of({"role": role, "content": f"{text}{'请把包裹送到仓库，然后检查清单。' * 12}"})
         for role, text in [("user", "必须先检查清单。"), ("assistant", "好的。")] * 4
@@ -289,25 +258,19 @@ async def test_chinese_is_summed_up_in_chinese(upstream: Upstream) -> None:
     assert "必须先检查清单" in made.text
 
 
-async def test_what_no_database_holds_is_not_sent(upstream: Upstream) -> None:
+async def test_characters_that_no_database_stores_are_removed(upstream: Upstream) -> None:
     made = await written(Told(upstream, f"{GOOD}\x00\ud800"))
     assert made.status is SummaryStatus.READY
     assert "\x00" not in made.text
     made.text.encode()
 
 
-async def test_usage_is_added_up_whatever_is_in_it(upstream: Upstream) -> None:
+async def test_usage_of_any_shape_is_added_up(upstream: Upstream) -> None:
     odd: dict[str, Any] = {"prompt_tokens": 1, "tier": "a", "audio": None, "details": {"x": 1}}
     newer: dict[str, Any] = {"prompt_tokens": 2.5, "tier": "b", "audio": {"x": 2}, "cached": True}
     answers = [ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, None)]
     made = await written(Told(upstream, *answers))
-    assert made.spending.usage == odd
+    assert made.usage == odd
     answers = [ModelAnswer(text="", finish="stop", calls=False, usage=usage, model="m") for usage in (odd, newer)]
     made = await written(Told(upstream, *answers))
-    assert made.spending.usage == {
-        "prompt_tokens": 3.5,
-        "tier": "b",
-        "audio": {"x": 2},
-        "details": {"x": 1},
-        "cached": True,
-    }
+    assert made.usage == {"prompt_tokens": 3.5, "tier": "b", "audio": {"x": 2}, "details": {"x": 1}, "cached": True}
