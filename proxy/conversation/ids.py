@@ -1,7 +1,7 @@
 """Names of nodes: a hash of the parent's name and the message's canonical form, as in git.
 
-So a name stands for the whole history up to it, nothing can be overwritten, and storing the
-same message at the same place twice is storing it once.
+So a name stands for the whole history up to it, nothing can be overwritten, and storing the same message at the same
+place twice is storing it once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _BODY_BYTES: Final = 20
 def node_id(parent: str, message: Message) -> str:
     """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`).
 
-    The message counts by a hash of its own, so that its canonical form need be made only once,
-    wherever it stands.
+    The message counts by a hash of its own, so that its canonical form need be made only once, wherever it stands.
     """
     return child(parent, content_hash(message))
 

@@ -1,14 +1,14 @@
 """Where new messages go: decided from the facts that were read of the log, here and nowhere else.
 
-An append goes under the head. Tool results that come alone belong to the block whose calls they answer. A
-client that appends may send one after the session went on elsewhere (another agent appended meanwhile, or
-results come one by one). Nothing may stand between calls and their results, and nothing that was said may
-be lost. So the block goes behind what was said since, with the results that it has, and these results
-follow it: the log ends with what the next reply is about, and all that stood before the block still does.
+An append goes under the head. Tool results that come alone belong to the block whose calls they answer. A client that
+appends may send one after the session went on elsewhere (another agent appended meanwhile, or results come one by one).
+Nothing may stand between calls and their results, and nothing that was said may be lost. So the block goes behind what
+was said since, with the results that it has, and these results follow it: the log ends with what the next reply is
+about, and all that stood before the block still does.
 
-The same results sent again have one place, and the head does not leave what came after them. The same
-request sent twice at once has one place, that of the one that is answered first: neither may have known of
-the other when it was planned. The replies are siblings.
+The same results sent again have one place, and the head does not leave what came after them. The same request sent
+twice at once has one place, that of the one that is answered first: neither may have known of the other when it was
+planned. The replies are siblings.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from proxy.conversation.ids import ROOT, content_hash
 from proxy.dialects import Message
 
 TWIN_MS: Final = 60_000
-"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts'
-clocks differ, and a reply has its time before it is stored."""
+"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts' clocks differ,
+and a reply has its time before it is stored."""
 
 
 class StoredMessage(Protocol):
@@ -66,8 +66,8 @@ class ResultsPlace(Struct, frozen=True, kw_only=True):
     stop: int
     """After the block and the results right after it."""
     since: int
-    """The first message that was said since: from here on all goes before the block. The length of the
-    branch where nothing must."""
+    """The first message that was said since: from here on all goes before the block. The length of the branch where
+    nothing must."""
     repeated: int | None
     """Where the very same messages stand already, behind the block; None where they are new."""
 
@@ -146,8 +146,8 @@ def place_finished(branch: Sequence[Stored], messages: Sequence[Message], agent:
 def nearest_place(planned: str, bases: Collection[str], depths: Mapping[str, int]) -> str:
     """Return which of the places of a request's twins counts: `planned` where none does.
 
-    It knew of twins whose replies come before the place for which it was planned: "continue" may come eight
-    times. Of several places after that, the nearest counts.
+    It knew of twins whose replies come before the place for which it was planned: "continue" may come eight times. Of
+    several places after that, the nearest counts.
     """
     if planned in bases:
         return planned
@@ -158,8 +158,8 @@ def nearest_place(planned: str, bases: Collection[str], depths: Mapping[str, int
 def is_placed_anew(planned: str, first: Message, node: str, stored: Collection[str]) -> bool:
     """Tell whether the place of an append that was told where to go is judged by the head of this moment.
 
-    Results always are. Anything else was to go where another one is. If it finds nothing of that there, it is
-    no repetition of what was answered, and goes alone: its twin is still pending, or failed.
+    Results always are. Anything else was to go where another one is. If it finds nothing of that there, it is no
+    repetition of what was answered, and goes alone: its twin is still pending, or failed.
 
     Args:
         planned: the node under which it was to go.
@@ -174,8 +174,8 @@ def is_placed_anew(planned: str, first: Message, node: str, stored: Collection[s
 def takes_head(head: str, mine: Answered, twins: Sequence[Answered]) -> bool:
     """Tell whether the head goes from a twin's reply to this one's.
 
-    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to
-    what was sent last before the others: whoever sends again waits for that.
+    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to what was
+    sent last before the others: whoever sends again waits for that.
     """
     rank = (mine.complete, mine.created_at, mine.exchange)
     return any(rank > (twin.complete, twin.created_at, twin.exchange) for twin in twins if head in twin.replies)
@@ -186,8 +186,8 @@ def place_of_results(
 ) -> ResultsPlace | None:
     """Return where `results` belong in `branch`.
 
-    A reply without calls right after results that leave calls of their block open was given too early: it
-    gives way to the one that knows all results.
+    A reply without calls right after results that leave calls of their block open was given too early: it gives way to
+    the one that knows all results.
 
     Args:
         branch: the log, oldest first.

@@ -1,7 +1,7 @@
 """What did the client send? The one question whose answer decides where a request belongs.
 
-Clients either resend the whole history at every request (all SDKs do) or send only what is new.
-The kinds, in the order in which they are recognised:
+Clients either resend the whole history at every request (all SDKs do) or send only what is new. The kinds, in the order
+in which they are recognised:
 
     first     the log is empty
     append    no assistant message in it, the session is used by appending, and it does not stand aside;
@@ -14,14 +14,13 @@ The kinds, in the order in which they are recognised:
     side      nothing of it is stored, it holds no assistant message, and the session resends: a question
               beside the conversation, a new root, and the head stays where it is
 
-A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its
-instructions are other than the conversation's, and so are its tools (the model, where neither has tools). A
-title is asked for in this manner, often with the first question word for word, and while that is answered.
+A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its instructions
+are other than the conversation's, and so are its tools (the model, where neither has tools). A title is asked for in
+this manner, often with the first question word for word, and while that is answered.
 
-Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry
-of another one if it says the same and either announces itself as a retry, or the other one is the
-last and has no complete reply. It then goes where the other one went; the head follows it only if
-nothing came after that.
+Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
+says the same and either announces itself as a retry, or the other one is the last and has no complete reply. It then
+goes where the other one went; the head follows it only if nothing came after that.
 
 This module compares names. It reads no message, and what is stored it asks of `Stored`.
 """
@@ -89,8 +88,8 @@ class Incoming(Struct, frozen=True, kw_only=True):
     answers: bool = False
     """Whether it begins with the result of a call."""
     manner: Manner | None = None
-    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names
-    its agent)."""
+    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names its
+    agent)."""
 
     @property
     def speaks(self) -> bool:
@@ -203,8 +202,8 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
 def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT) -> int:
     """Return how many of `names`, from the first on, are stored.
 
-    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a
-    time; where `head`, which is stored, is among them, it is looked for behind it.
+    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a time; where
+    `head`, which is stored, is among them, it is looked for behind it.
     """
     low, high = (names.index(head) + 1 if head in names else 0), len(names)
     while low < high:

@@ -1,11 +1,10 @@
 """Spans and rounds: how a run of messages falls into parts that belong together.
 
-A span is the smallest run that can be removed without breaking the protocol: an assistant
-message with its tool calls and all their results, or one other message. A round is a user message
-and everything up to the next one.
+A span is the smallest run that can be removed without breaking the protocol: an assistant message with its tool calls
+and all their results, or one other message. A round is a user message and everything up to the next one.
 
-Ids pair a block with the results right after it and nothing else, since real sessions use an id
-again in later blocks. Nothing is removed or judged here.
+Ids pair a block with the results right after it and nothing else, since real sessions use an id again in later blocks.
+Nothing is removed or judged here.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
 
-The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only,
-and triggers see to it); a unit of work is one transaction; whoever writes to a session locks its row in
-`sessions` first.
+The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only, and triggers
+see to it); a unit of work is one transaction; whoever writes to a session locks its row in `sessions` first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A session as records: exported, imported, and copied into another one (a fork).
 
-Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in the
-record. A text is given as `data` where writing that as compact JSON makes the very same text, else as
-`text`, a string. What is named is read after what names it: the session may go on meanwhile, and still
-nothing that is named is missing. Attempts at summaries are left out.
+Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in the record. A
+text is given as `data` where writing that as compact JSON makes the very same text, else as `text`, a string. What is
+named is read after what names it: the session may go on meanwhile, and still nothing that is named is missing. Attempts
+at summaries are left out.
 """
 
 from __future__ import annotations
@@ -123,12 +123,7 @@ _KINDS: Final = (
 
 
 async def export_session(database: Database, key: str) -> AsyncIterator[JsonObject]:
-    """Give the records of a session, that of the session itself first.
-
-    Raises:
-        NotFound: there is no such session.
-        StoreUnavailable: the database cannot be used.
-    """
+    """Give the records of a session, that of the session itself first."""
     first = await database.read(partial(_session, key=key))
     if first is None:
         raise NotFound("There is no such session.")
@@ -292,11 +287,7 @@ class Archive:
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
-    """Read and check the records of a session. Pure, and as long as they are many.
-
-    Raises:
-        InvalidRequest: one of them is wrong; its line is named, the first being 1.
-    """
+    """Read and check the records of a session. Pure, and as long as they are many."""
     lines: list[tuple[int, _Record]] = []
     for line, record in enumerate(records, 1):
         with _at(line):
@@ -519,12 +510,7 @@ def _at(line: int) -> Generator[None]:
 
 
 def load(connection: Connection, tenant: str, session: str, archive: Archive) -> SessionRow:
-    """Make a session of an archive.
-
-    Raises:
-        Conflict: there is a session with this id.
-        InvalidRequest: the id cannot be stored.
-    """
+    """Make a session of an archive."""
     require_plain(tenant=tenant, session=session)
     key, said = session_key(tenant, session), archive.session
     if not create_session(connection, key, tenant, session, said.created_at):
@@ -589,13 +575,7 @@ class _Fork(Struct, frozen=True, kw_only=True):
 
 
 async def fork_session(database: Database, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
-    """Make the session `as_id` of the history of `source_key` up to `node`, and return it.
-
-    Raises:
-        NotFound: the tenant has no such session, or it has no such node.
-        Conflict: there is a session with this id, or it was deleted while it was made.
-        InvalidRequest: the id cannot be stored.
-    """
+    """Make the session `as_id` of the history of `source_key` up to `node`, and return it."""
     require_plain(session=as_id)
     source, branch = await database.read(partial(_read, tenant=tenant, key=source_key, node=node))
     fork = _Fork(source=source, tenant=tenant, id=as_id, end=node, at=int(time.time() * 1000))
@@ -718,8 +698,8 @@ def _named(dialect: str, table: Table) -> Subquery:
     of_session = select(table).where(table.c.session == _SOURCE)
     if dialect != "postgresql" or table in {CUTS, SUMMARIES}:
         return of_session.where(name.in_(bindparam("names", expanding=True))).subquery()
-    # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it
-    # is told to look each name up by the primary key.
+    # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it is told to
+    # look each name up by the primary key.
     names = select(func.unnest(bindparam("names", type_=postgresql.ARRAY(NAME))).label("name")).subquery()
     row = of_session.where(name == names.c.name).limit(1).lateral()
     return select(*row.c).select_from(names).join(row, true()).subquery()

@@ -19,8 +19,8 @@ from proxy.trimming import Cut, Summary
 # --------------------------------------------------------------------------------- cuts that were read lately
 
 MOST_LETTERS: Final = 8 * 1024 * 1024
-"""Letters of all the texts that are remembered in one process at most, with what is counted beside them.
-With what they say, and what is read of that, these are some 40 MB, or 70 MB where the texts are Chinese."""
+"""Letters of all the texts that are remembered in one process at most, with what is counted beside them. With what they
+say, and what is read of that, these are some 40 MB, or 70 MB where the texts are Chinese."""
 _ENTRY_LETTERS: Final = 500
 """What an entry takes beside its text, in letters."""
 _ITEM_LETTERS: Final = 30
@@ -45,11 +45,7 @@ class DecodedCuts:
         self._held: Final = Generations[Hashable, _Read](most, _size_of)
 
     def read(self, place: Hashable, text: str) -> Decided:
-        """Return what a text says, which was found at a `place`: there it is looked for first.
-
-        Raises:
-            ValueError: it is no text of a cut.
-        """
+        """Return what a text says, which was found at a `place`: there it is looked for first."""
         (found,) = self._held.recall((place,))
         if found is None or found.text != text:
             found = _Read(text=text, decided=decode_cut(text))
@@ -166,8 +162,8 @@ def keep_cut(
 ) -> None:
     """Keep `cut` at `node`; one that is there already stays.
 
-    `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not
-    known: whoever reads the cut then must read the whole branch.
+    `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not known:
+    whoever reads the cut then must read the whole branch.
     """
     row = {
         "session": key,

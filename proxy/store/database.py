@@ -1,8 +1,8 @@
 """What the store needs of a database: units of work, each all or nothing, and what a URL and an error mean.
 
-A unit is a plain function over a synchronous connection, so that one code serves every database. It may run
-again from its beginning, so it does nothing but read and write there. Statements are SQLAlchemy's (Core). On
-PostgreSQL the connection is SQLAlchemy's own, on SQLite one that is faster (see `sqlite`).
+A unit is a plain function over a synchronous connection, so that one code serves every database. It may run again from
+its beginning, so it does nothing but read and write there. Statements are SQLAlchemy's (Core). On PostgreSQL the
+connection is SQLAlchemy's own, on SQLite one that is faster (see `sqlite`).
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Database(Protocol):
     async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         """Run a unit in a transaction, and return what it returned once that is durable.
 
-        Submitted writes complete even if the caller is cancelled. If the unit raises, nothing of it is kept.
-        One that need not be `durable` may be lost with the power, not with the process, until a later durable
-        one returns. `again`: it may run twice, where a lost connection may have taken its COMMIT along.
+        Submitted writes complete even if the caller is cancelled. If the unit raises, nothing of it is kept. One that
+        need not be `durable` may be lost with the power, not with the process, until a later durable one returns.
+        `again`: it may run twice, where a lost connection may have taken its COMMIT along.
         """
         ...
 
@@ -172,11 +172,8 @@ Address: TypeAlias = SqliteFile | PostgresServer
 def address_of(url: str) -> Address:
     """Read a store's URL. The password in it never gets into a message.
 
-    Behind PgBouncer or another pool that shares connections between transactions, add
-    `?statement_cache_size=0`: prepared statements do not survive there.
-
-    Raises:
-        ConfigurationError: it is no URL of a supported database, or its driver is not installed.
+    Behind PgBouncer or another pool that shares connections between transactions, add `?statement_cache_size=0`:
+    prepared statements do not survive there.
     """
     try:
         parsed = make_url(store_url(url))
@@ -323,8 +320,8 @@ def _sqlite(error: sqlite3.Error) -> StoreUnavailable | None:
 def _is_failed_connection(error: BaseException) -> bool:
     """Tell whether a driver gave up a connection without a code of the server's.
 
-    psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which
-    it raises for wrong use too. The drivers are optional, so they are known by name.
+    psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which it raises for wrong
+    use too. The drivers are optional, so they are known by name.
     """
     kind = type(error)
     return (kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"} and kind.__name__ == "OperationalError") or (

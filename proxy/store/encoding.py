@@ -15,8 +15,8 @@ and of a cut also
     summary, account
            the summary that stands in the place of some gaps, and what input had cost
 
-`why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
-It knows nothing of what the changes mean.
+`why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept. It knows
+nothing of what the changes mean.
 """
 
 from __future__ import annotations
@@ -91,11 +91,7 @@ def encode_changes(changes: Collection[Change]) -> str:
 
 
 def decode_changes(text: str) -> tuple[Change, ...]:
-    """Return the changes that `text` was made from, by position.
-
-    Raises:
-        ValueError: it is no such text.
-    """
+    """Return the changes that `text` was made from, by position."""
     if text == _NONE:
         return ()
     return _changes(_DECODER.decode(text))
@@ -130,11 +126,7 @@ def encode_cut(
 
 
 def decode_cut(text: str) -> Decided:
-    """Return what `text` was made from.
-
-    Raises:
-        ValueError: it is no such text.
-    """
+    """Return what `text` was made from."""
     read = _CUT_DECODER.decode(text)
     gaps = tuple(
         [

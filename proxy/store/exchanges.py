@@ -1,13 +1,12 @@
 """Exchanges: begun, settled, listed. Beginning and settling are one transaction each.
 
-Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be
-settled: a second settling changes nothing and returns what the first one made. One whose session was
-deleted stays away: deleting wins. Where the session is there again without the node that the messages
-belong under, the exchange ends as failed.
+Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be settled: a
+second settling changes nothing and returns what the first one made. One whose session was deleted stays away: deleting
+wins. Where the session is there again without the node that the messages belong under, the exchange ends as failed.
 
-Appends under way at once do not wait for each other: each goes under the head of the moment at which it
-settles, or where `placement_of` says. A request that was answered with a reply that is stored already has
-no reply of its own: its messages become nodes, and the head goes to the last of them.
+Appends under way at once do not wait for each other: each goes under the head of the moment at which it settles, or
+where `placement_of` says. A request that was answered with a reply that is stored already has no reply of its own: its
+messages become nodes, and the head goes to the last of them.
 """
 
 from __future__ import annotations
@@ -124,9 +123,9 @@ def exchanges_page(
 def interrupt_pending(connection: Connection, at: int, marks: Collection[str] | None = None) -> int:
     """Settle every pending exchange as interrupted; return how many there were.
 
-    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own,
-    so that those of a dead one can be told from those of its siblings. One whose worker lives after all is
-    settled by it later, and that counts.
+    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own, so that
+    those of a dead one can be told from those of its siblings. One whose worker lives after all is settled by it later,
+    and that counts.
     """
     left = (
         connection.execute(_PENDING)
@@ -155,11 +154,7 @@ def _exchange(row: Row) -> ExchangeRow:
 
 
 def begin(connection: Connection, opening: Opening) -> None:
-    """Store a pending exchange with its new texts; a second time changes nothing.
-
-    Raises:
-        InvalidRequest: a name in it holds characters that cannot be stored.
-    """
+    """Store a pending exchange with its new texts; a second time changes nothing."""
     require_plain(
         session=opening.session,
         tenant=opening.tenant,
@@ -255,8 +250,8 @@ _ALL: Final = (
     .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == bindparam("first")))
     .where(SESSIONS.c.session == bindparam("key"))
 )
-"""All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one
-whose lock it had to wait for."""
+"""All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one whose lock it
+had to wait for."""
 _STATE_FIELDS: Final = ExchangeState.__struct_fields__
 _STATE_FROM: Final = len(SESSIONS.columns)
 _BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
@@ -270,8 +265,8 @@ class SettleSnapshot(Struct, frozen=True, kw_only=True):
     state: ExchangeState | None
     """The exchange; None where it is not stored."""
     under: Place | None = None
-    """Where the node stands under which its messages belong, if it is known that the first of them does not
-    stand there yet."""
+    """Where the node stands under which its messages belong, if it is known that the first of them does not stand there
+    yet."""
 
 
 def settle_snapshot(connection: Connection, settlement: Settlement) -> SettleSnapshot:
@@ -435,8 +430,8 @@ class _Ended(Struct, frozen=True, kw_only=True):
 def settle(connection: Connection, settlement: Settlement) -> Settled:
     """Make it true that the exchange ended so.
 
-    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
-    becomes a node.
+    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a
+    node.
     """
     now = settle_snapshot(connection, settlement)
     session, state = now.session, now.state

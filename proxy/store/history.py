@@ -1,9 +1,8 @@
 """What is known of a conversation when a request comes in: one read per request.
 
-Where the request belongs `conversation.reconcile` decides. What is read then is what its kind needs: the
-texts for an append, which has none itself; for a client that resends its history only what was noted about
-its messages. Nodes never change: what other requests write meanwhile changes nothing here, unless the
-session is deleted.
+Where the request belongs `conversation.reconcile` decides. What is read then is what its kind needs: the texts for an
+append, which has none itself; for a client that resends its history only what was noted about its messages. Nodes never
+change: what other requests write meanwhile changes nothing here, unless the session is deleted.
 """
 
 from __future__ import annotations
@@ -165,10 +164,6 @@ def recall(
     """Read what is known of the conversation that a request belongs to, and where it belongs.
 
     What `branches` knows is not read again; it gets to know what was read.
-
-    Raises:
-        Conflict: the session was deleted meanwhile, where the database shows that.
-        TooLong: more than `most` messages would have to be read.
     """
     key = session_key(question.tenant, question.session)
     seen = _seen(connection, key, question, branches)
@@ -442,8 +437,8 @@ def _rows_and_cut(
 ) -> tuple[Sequence[NodeRow], StandingCut | None]:
     """Return the stored messages that a view of the branch is made of, and its newest cut.
 
-    Those that the cut dropped are left out, unless the question wants them all: what is read grows with what
-    is sent, not with what is stored.
+    Those that the cut dropped are left out, unless the question wants them all: what is read grows with what is sent,
+    not with what is stored.
     """
     if base == ROOT:
         return (), None

@@ -1,7 +1,7 @@
 """Makes the tables and brings them up to date, by Alembic, safe for any number of processes at once.
 
-Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a
-time. Between processes a lock of the database orders the runs; each run is one transaction.
+Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a time. Between
+processes a lock of the database orders the runs; each run is one transaction.
 """
 
 from __future__ import annotations
@@ -47,22 +47,12 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 async def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the tables up to `revision`; does nothing where they are.
-
-    Raises:
-        ConfigurationError: the URL is not of a supported database.
-        StoreUnavailable: it cannot be reached or migrated; it is as it was before.
-    """
+    """Bring the tables up to `revision`; does nothing where they are."""
     await asyncio.to_thread(_run, url, partial(_alembic, command.upgrade, revision))
 
 
 async def downgrade(url: str, revision: str) -> None:
-    """Take the tables back to `revision`; `base` drops them with all they hold.
-
-    Raises:
-        ConfigurationError: the URL is not of a supported database.
-        StoreUnavailable: it cannot be reached or migrated; it is as it was before.
-    """
+    """Take the tables back to `revision`; `base` drops them with all they hold."""
     await asyncio.to_thread(_run, url, partial(_alembic, command.downgrade, revision))
 
 

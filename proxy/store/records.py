@@ -21,8 +21,8 @@ from proxy.trimming import Change, Cut, Hidden
 def session_key(tenant: str, session: str) -> str:
     """Return the internal name of a session, 32 hexadecimal digits, from its owner and its id.
 
-    Computed, never looked up: every table's primary key starts with it, any worker knows it
-    without asking, and no row of one tenant can be reached with another's name.
+    Computed, never looked up: every table's primary key starts with it, any worker knows it without asking, and no row
+    of one tenant can be reached with another's name.
     """
     owner = tenant.encode()
     text = b"%d:%b:%b" % (len(owner), owner, session.encode())
@@ -107,8 +107,8 @@ class SessionRow(Struct, frozen=True, kw_only=True):
     cost: float | None = None
     """Dollars that the session has cost; None where no price was known yet."""
     calls: tuple[str, ...] = ()
-    """Names of the tools that the newest reply on the branch of the head calls, as long as no message but
-    results came after it; each once."""
+    """Names of the tools that the newest reply on the branch of the head calls, as long as no message but results came
+    after it; each once."""
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
@@ -199,8 +199,8 @@ class Reply(Struct, frozen=True, kw_only=True):
     body: Body
     partial: bool = False
     hidden: Hidden | None = None
-    """What the client was not shown of it. It is kept where this exchange makes the reply's node: one that is
-    there already is what it was."""
+    """What the client was not shown of it. It is kept where this exchange makes the reply's node: one that is there
+    already is what it was."""
 
 
 class Kept(Struct, frozen=True, kw_only=True):
@@ -243,20 +243,20 @@ class Settlement(Struct, frozen=True, kw_only=True):
     kept: Kept | None = None
     """What the cut left; None where that is not known."""
     vouched: int = 0
-    """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to
-    such a conversation, though the client brought them."""
+    """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to such a
+    conversation, though the client brought them."""
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
     finished: bool = False
-    """Whether a reply that is stored already answered it: there are no `replies`, yet `messages` become
-    nodes, and if it `moves_head` the head goes to the last of them, to `base` where there are none. Of an
-    append, results that stand there already are no new nodes, and the head stays where the session went on
-    meanwhile. No cut is kept: nothing was sent."""
+    """Whether a reply that is stored already answered it: there are no `replies`, yet `messages` become nodes, and if it
+    `moves_head` the head goes to the last of them, to `base` where there are none. Of an append, results that stand
+    there already are no new nodes, and the head stays where the session went on meanwhile. No cut is kept: nothing was
+    sent."""
     cost: float | None = None
     """Dollars that it cost, whatever came of it; None where no price is known."""
     carried: tuple[str, ...] = ()
-    """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer,
-    and behind that the block of the calls and the results that it had, in their new order."""
+    """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and behind
+    that the block of the calls and the results that it had, in their new order."""
 
 
 class Settled(Struct, frozen=True, kw_only=True):
@@ -460,11 +460,7 @@ class Cursor(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """Read what `str` made.
-
-        Raises:
-            InvalidRequest: it is something else.
-        """
+        """Read what `str` made."""
         time, dot, name = text.partition(".")
         if dot and time.isascii() and time.isdecimal() and len(time) < 20 and int(time) < _LARGEST and is_plain(name):
             return cls(time=int(time), name=name)
@@ -482,11 +478,7 @@ def is_plain(text: str) -> bool:
 
 
 def require_plain(**texts: str | None) -> None:
-    """Refuse a request that names something by a text that cannot be stored.
-
-    Raises:
-        InvalidRequest: one of `texts` cannot be; it is named.
-    """
+    """Refuse a request that names something by a text that cannot be stored."""
     for name, text in texts.items():
         if text is not None and not is_plain(text):
             raise InvalidRequest(

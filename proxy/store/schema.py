@@ -1,12 +1,12 @@
 """The tables, as SQLAlchemy Core sees them. The migrations make them; a test compares the two.
 
-Every table of a session has a primary key that begins with `session`, the internal name of the
-session (`records.session_key`), so that the tables can be distributed by it without a change. For the
-same reason no other constraint is unique: what must be unique holds by how names are made. There
-are no foreign keys: whoever writes to a session holds the lock on its row in `sessions`.
+Every table of a session has a primary key that begins with `session`, the internal name of the session
+(`records.session_key`), so that the tables can be distributed by it without a change. For the same reason no other
+constraint is unique: what must be unique holds by how names are made. There are no foreign keys: whoever writes to a
+session holds the lock on its row in `sessions`.
 
-Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`, `hidden`,
-`instructions`, `nodes` and `summaries` are append-only: the migrations set triggers that refuse an UPDATE.
+Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`, `hidden`, `instructions`,
+`nodes` and `summaries` are append-only: the migrations set triggers that refuse an UPDATE.
 """
 
 from __future__ import annotations

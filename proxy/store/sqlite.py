@@ -1,16 +1,16 @@
 """SQLite: one writer thread with group commit, and readers beside it.
 
-SQLite takes one writer at a time. So every write goes to one thread, which commits all units that wait as
-one transaction. A caller hears of its unit after the COMMIT. Units run in the order of submission, each in a
-savepoint: one that fails does not take its neighbours with it. A transaction begins with BEGIN IMMEDIATE,
-which waits for another process's lock. One that begins as a read and turns into a write fails at once
-("database is locked"), whatever the time-out.
+SQLite takes one writer at a time. So every write goes to one thread, which commits all units that wait as one
+transaction. A caller hears of its unit after the COMMIT. Units run in the order of submission, each in a savepoint: one
+that fails does not take its neighbours with it. A transaction begins with BEGIN IMMEDIATE, which waits for another
+process's lock. One that begins as a read and turns into a write fails at once ("database is locked"), whatever the
+time-out.
 
-Short reads run on the event loop: that is faster than the way to a thread and back. Long reads run in
-threads, and so do all for a second after one on the event loop was slow (a cold disk).
+Short reads run on the event loop: that is faster than the way to a thread and back. Long reads run in threads, and so
+do all for a second after one on the event loop was slow (a cold disk).
 
-Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a
-statement to its rows takes five times as long as SQLite does.
+Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a statement to its
+rows takes five times as long as SQLite does.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _SPARED_SECONDS: Final = 1.0
 _STATEMENTS: Final = 256
 """Prepared statements that a connection keeps; there are about a hundred."""
 _CACHE_KB: Final = 16_384
-"""Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of
-some dozen sessions change: it would read them again, and write them twice."""
+"""Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of some dozen
+sessions change: it would read them again, and write them twice."""
 _CHECKPOINT_PAGES: Final = 4_000
 """Of the write-ahead log, 16 MB: a COMMIT that finds it larger also copies it into the file."""
 
@@ -76,9 +76,6 @@ def create_file(path: Path) -> None:
     """Make the file, readable and writable by its owner alone, and put it into WAL mode.
 
     SQLite gives the files it puts beside it (`-wal`, `-shm`) the same mode. One that is there stays as it is.
-
-    Raises:
-        StoreUnavailable: it cannot be made.
     """
     if not path.parent.is_dir():
         raise StoreUnavailable(
@@ -152,11 +149,7 @@ class SqliteDatabase:
     in_order: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, which must exist (`create_file`); blocks for a moment.
-
-        Raises:
-            StoreUnavailable: it cannot be opened.
-        """
+        """Open `path`, which must exist (`create_file`); blocks for a moment."""
         self._path = path
         self._closed = False
         self._submitting = threading.Lock()
@@ -210,8 +203,8 @@ class SqliteDatabase:
     ) -> asyncio.Future[Result]:
         """Have `unit` run in the next transaction.
 
-        The writer gets what an event loop submits in one turn at once. It would wake for the first unit, and
-        then compete with the loop for the interpreter's lock (GIL) at every statement.
+        The writer gets what an event loop submits in one turn at once. It would wake for the first unit, and then
+        compete with the loop for the interpreter's lock (GIL) at every statement.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()

@@ -1,7 +1,7 @@
 """The store, as the floors above see it: each method is one unit of work.
 
-It holds no rule of its own: it opens the database, keeps from it what it cannot hold, and hands the
-work to the functions beside it. It knows nothing of HTTP, policies or tokens.
+It holds no rule of its own: it opens the database, keeps from it what it cannot hold, and hands the work to the
+functions beside it. It knows nothing of HTTP, policies or tokens.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _SMALL: Final = 256 * 1024
 class Store:
     """Everything that is kept. Any number of them, in any number of processes, may share one database.
 
-    Every method raises `StoreUnavailable` where the database cannot be used. A write whose caller is
-    cancelled is done all the same. `key` is a session's internal name (`records.session_key`).
-    What is asked for by a name that cannot be stored is not there.
+    Every method raises `StoreUnavailable` where the database cannot be used. A write whose caller is cancelled is done
+    all the same. `key` is a session's internal name (`records.session_key`). What is asked for by a name that cannot be
+    stored is not there.
     """
 
     def __init__(self, database: Database) -> None:
@@ -251,8 +251,8 @@ class Store:
     ) -> tuple[SummaryRow | None, SummaryRow | None]:
         """Return two summaries of a recipe on the branch that these nodes are of, None for what is not there.
 
-        The first is the ready one that covers most, the second the one that was tried last, whatever became
-        of it. One is on the branch where its `node` or its `tip` is among `nodes`.
+        The first is the ready one that covers most, the second the one that was tried last, whatever became of it. One
+        is on the branch where its `node` or its `tip` is among `nodes`.
         """
         if not nodes or not is_plain(recipe):
             return None, None
@@ -267,8 +267,8 @@ class Store:
     async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
         """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
 
-        It is taken where nobody has it, where it has expired by `at`, and where `holder` has it already
-        (then it is prolonged). It expires at `until`. False where there is no such session.
+        It is taken where nobody has it, where it has expired by `at`, and where `holder` has it already (then it is
+        prolonged). It expires at `until`. False where there is no such session.
         """
         return await self._database.write(
             partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until)
@@ -309,11 +309,11 @@ class Store:
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 
-        Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there
-        again without the messages before this exchange, the exchange is settled as failed.
+        Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there again
+        without the messages before this exchange, the exchange is settled as failed.
 
-        `began` is what `begin` returned for the exchange, where that may not be done yet. Beginning and end
-        then are one transaction, where that can be. It raises what that raised.
+        `began` is what `begin` returned for the exchange, where that may not be done yet. Beginning and end then are
+        one transaction, where that can be. It raises what that raised.
         """
         if began is not None and not self._database.in_order:
             await began
@@ -325,8 +325,8 @@ class Store:
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
 
-        With `marks`, only exchanges whose id ends with one of them.
-        The process may live after all (another worker's, another host's): its own settling still counts.
+        With `marks`, only exchanges whose id ends with one of them. The process may live after all (another worker's,
+        another host's): its own settling still counts.
         """
         return await self._database.write(partial(exchanges.interrupt_pending, at=at, marks=marks))
 

@@ -1,8 +1,7 @@
 """Summaries by a model, and who may make one.
 
-A summary belongs to a branch. Two of its nodes tell which: the last that it covers, and the end of the
-branch on which it was made. An append reads the messages that are still sent, and one of the two is nearly
-always among those.
+A summary belongs to a branch. Two of its nodes tell which: the last that it covers, and the end of the branch on which
+it was made. An append reads the messages that are still sent, and one of the two is nearly always among those.
 """
 
 from __future__ import annotations
@@ -92,10 +91,6 @@ class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summar
         Args:
             depths: of the nodes that there are.
             descends: tells whether a node is below another one, or that one itself.
-
-        Raises:
-            ValueError: it is not of a branch of these nodes.
-            InvalidRequest: a name in it cannot be stored.
         """
         require_plain(id=self.id, recipe=self.recipe, model=self.model, predecessor=self.predecessor)
         for node in (self.node, self.tip):
@@ -112,8 +107,8 @@ class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summar
 def keep_summary(connection: Connection, key: str, row: SummaryRow) -> bool:
     """Keep a summary, or the attempt at one, and book its cost with the session; return whether it is kept.
 
-    One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one
-    recipe and cover the same messages, the first is kept: who made the second had lost the lease meanwhile.
+    One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one recipe and
+    cover the same messages, the first is kept: who made the second had lost the lease meanwhile.
     """
     session = locked_session(connection, key)
     if session is None:

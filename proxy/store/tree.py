@@ -1,7 +1,6 @@
 """The messages of a session: nodes, their texts, versions of instructions, and what clients were not shown.
 
-Nodes form a tree like git's commits. Texts are stored once per session, to the byte. All of it is append-
-only.
+Nodes form a tree like git's commits. Texts are stored once per session, to the byte. All of it is append- only.
 """
 
 from __future__ import annotations
@@ -184,8 +183,8 @@ def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     up = select(NODES).where(_NODES_OF, NODES.c.node == bindparam("node")).cte("up", recursive=True)
     step = select(NODES).where(_NODES_OF, NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
-        # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages
-        # long. So it is told to look each parent up by its primary key.
+        # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages long. So it
+        # is told to look each parent up by its primary key.
         above = step.limit(1).lateral("above")
         step = select(*above.c).select_from(up.join(above, true()))
     up = up.union_all(step)
@@ -294,15 +293,12 @@ def insert_nodes(
 ) -> tuple[list[Place], list[Place]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
-    Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is
-    whose conversation it is, where a request without an id may be found by it. `under` is where `base`
-    stands; who gives it knows that the first of `messages` does not stand there yet, so none of these do.
+    Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is whose
+    conversation it is, where a request without an id may be found by it. `under` is where `base` stands; who gives it
+    knows that the first of `messages` does not stand there yet, so none of these do.
 
     Returns:
         Where the messages stand, and where the replies do.
-
-    Raises:
-        UnknownBase: `base` is not stored; nothing was written.
     """
     contents = [content_hash(new_node.body.message) for new_node in (*messages, *replies)]
     names = names_under(base, contents[: len(messages)])
@@ -503,11 +499,7 @@ class HiddenRecord(msgspec.Struct, frozen=True, tag_field="record", tag="hidden"
     created_at: Time
 
     def read(self) -> Hidden:
-        """Return what it says.
-
-        Raises:
-            ValueError: a text in it is no message.
-        """
+        """Return what it says."""
         reply = None if self.reply is None else _checked_text(self.reply)
         return Hidden(
             before=tuple(map(_checked_text, self.before)),
@@ -540,8 +532,8 @@ def add_hidden(
 def hidden_at(connection: Connection, key: str, nodes: Collection[str], total: int) -> dict[str, Hidden]:
     """Return what the client was not shown of those of `nodes` where there is something.
 
-    `total` is how many such nodes the session has: if they are fewer than `nodes`, theirs are the names that
-    are looked through.
+    `total` is how many such nodes the session has: if they are fewer than `nodes`, theirs are the names that are looked
+    through.
     """
     wanted: Sequence[str] = list(nodes)
     if total < len(wanted):
