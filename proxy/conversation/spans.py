@@ -19,12 +19,9 @@ from proxy.dialects import Message, Span
 class Round(Struct, frozen=True, kw_only=True):
     """A user message and everything up to the next one."""
 
-    number: int
-    """User messages up to and with this one; 0 for what precedes the first (a preamble)."""
-    start: int
-    """Position of its first message."""
-    stop: int
-    """Position after its last message."""
+    number: int  # user messages up to and with this one; 0 for what precedes the first (a preamble)
+    start: int  # position of its first message
+    stop: int  # position after its last message
 
 
 class OpenCalls(Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Connection, PostgresServer, SqliteFile, address_of, translated
+from proxy.store.database import PostgresServer, SqliteFile, StoreConnection, address_of, translated
 from proxy.store.sqlite import create_file, sqlite_engine
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -31,10 +31,8 @@ _CHECKOUT: Final = _PACKAGE.parent / "migrations"
 
 _LOCK_KEY: Final = 0x70616C696D707365
 """Names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)."""
-_TURN: Final = "300s"
-"""How long to wait for another process's migration."""
-_TABLE_LOCK: Final = "10s"
-"""How long a migration may wait for a table, since everyone else waits behind it."""
+_TURN: Final = "300s"  # how long to wait for another process's migration
+_TABLE_LOCK: Final = "10s"  # how long a migration may wait for a table, since everyone else waits behind it
 
 _HAS_TABLES: Final = {
     "sqlite": text("SELECT name FROM sqlite_master WHERE name = 'alembic_version'"),
@@ -56,7 +54,7 @@ async def downgrade(url: str, revision: str) -> None:
     await asyncio.to_thread(_run, url, partial(_alembic, command.downgrade, revision))
 
 
-def current(connection: Connection) -> str | None:
+def current(connection: StoreConnection) -> str | None:
     """Return the revision of the tables in the database; None where there are none."""
     found: str | None = None
     if connection.execute(_HAS_TABLES[connection.dialect.name]).scalar_one_or_none() is not None:

@@ -26,12 +26,11 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias, cast
-from weakref import ref
 
 from msgspec import Struct
 from sqlalchemy import Boolean, Connection, Engine, Executable, Float, NullPool, UpdateBase, create_engine, event
@@ -46,17 +45,12 @@ from proxy.store.database import Parameters, Result, Unit, closed, translated, u
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
-BUSY_SECONDS: Final = 15
-"""How long to wait for another process's lock."""
+BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
 _READERS: Final = 4
-_BATCH: Final = 256
-"""Units of one transaction at most, so that the first of them is not kept waiting without bound."""
-_SLOW_SECONDS: Final = 0.05
-"""A read that held the event loop this long is slow."""
-_SPARED_SECONDS: Final = 1.0
-"""How long reads then run in threads."""
-_STATEMENTS: Final = 256
-"""Prepared statements that a connection keeps; there are about a hundred."""
+_BATCH: Final = 256  # units of one transaction at most, so that the first of them is not kept waiting without bound
+_SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
+_SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
+_STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
 _CACHE_KB: Final = 16_384
 """Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of some dozen
 sessions change: it would read them again, and write them twice."""
@@ -138,8 +132,7 @@ class _Failed(Struct, frozen=True, kw_only=True):
     error: Exception
 
 
-_Outcome: TypeAlias = tuple[_Write, Any]
-"""A write and what its unit returned, or `_Failed`."""
+_Outcome: TypeAlias = tuple[_Write, Any]  # a write and what its unit returned, or `_Failed`
 
 
 class SqliteDatabase:
@@ -154,10 +147,8 @@ class SqliteDatabase:
         self._closed = False
         self._submitting = threading.Lock()
         """Guards `_closed` and `_pending`."""
-        self._pending: list[_Write] = []
-        """What was submitted in this turn of an event loop."""
-        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
-        """What the writer takes, up to None."""
+        self._pending: list[_Write] = []  # what was submitted in this turn of an event loop
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # what the writer takes, up to None
         self._durable = True
         """Whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)."""
         with translated():
@@ -237,12 +228,9 @@ class SqliteDatabase:
 
     def _read_here(self, unit: Unit[Result]) -> Result:
         started = time.monotonic()
-        raw = self._near
-        raw.execute("BEGIN")
         try:
-            return unit(SqliteConnection(raw))
+            return _read_with(self._near, unit)
         finally:
-            _roll_back(raw)
             now = time.monotonic()
             if now - started > _SLOW_SECONDS:
                 self._slow_until = now + _SPARED_SECONDS
@@ -253,11 +241,7 @@ class SqliteDatabase:
             if raw is None:
                 raw = self._reader.raw = connect(self._path)
                 self._connections.append(raw)
-            raw.execute("BEGIN")
-            try:
-                return unit(SqliteConnection(raw))
-            finally:
-                _roll_back(raw)
+            return _read_with(raw, unit)
 
     # ----------------------------------------------------------------------------------- writing
 
@@ -315,6 +299,15 @@ class SqliteDatabase:
             result = _Failed(error=_reported(why))
         raw.execute("RELEASE unit")
         return result
+
+
+def _read_with(raw: sqlite3.Connection, unit: Unit[Result]) -> Result:
+    """Run a unit on one state of the database."""
+    raw.execute("BEGIN")
+    try:
+        return unit(SqliteConnection(raw))
+    finally:
+        _roll_back(raw)
 
 
 def _tell(outcomes: list[_Outcome]) -> None:
@@ -412,7 +405,7 @@ class SqliteConnection:
                 return self._execute_many(statement, parameters)
             parameters = parameters[0]
         asked = cast("_Values", parameters or {})
-        compiled = _compiled(statement, asked)
+        compiled = _compiled(statement, tuple(asked) if isinstance(statement, UpdateBase) else ())
         if compiled.fixed:
             asked = {**compiled.fixed, **asked}
         values = compiled.pick(asked)
@@ -426,7 +419,7 @@ class SqliteConnection:
 
     def _execute_many(self, statement: Executable, several: Sequence[_Values]) -> SqliteRows:
         if several:
-            compiled = _compiled(statement, several[0])
+            compiled = _compiled(statement, tuple(several[0]) if isinstance(statement, UpdateBase) else ())
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
             fixed, pick = compiled.fixed, compiled.pick
@@ -437,11 +430,10 @@ class SqliteConnection:
 class _Compiled:
     """A statement as SQLite takes it."""
 
-    def __init__(self, statement: Executable, columns: list[str]) -> None:
-        """Compile a statement; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+    def __init__(self, statement: Executable, columns: tuple[str, ...]) -> None:
         if not isinstance(statement, SelectBase | UpdateBase | TextClause):
             raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
-        compiler = statement.compile(dialect=_DIALECT, column_keys=columns or None)
+        compiler = statement.compile(dialect=_DIALECT, column_keys=list(columns) or None)
         binds: Mapping[str, BindParameter[Any]] = compiler.binds
         for bind in binds.values():
             kind = bind.type.dialect_impl(_DIALECT)
@@ -459,8 +451,7 @@ class _Compiled:
         """Takes the values out, in the order of their places."""
         self.make: _MakeRow | None = None
         """Makes a row; None before the first execution, which tells the names of the columns."""
-        self.texts: dict[tuple[int, ...], str] = {}
-        """Texts with room for so many values in each list."""
+        self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
         self._columns = len(exported)
         self._converters = [
             (place, convert)
@@ -509,33 +500,10 @@ class _Compiled:
         return self.make
 
 
-class _Variants:
-    """What a statement was compiled to, kept as long as the statement lives."""
-
-    __slots__ = ("by_names", "sets", "statement")
-
-    def __init__(self, statement: Executable) -> None:
-        name = id(statement)
-        self.statement = ref(statement, lambda _: _CACHE.pop(name, None))
-        self.sets = isinstance(statement, UpdateBase)
-        """Whether it sets the columns that are named: for each set of names it has a text of its own."""
-        self.by_names: dict[tuple[str, ...], _Compiled] = {}
-
-
-_CACHE: Final[dict[int, _Variants]] = {}
-"""By the `id` of statements: a table of weak keys takes far longer."""
-
-
-def _compiled(statement: Executable, asked: _Values) -> _Compiled:
-    """Return what a statement is for SQLite, compiled at its first use with parameters of these names."""
-    variants = _CACHE.get(id(statement))
-    if variants is None or variants.statement() is not statement:
-        variants = _CACHE[id(statement)] = _Variants(statement)
-    names = tuple(asked) if variants.sets else ()
-    found = variants.by_names.get(names)
-    if found is None:
-        found = variants.by_names[names] = _Compiled(statement, list(names))
-    return found
+@lru_cache(maxsize=512)
+def _compiled(statement: Executable, columns: tuple[str, ...]) -> _Compiled:
+    """Return what a statement is for SQLite; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+    return _Compiled(statement, columns)
 
 
 def _picker(order: tuple[str, ...]) -> Callable[[_Values], tuple[Any, ...]]:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import StoreUnavailable
-from proxy.store import cuts, exchanges, sessions, summaries, tree
+from proxy.store import cuts, exchanges, history, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import begin, settle
-from proxy.store.history import Branches, recall
+from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.records import (
@@ -39,15 +39,11 @@ from proxy.store.records import (
     is_plain,
     session_key,
 )
-from proxy.store.sessions import make_secret, secret_of
 from proxy.store.sqlite import SqliteDatabase, create_file
-from proxy.store.tree import Lineage, hidden_at, lineage_of
+from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
 
-_FEW: Final = 64
-"""Messages that are read or written within a millisecond."""
-_SMALL: Final = 256 * 1024
-"""Bytes of texts of which the same is true."""
+_FEW: Final = 64  # messages that are read or written within a millisecond
 
 
 class Store:
@@ -68,9 +64,7 @@ class Store:
     async def open(cls, url: str, *, migrate: bool = True) -> Store:
         """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
 
-        Raises:
-            ConfigurationError: it is no URL of a supported database.
-            StoreUnavailable: it cannot be opened or migrated.
+        Raises `ConfigurationError` if it is no URL of a supported database.
         """
         address = address_of(url)
         if migrate:
@@ -91,11 +85,7 @@ class Store:
         await self._database.close()
 
     async def ready(self) -> None:
-        """Return if the database answers and its tables are those of this version.
-
-        Raises:
-            StoreUnavailable: it does not, or they are not; the message says what to do.
-        """
+        """Return if the database answers and its tables are those of this version."""
         found, wanted = await self._database.read(current), await asyncio.to_thread(expected)
         if found != wanted:
             raise StoreUnavailable(
@@ -114,45 +104,42 @@ class Store:
 
     async def session(self, tenant: str, session: str) -> SessionRow | None:
         """Return a session by its owner and its id."""
-        return await self._database.read(partial(sessions.session_of, key=session_key(tenant, session)))
+        return await self._database.read(partial(tree.session_of, key=session_key(tenant, session)))
 
     async def sessions(
         self, tenant: str | None, *, limit: int, after: str | None = None
     ) -> tuple[list[SessionRow], str | None]:
         """Return up to `limit` sessions of a tenant (None: of all), the last used first, and the next cursor.
 
-        Raises:
-            InvalidRequest: `after` is no cursor.
+        Raises `InvalidRequest` if `after` is no cursor.
         """
         cursor = None if after is None else Cursor.read(after)
         if tenant is not None and not is_plain(tenant):
             return [], None
-        return await self._database.read(partial(sessions.sessions_page, tenant=tenant, limit=limit, after=cursor))
+        return await self._database.read(partial(tree.sessions_page, tenant=tenant, limit=limit, after=cursor))
 
     async def find(self, session: str) -> list[SessionRow]:
         """Return the sessions with this id, whoever owns them."""
         if not is_plain(session):
             return []
-        return await self._database.read(partial(sessions.sessions_named, session=session))
+        return await self._database.read(partial(tree.sessions_named, session=session))
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
-        return await self._database.write(partial(sessions.delete_session, key=key))
+        return await self._database.write(partial(tree.delete_session, key=key))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
 
-        Raises:
-            NotFound: there is no such session.
+        Raises `NotFound` if there is no such session.
         """
         return export_session(self._database, key)
 
     async def load(self, tenant: str, session: str, records: Iterable[Mapping[str, Any]]) -> SessionRow:
         """Make a session of the records of an export; see `loading`.
 
-        Raises:
-            Conflict: there is a session with this id.
-            InvalidRequest: a record is wrong; the message names its line.
+        Raises `Conflict` if there is a session with this id, `InvalidRequest` if a record is wrong; the message names
+        its line.
         """
         archive = await asyncio.to_thread(read_records, records)
         unit = partial(load, tenant=tenant, session=session, archive=archive)
@@ -163,10 +150,8 @@ class Store:
 
         It is many writes where the history is long. If the caller is cancelled, all of them are done.
 
-        Raises:
-            NotFound: the tenant has no such session, or it has no such node.
-            Conflict: there is a session with this id, or it was deleted while it was made.
-            InvalidRequest: the id cannot be stored.
+        Raises `NotFound` if the tenant has no such session, or it has no such node, `Conflict` if there is a session
+        with this id, or it was deleted while it was made, `InvalidRequest` if the id cannot be stored.
         """
         return await asyncio.shield(self._forks.start(fork_session(self._database, tenant, source_key, node, as_id)))
 
@@ -223,22 +208,23 @@ class Store:
         """Return the cut that was made at exactly this node."""
         if not _are_plain(node, policy, agent):
             return None
-        return await self._database.read(partial(cuts.cut_at, key=key, node=node, policy=policy, agent=agent))
+        unit = partial(cuts.standing_at, key=key, node=node, policy=policy, agent=agent)
+        found = await self._database.read(unit)
+        return None if found is None else found.cut
 
     async def summaries(self, key: str, head: str, policy: str, agent: str | None) -> list[tuple[Summary, int]]:
-        """Return the summaries of the branch that ends at `head`, as `cuts.summaries_of` does."""
+        """Return the summaries of the branch that ends at `head`, as `history.summaries_of` does."""
         if not head or not _are_plain(head, policy, agent):
             return []
-        return await self._database.read(partial(cuts.summaries_of, key=key, head=head, policy=policy, agent=agent))
+        return await self._database.read(partial(history.summaries_of, key=key, head=head, policy=policy, agent=agent))
 
     # --------------------------------------------------------------------------------- summaries
 
     async def keep_summary(self, key: str, row: SummaryRow) -> bool:
         """Keep a summary by a model, or the attempt at one, and book its cost; a second time changes nothing.
 
-        Returns:
-            Whether it is kept. It is not where the session is gone, nor where it is ready and another one of
-            its recipe that is ready covers the very same messages: then its cost alone is booked.
+        Returns whether it is kept. It is not where the session is gone, nor where it is ready and another one of its
+        recipe that is ready covers the very same messages: then its cost alone is booked.
         """
         return await self._database.write(partial(summaries.keep_summary, key=key, row=row))
 
@@ -300,8 +286,7 @@ class Store:
 
         It is done when the future is. Whoever cancels that hears nothing more of it.
 
-        Raises:
-            InvalidRequest: a name in it holds what cannot be stored.
+        Raises `InvalidRequest` if a name in it holds what cannot be stored.
         """
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         return self._database.start(partial(begin, opening=opening), durable=False)
@@ -341,8 +326,7 @@ class Store:
     ) -> tuple[list[ExchangeRow], str | None]:
         """Return up to `limit` exchanges of a session, newest first, and the next cursor.
 
-        Raises:
-            InvalidRequest: `after` is no cursor.
+        Raises `InvalidRequest` if `after` is no cursor.
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._database.read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))

@@ -6,7 +6,7 @@ it was made. An append reads the messages that are still sent, and one of the tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -15,11 +15,11 @@ import orjson
 from sqlalchemy import ColumnElement, Select, bindparam, delete, or_, select, tuple_, update
 from sqlalchemy.sql.dml import ReturningInsert
 
-from proxy.store.database import Connection, Row
-from proxy.store.encoding import encode_data
-from proxy.store.records import Amount, SummaryRow, SummaryStatus, Time, require_plain, sanitize
+from proxy.store.cuts import encode_data
+from proxy.store.database import Row, StoreConnection
+from proxy.store.records import SummaryRow, SummaryStatus, sanitize
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new
-from proxy.store.sessions import locked_session
+from proxy.store.tree import locked_session
 
 _AT_ONCE: Final = 64
 """Summaries looked at in one question. The first nearly always holds the one wanted."""
@@ -60,51 +60,11 @@ def _places(*order: str, only: tuple[ColumnElement[bool], ...] = ()) -> tuple[Se
     return first, first.where(tuple_(*columns) < tuple_(*last))
 
 
-_READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))
-"""The one that covers most first."""
-_TRIED: Final = _places("created_at", "id")
-"""The newest first."""
+_READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))  # the one that covers most first
+_TRIED: Final = _places("created_at", "id")  # the newest first
 
 
-class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summary", kw_only=True):
-    """A row as an export has it: of one that is ready."""
-
-    id: str
-    node: str
-    tip: str
-    recipe: str
-    until: Amount
-    generation: Amount
-    model: str
-    text: str
-    state: dict[str, Any]
-    tokens: Amount
-    covered_messages: Amount
-    covered_tokens: Amount
-    created_at: Time
-    predecessor: str | None = None
-    asked: bool = False
-
-    def read(self, depths: Mapping[str, int], descends: Callable[[str, str], bool]) -> SummaryRow:
-        """Return the summary; what it cost was paid where it was made.
-
-        Args:
-            depths: of the nodes that there are.
-            descends: tells whether a node is below another one, or that one itself.
-        """
-        require_plain(id=self.id, recipe=self.recipe, model=self.model, predecessor=self.predecessor)
-        for node in (self.node, self.tip):
-            if node not in depths:
-                raise ValueError(f"it is of a branch with {node}, which is none of the nodes")
-        if depths[self.node] != self.until or not descends(self.tip, self.node):
-            raise ValueError(f"it covers {self.until} messages, and its nodes are not of such a branch")
-        if self.covered_messages > self.until or not self.text:
-            raise ValueError(f"it says nothing of {self.until} messages, or speaks of more")
-        made = msgspec.structs.asdict(self)
-        return SummaryRow(**made, status=SummaryStatus.READY, reason="", usage=None, cost=None, exchange=None)
-
-
-def keep_summary(connection: Connection, key: str, row: SummaryRow) -> bool:
+def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool:
     """Keep a summary, or the attempt at one, and book its cost with the session; return whether it is kept.
 
     One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one recipe and
@@ -127,18 +87,18 @@ def keep_summary(connection: Connection, key: str, row: SummaryRow) -> bool:
     return is_kept
 
 
-def add_summaries(connection: Connection, key: str, rows: Collection[SummaryRow]) -> None:
+def add_summaries(connection: StoreConnection, key: str, rows: Collection[SummaryRow]) -> None:
     """Store summaries as they are."""
     insert_new(connection, SUMMARIES, [_values(key, row) for row in rows])
 
 
-def summary_rows(connection: Connection, key: str) -> list[SummaryRow]:
+def summary_rows(connection: StoreConnection, key: str) -> list[SummaryRow]:
     """Return every summary of the session, and every attempt at one, newest first."""
     return [_summary(row) for row in connection.execute(_ALL, {"key": key})]
 
 
 def prepared_on(
-    connection: Connection, key: str, branch: Collection[str], recipe: str
+    connection: StoreConnection, key: str, branch: Collection[str], recipe: str
 ) -> tuple[SummaryRow | None, SummaryRow | None]:
     """Return two summaries of a branch, by some of its nodes, each None where there is none.
 
@@ -155,7 +115,7 @@ def prepared_on(
     return _row_of(connection, key, ready), attempt
 
 
-def _stands(connection: Connection, key: str, row: SummaryRow) -> bool:
+def _stands(connection: StoreConnection, key: str, row: SummaryRow) -> bool:
     """Tell whether a ready one of the recipe covers the same messages already, and is used as soon."""
     asked = {"key": key, "recipe": row.recipe, "until": row.until, "node": row.node}
     stands = _STANDS_ASKED if row.asked else _STANDS
@@ -163,7 +123,7 @@ def _stands(connection: Connection, key: str, row: SummaryRow) -> bool:
 
 
 def _first_on(
-    connection: Connection, key: str, nodes: frozenset[str], recipe: str, places: tuple[Select[Any], Select[Any]]
+    connection: StoreConnection, key: str, nodes: frozenset[str], recipe: str, places: tuple[Select[Any], Select[Any]]
 ) -> str | None:
     """Return the id of the first one whose place is on the branch."""
     first, following = places
@@ -179,7 +139,7 @@ def _first_on(
     return None
 
 
-def _row_of(connection: Connection, key: str, name: str) -> SummaryRow | None:
+def _row_of(connection: StoreConnection, key: str, name: str) -> SummaryRow | None:
     row = connection.execute(_ONE, {"key": key, "id": name}).one_or_none()
     return None if row is None else _summary(row)
 
@@ -214,7 +174,7 @@ _RELEASE: Final = delete(LEASES).where(
 )
 
 
-def take_lease(connection: Connection, key: str, name: str, holder: str, at: int, until: int) -> bool:
+def take_lease(connection: StoreConnection, key: str, name: str, holder: str, at: int, until: int) -> bool:
     """Take a lease, or prolong it, if nobody else has it at the time `at`; return whether `holder` has it.
 
     False where there is no such session.
@@ -226,7 +186,7 @@ def take_lease(connection: Connection, key: str, name: str, holder: str, at: int
     return taken.scalar_one_or_none() is not None
 
 
-def release_lease(connection: Connection, key: str, name: str, holder: str) -> None:
+def release_lease(connection: StoreConnection, key: str, name: str, holder: str) -> None:
     """Give a lease back; nothing happens where somebody else has it."""
     connection.execute(_RELEASE, {"key": key, "lease": name, "by": holder})
 
