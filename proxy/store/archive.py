@@ -55,6 +55,7 @@ from proxy.store.schema import (
     SUMMARIES,
     insert_into,
     insert_new,
+    matching,
 )
 from proxy.store.summaries import add_summaries
 from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
@@ -558,8 +559,8 @@ PORTION: Final = 250  # messages of one transaction
 _SOURCE: Final = bindparam("source", type_=NAME)
 _COPY: Final = bindparam("copy", type_=NAME)
 _MOVE_HEAD: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
-_HIDDEN_THERE: Final = select(func.count()).where(HIDDEN.c.session == bindparam("key"))
-_SUMMARIES_THERE: Final = select(func.count()).where(SUMMARIES.c.session == bindparam("key"))
+_HIDDEN_THERE: Final = select(func.count()).where(*matching(HIDDEN))
+_SUMMARIES_THERE: Final = select(func.count()).where(*matching(SUMMARIES))
 
 
 class _Fork(Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import is_array, is_object
 from proxy.store.database import Row, StoreConnection
 from proxy.store.records import StandingCut
-from proxy.store.schema import CUTS, insert_new
+from proxy.store.schema import CUTS, insert_new, matching
 from proxy.trimming import Account, Change, Cut, Gap, Summary
 
 # -------------------------------------------------------------------------------------- changes and cuts as text
@@ -245,9 +245,11 @@ _DECODED: Final = DecodedCuts()  # a memo of what follows from texts alone
 _AT_ONCE: Final = 64
 """Cuts looked at in one question. The first nearly always holds the one wanted."""
 
+_OF_CUT: Final = ("position", "policy", "version", "tokens", "messages", "tool_calls")
+"""What a cut and its row have in common."""
 _PLACES: Final = (
     select(CUTS.c.position, CUTS.c.node)
-    .where(CUTS.c.session == bindparam("key"), CUTS.c.policy == bindparam("policy"), CUTS.c.agent == bindparam("agent"))
+    .where(*matching(CUTS, "policy", "agent"))
     .order_by(CUTS.c.position.desc(), CUTS.c.node.desc())
     .limit(_AT_ONCE)
 )
@@ -258,12 +260,7 @@ _NEXT_PLACES: Final = _PLACES.where(
     tuple_(CUTS.c.position, CUTS.c.node)
     < tuple_(bindparam("position", type_=CUTS.c.position.type), bindparam("node", type_=CUTS.c.node.type))
 )
-_ONE: Final = select(CUTS).where(
-    CUTS.c.session == bindparam("key"),
-    CUTS.c.node == bindparam("node"),
-    CUTS.c.policy == bindparam("policy"),
-    CUTS.c.agent == bindparam("agent"),
-)
+_ONE: Final = select(CUTS).where(*matching(CUTS, "node", "policy", "agent"))
 
 
 def cut_places(
@@ -307,13 +304,8 @@ def standing_at(connection: StoreConnection, key: str, node: str, policy: str, a
 def standing_cut(row: Any, decided: Decided) -> StandingCut:
     """Return the cut of a row, or of a record with the names of its columns."""
     cut = Cut(
-        position=row.position,
-        policy=row.policy,
-        version=row.version,
+        **{name: getattr(row, name) for name in _OF_CUT},
         changes=decided.changes,
-        tokens=row.tokens,
-        messages=row.messages,
-        tool_calls=row.tool_calls,
         gaps=decided.gaps,
         summary=decided.summary,
         account=decided.account,
@@ -337,18 +329,13 @@ def keep_cut(
     `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not known:
     whoever reads the cut then must read the whole branch.
     """
-    row = {
+    changes = encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account)
+    row = {name: getattr(cut, name) for name in _OF_CUT} | {
         "session": key,
         "node": node,
-        "policy": cut.policy,
         "agent": agent or "",
-        "version": cut.version,
-        "position": cut.position,
-        "tokens": cut.tokens,
-        "messages": cut.messages,
-        "tool_calls": cut.tool_calls,
         "exchange": exchange,
         "created_at": at,
-        "changes": encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account),
+        "changes": changes,
     }
     insert_new(connection, CUTS, [row])

@@ -12,7 +12,7 @@ messages become nodes, and the head goes to the last of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, Final
 
 import orjson
@@ -51,7 +51,7 @@ from proxy.store.records import (
     require_plain,
     session_key,
 )
-from proxy.store.schema import EXCHANGES, FORMS, NODES, SESSIONS, insert_new
+from proxy.store.schema import EXCHANGES, FORMS, NODES, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -102,15 +102,11 @@ def exchanges_page(
 def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[str] | None = None) -> int:
     """Settle every pending exchange as interrupted; return how many there were.
 
-    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own, so that
-    those of a dead one can be told from those of its siblings. One whose worker lives after all is settled by it later,
-    and that counts.
+    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own.
     """
-    left = (
-        connection.execute(_PENDING)
-        if marks is None
-        else chain.from_iterable(connection.execute(_PENDING_OF, {"mark": mark}) for mark in marks)
-    )
+    left = list(connection.execute(_PENDING)) if marks is None else []
+    for mark in marks or ():
+        left += connection.execute(_PENDING_OF, {"mark": mark})
     found = [{"key": row.session, "exchange": row.id, "at": at} for row in left]
     if found:
         connection.execute(_INTERRUPT, found)
@@ -134,14 +130,8 @@ def _exchange(row: Row) -> ExchangeRow:
 
 def begin(connection: StoreConnection, opening: Opening) -> None:
     """Store a pending exchange with its new texts; a second time changes nothing."""
-    require_plain(
-        session=opening.session,
-        tenant=opening.tenant,
-        exchange=opening.exchange,
-        model=opening.model,
-        agent=opening.agent,
-        policy=opening.policy,
-    )
+    named = ("session", "tenant", "exchange", "model", "agent", "policy")
+    require_plain(**{name: getattr(opening, name) for name in named})
     key = session_key(opening.tenant, opening.session)
     newest = tree.open_session(connection, key, opening.tenant, opening.session, opening.created_at)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
@@ -153,11 +143,9 @@ def begin(connection: StoreConnection, opening: Opening) -> None:
     if opening.instructions is not None:
         tokens, at = opening.instructions_tokens, opening.created_at
         instructions = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
-    insert_new(
-        connection,
-        FORMS,
-        [{"session": key, "node": node, "body": name, "exchange": opening.exchange} for node, name, _ in forms],
-    )
+    exchange = opening.exchange
+    sent_as = [{"session": key, "node": node, "body": name, "exchange": exchange} for node, name, _ in forms]
+    insert_new(connection, FORMS, sent_as)
     row = {
         "session": key,
         "id": opening.exchange,
@@ -268,8 +256,7 @@ _NEAR: Final = 64  # messages among which the call of a tool result is looked fo
 
 _TWINS: Final = (
     select(EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id).where(
-        EXCHANGES.c.session == bindparam("key"),
-        EXCHANGES.c.digest == bindparam("digest"),
+        *matching(EXCHANGES, "digest"),
         or_(
             EXCHANGES.c.settled_at > bindparam("since", type_=EXCHANGES.c.settled_at.type),
             EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),

@@ -38,7 +38,7 @@ from proxy.store.records import (
     TooLong,
     session_key,
 )
-from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS
+from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS, matching
 from proxy.store.summaries import prepared_on
 from proxy.trimming import Summary
 
@@ -100,18 +100,10 @@ _CUTS: Final = 3
 _FAILED: Final = frozenset({Status.FAILED.value, Status.CANCELLED.value, Status.INTERRUPTED.value})
 """How exchanges end without a reply."""
 
+_ASKED_COLUMNS: Final = ("digest", "kind", "base", "status", "replies", "instructions", "tools", "model")
 _ASKED: Final = (
-    select(
-        EXCHANGES.c.digest,
-        EXCHANGES.c.kind,
-        EXCHANGES.c.base,
-        EXCHANGES.c.status,
-        EXCHANGES.c.replies,
-        EXCHANGES.c.instructions,
-        EXCHANGES.c.tools,
-        EXCHANGES.c.model,
-    )
-    .where(EXCHANGES.c.session == bindparam("key"))
+    select(*(EXCHANGES.c[name] for name in _ASKED_COLUMNS))
+    .where(*matching(EXCHANGES))
     .order_by(EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc())
     .limit(1)
 )
@@ -122,23 +114,15 @@ _ASKED_BY_KEY: Final = _ASKED_THIS.where(EXCHANGES.c.idempotency == bindparam("i
 
 def _stored(name: ColumnElement[str]) -> ScalarSelect[str]:
     """Return what looks whether a node is stored, NULL where it is not: an index alone tells that."""
-    found = select(NODES.c.node).where(NODES.c.session == bindparam("key"), NODES.c.node == name)
-    return found.scalar_subquery()
+    return select(NODES.c.node).where(*matching(NODES), NODES.c.node == name).scalar_subquery()
 
 
 _GLANCE: Final = select(
     SESSIONS,
     _stored(bindparam("last", type_=NODES.c.node.type)),
     _stored(bindparam("next", type_=NODES.c.node.type)),
-    select(CUTS.c.position)
-    .where(
-        CUTS.c.session == bindparam("key"),
-        CUTS.c.policy == bindparam("policy", type_=CUTS.c.policy.type),
-        CUTS.c.agent == bindparam("agent"),
-    )
-    .limit(1)
-    .scalar_subquery(),
-).where(SESSIONS.c.session == bindparam("key"))
+    select(CUTS.c.position).where(*matching(CUTS, "policy", "agent")).limit(1).scalar_subquery(),
+).where(*matching(SESSIONS))
 """A session; two nodes, as far as it has them; the position of any cut of a policy and an agent."""
 
 
@@ -452,10 +436,8 @@ class Lineage:
     def _total(self, end: str, stop: int) -> int:
         """Return the tokens of the first `stop` messages, of as many as there are."""
         last = min(stop, self.depth(end)) - 1
-        if last < 0:
-            return 0
-        run = self._run_at(end, last)
-        return run.totals[last - run.start]
+        run = self._run_at(end, last) if last >= 0 else None
+        return 0 if run is None else run.totals[last - run.start]
 
     def _run_at(self, end: str, position: int) -> _BranchRun:
         run = self._runs[end]

@@ -94,16 +94,12 @@ def _run(url: str, migration: Callable[[Engaged], None]) -> None:
     address = address_of(url)
     with _ONE_AT_A_TIME, translated():
         if isinstance(address, SqliteFile):
-            _on_sqlite(address, migration)
+            create_file(address.path)
+            # BEGIN IMMEDIATE is the lock: SQLite has one writer.
+            with sqlite_engine(address.path, "BEGIN IMMEDIATE").begin() as connection:
+                migration(connection)
         else:
             asyncio.run(_on_postgres(address, migration))
-
-
-def _on_sqlite(file: SqliteFile, migration: Callable[[Engaged], None]) -> None:
-    create_file(file.path)
-    # BEGIN IMMEDIATE is the lock: SQLite has one writer.
-    with sqlite_engine(file.path, "BEGIN IMMEDIATE").begin() as connection:
-        migration(connection)
 
 
 async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], None]) -> None:

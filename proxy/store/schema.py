@@ -15,7 +15,21 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Float,
+    FromClause,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    bindparam,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
@@ -185,6 +199,12 @@ SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=
 
 OF_A_SESSION: Final = (LEASES, SUMMARIES, HIDDEN, FORMS, CUTS, EXCHANGES, NODES, BODIES, INSTRUCTIONS, SESSIONS)
 """Every table that a session has rows in, its own row last."""
+
+
+def matching(table: FromClause, *names: str) -> list[ColumnElement[bool]]:
+    """Return what makes a row be of the session `key` and have the values that are given by the names of columns."""
+    asked = [table.c[name] == bindparam(name, type_=table.c[name].type) for name in names]
+    return [table.c.session == bindparam("key"), *asked]
 
 
 def insert_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:

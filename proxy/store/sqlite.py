@@ -126,13 +126,8 @@ class _Write(Struct, frozen=True, kw_only=True):
     durable: bool
 
 
-class _Failed(Struct, frozen=True, kw_only=True):
-    """What a unit raised."""
-
-    error: Exception
-
-
-_Outcome: TypeAlias = tuple[_Write, Any]  # a write and what its unit returned, or `_Failed`
+_Outcome: TypeAlias = tuple[_Write, Any, Exception | None]
+"""A write, what its unit returned, and what it raised."""
 
 
 class SqliteDatabase:
@@ -276,29 +271,30 @@ class SqliteDatabase:
                 raw.executescript(_DURABLE if durable else _PASSING)
                 self._durable = durable
             raw.execute("BEGIN IMMEDIATE")
-            outcomes = [(job, self._run(job, alone=len(batch) == 1)) for job in batch]
+            outcomes = [(job, *self._run(job, alone=len(batch) == 1)) for job in batch]
             raw.execute("COMMIT")
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             # The transaction as a whole failed (locked, full, or the one unit in it): nobody's unit is kept.
             _roll_back(raw)
-            return [(job, _Failed(error=_reported(why))) for job in batch]
+            return [(job, None, _reported(why)) for job in batch]
         return outcomes
 
-    def _run(self, job: _Write, *, alone: bool) -> Any:
+    def _run(self, job: _Write, *, alone: bool) -> tuple[Any, Exception | None]:
         """Run one unit so that its failure takes back its own work and nothing else."""
         raw = self._writing
         if alone:  # the transaction itself can be taken back
-            return job.unit(SqliteConnection(raw))
+            return job.unit(SqliteConnection(raw)), None
         raw.execute("SAVEPOINT unit")
+        result, error = None, None
         try:
             result = job.unit(SqliteConnection(raw))
         except Exception as why:
             if not raw.in_transaction:
                 raise  # SQLite has taken back everything (the disk is full or fails)
             raw.execute("ROLLBACK TO unit")
-            result = _Failed(error=_reported(why))
+            error = _reported(why)
         raw.execute("RELEASE unit")
-        return result
+        return result, error
 
 
 def _read_with(raw: sqlite3.Connection, unit: Unit[Result]) -> Result:
@@ -321,12 +317,12 @@ def _tell(outcomes: list[_Outcome]) -> None:
 
 
 def _resolve(outcomes: list[_Outcome]) -> None:
-    for job, result in outcomes:
+    for job, result, error in outcomes:
         if job.future.done():  # the caller was cancelled; its write is done all the same
-            if isinstance(result, _Failed):
-                _LOG.error("a write failed after its caller was cancelled: %s", result.error)
-        elif isinstance(result, _Failed):
-            job.future.set_exception(result.error)
+            if error is not None:
+                _LOG.error("a write failed after its caller was cancelled: %s", error)
+        elif error is not None:
+            job.future.set_exception(error)
         else:
             job.future.set_result(result)
 
@@ -384,9 +380,6 @@ class SqliteRows:
         return None if row is None else row[0]
 
 
-NO_ROWS: Final = SqliteRows([], tuple)
-
-
 class SqliteConnection:
     """A connection of `sqlite3` that executes SQLAlchemy's statements. It neither begins nor commits."""
 
@@ -414,7 +407,7 @@ class SqliteConnection:
         else:
             cursor = self._raw.execute(compiled.text, values)
         if cursor.description is None:
-            return NO_ROWS
+            return SqliteRows([], tuple)
         return SqliteRows(cursor.fetchall(), compiled.make or compiled.maker(cursor.description))
 
     def _execute_many(self, statement: Executable, several: Sequence[_Values]) -> SqliteRows:
@@ -424,7 +417,7 @@ class SqliteConnection:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
             fixed, pick = compiled.fixed, compiled.pick
             self._raw.executemany(compiled.text, [pick({**fixed, **asked} if fixed else asked) for asked in several])
-        return NO_ROWS
+        return SqliteRows([], tuple)
 
 
 class _Compiled:

@@ -1,8 +1,4 @@
-"""The store, as the floors above see it: each method is one unit of work.
-
-It holds no rule of its own: it opens the database, keeps from it what it cannot hold, and hands the work to the
-functions beside it. It knows nothing of HTTP, policies or tokens.
-"""
+"""The store as other rooms use it: each method is one unit of work, done by the functions beside it."""
 
 from __future__ import annotations
 
@@ -166,19 +162,13 @@ class Store:
         return await self._database.read(unit)
 
     async def recorded(self, tenant: str, node: str) -> list[str]:
-        """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream.
-
-        So were all the assistant messages before it.
-        """
+        """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""
         if not is_plain(tenant):
             return []
         return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node), short=True)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
-        """Return the branch from its root to `node`, oldest first; empty where it is not there.
-
-        With `below`, only what lies deeper than that, and `node` itself.
-        """
+        """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
         if not node or not is_plain(node):
             return []
         return await self._database.read(partial(tree.path_to, key=key, node=node, below=below))
@@ -221,10 +211,9 @@ class Store:
     # --------------------------------------------------------------------------------- summaries
 
     async def keep_summary(self, key: str, row: SummaryRow) -> bool:
-        """Keep a summary by a model, or the attempt at one, and book its cost; a second time changes nothing.
+        """Keep a summary by a model, or the attempt at one, and book its cost; return whether it is kept.
 
-        Returns whether it is kept. It is not where the session is gone, nor where it is ready and another one of its
-        recipe that is ready covers the very same messages: then its cost alone is booked.
+        It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         """
         return await self._database.write(partial(summaries.keep_summary, key=key, row=row))
 
@@ -235,10 +224,9 @@ class Store:
     async def prepared(
         self, key: str, nodes: Collection[str], recipe: str
     ) -> tuple[SummaryRow | None, SummaryRow | None]:
-        """Return two summaries of a recipe on the branch that these nodes are of, None for what is not there.
+        """Return the summary of a recipe that covers most of a branch, and the one that was tried last; None if none.
 
-        The first is the ready one that covers most, the second the one that was tried last, whatever became of it. One
-        is on the branch where its `node` or its `tip` is among `nodes`.
+        A summary is on the branch where its `node` or its `tip` is among `nodes`.
         """
         if not nodes or not is_plain(recipe):
             return None, None
@@ -253,8 +241,8 @@ class Store:
     async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
         """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
 
-        It is taken where nobody has it, where it has expired by `at`, and where `holder` has it already (then it is
-        prolonged). It expires at `until`. False where there is no such session.
+        It is free where it has expired by `at`; its holder may prolong it. It expires at `until`. False where there is
+        no such session.
         """
         return await self._database.write(
             partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until)
@@ -282,23 +270,15 @@ class Store:
     # --------------------------------------------------------------------------------- exchanges
 
     def begin(self, opening: Opening) -> asyncio.Future[None]:
-        """Store a request with its new messages; a second time changes nothing.
-
-        It is done when the future is. Whoever cancels that hears nothing more of it.
-
-        Raises `InvalidRequest` if a name in it holds what cannot be stored.
-        """
+        """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         return self._database.start(partial(begin, opening=opening), durable=False)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 
-        Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there again
-        without the messages before this exchange, the exchange is settled as failed.
-
-        `began` is what `begin` returned for the exchange, where that may not be done yet. Beginning and end then are
-        one transaction, where that can be. It raises what that raised.
+        The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
+        where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
         if began is not None and not self._database.in_order:
             await began
@@ -308,10 +288,9 @@ class Store:
         return settled
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
-        """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
+        """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.
 
-        With `marks`, only exchanges whose id ends with one of them. The process may live after all (another worker's,
-        another host's): its own settling still counts.
+        The process may live after all (another worker's, another host's): its own settling still counts.
         """
         return await self._database.write(partial(exchanges.interrupt_pending, at=at, marks=marks))
 

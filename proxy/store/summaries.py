@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -18,31 +18,18 @@ from sqlalchemy.sql.dml import ReturningInsert
 from proxy.store.cuts import encode_data
 from proxy.store.database import Row, StoreConnection
 from proxy.store.records import SummaryRow, SummaryStatus, sanitize
-from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new
+from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
 from proxy.store.tree import locked_session
 
 _AT_ONCE: Final = 64
 """Summaries looked at in one question. The first nearly always holds the one wanted."""
 
-_Values: TypeAlias = dict[str, Any]
-
-_OF_SESSION: Final = SUMMARIES.c.session == bindparam("key")
-_ALL: Final = select(SUMMARIES).where(_OF_SESSION).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
-_ONE: Final = select(SUMMARIES).where(_OF_SESSION, SUMMARIES.c.id == bindparam("id"))
-_IS_THERE: Final = select(SUMMARIES.c.id).where(_OF_SESSION, SUMMARIES.c.id == bindparam("id"))
-_OF_RECIPE: Final = SUMMARIES.c.recipe == bindparam("recipe")
-_IS_READY: Final = SUMMARIES.c.status == SummaryStatus.READY.value
-_STANDS: Final = (
-    select(SUMMARIES.c.id)
-    .where(
-        _OF_SESSION,
-        _OF_RECIPE,
-        _IS_READY,
-        SUMMARIES.c.until == bindparam("until", type_=SUMMARIES.c.until.type),
-        SUMMARIES.c.node == bindparam("node"),
-    )
-    .limit(1)
+_ALL: Final = (
+    select(SUMMARIES).where(*matching(SUMMARIES)).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
 )
+_ONE: Final = select(SUMMARIES).where(*matching(SUMMARIES, "id"))
+_IS_READY: Final = SUMMARIES.c.status == SummaryStatus.READY.value
+_STANDS: Final = select(SUMMARIES.c.id).where(*matching(SUMMARIES, "recipe", "until", "node"), _IS_READY).limit(1)
 _STANDS_ASKED: Final = _STANDS.where(SUMMARIES.c.asked)
 _BOOK: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
 
@@ -52,7 +39,7 @@ def _places(*order: str, only: tuple[ColumnElement[bool], ...] = ()) -> tuple[Se
     columns = [SUMMARIES.c[name] for name in order]
     first = (
         select(SUMMARIES.c.node, SUMMARIES.c.tip, *columns)
-        .where(_OF_SESSION, _OF_RECIPE, *only)
+        .where(*matching(SUMMARIES, "recipe"), *only)
         .order_by(*(column.desc() for column in columns))
         .limit(_AT_ONCE)
     )
@@ -73,10 +60,13 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool
     session = locked_session(connection, key)
     if session is None:
         return False
-    if connection.execute(_IS_THERE, {"key": key, "id": row.id}).one_or_none() is not None:
+    if connection.execute(_ONE, {"key": key, "id": row.id}).one_or_none() is not None:
         return True
-    is_kept = row.status is not SummaryStatus.READY or not _stands(connection, key, row)
-    booked: _Values = {}
+    # One that covers the same messages already, and is used as soon, stands in the way.
+    asked = {"key": key, "recipe": row.recipe, "until": row.until, "node": row.node}
+    standing = connection.execute(_STANDS_ASKED if row.asked else _STANDS, asked).one_or_none()
+    is_kept = row.status is not SummaryStatus.READY or standing is None
+    booked: dict[str, Any] = {}
     if is_kept:
         add_summaries(connection, key, [row])
         booked["summaries"] = session.summaries + 1
@@ -88,8 +78,21 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool
 
 
 def add_summaries(connection: StoreConnection, key: str, rows: Collection[SummaryRow]) -> None:
-    """Store summaries as they are."""
-    insert_new(connection, SUMMARIES, [_values(key, row) for row in rows])
+    """Store summaries as they are, but for what no text holds: a model may write anything."""
+    own = [
+        msgspec.structs.asdict(row)
+        | {
+            "session": key,
+            "status": row.status.value,
+            "reason": sanitize(row.reason),
+            "model": sanitize(row.model),
+            "text": sanitize(row.text),
+            "state": encode_data(row.state),
+            "usage": None if row.usage is None else encode_data(row.usage),
+        }
+        for row in rows
+    ]
+    insert_new(connection, SUMMARIES, own)
 
 
 def summary_rows(connection: StoreConnection, key: str) -> list[SummaryRow]:
@@ -105,57 +108,33 @@ def prepared_on(
     The first is the ready one that covers most, the second the one that was tried last.
     """
     nodes = frozenset(branch)
-    tried = _first_on(connection, key, nodes, recipe, _TRIED)
-    if tried is None:
-        return None, None
-    attempt = _row_of(connection, key, tried)
-    ready = _first_on(connection, key, nodes, recipe, _READY)
-    if ready is None or ready == tried:
-        return (None if ready is None else attempt), attempt
-    return _row_of(connection, key, ready), attempt
-
-
-def _stands(connection: StoreConnection, key: str, row: SummaryRow) -> bool:
-    """Tell whether a ready one of the recipe covers the same messages already, and is used as soon."""
-    asked = {"key": key, "recipe": row.recipe, "until": row.until, "node": row.node}
-    stands = _STANDS_ASKED if row.asked else _STANDS
-    return connection.execute(stands, asked).one_or_none() is not None
+    attempt = _first_on(connection, key, nodes, recipe, _TRIED)
+    ready = None if attempt is None else _first_on(connection, key, nodes, recipe, _READY, attempt)
+    return ready, attempt
 
 
 def _first_on(
-    connection: StoreConnection, key: str, nodes: frozenset[str], recipe: str, places: tuple[Select[Any], Select[Any]]
-) -> str | None:
-    """Return the id of the first one whose place is on the branch."""
+    connection: StoreConnection,
+    key: str,
+    nodes: frozenset[str],
+    recipe: str,
+    places: tuple[Select[Any], Select[Any]],
+    known: SummaryRow | None = None,
+) -> SummaryRow | None:
+    """Return the first one whose place is on the branch; `known` is not read again."""
     first, following = places
     asked = {"key": key, "recipe": recipe}
     found = connection.execute(first, asked).all()
     while found:
         for row in found:
             if row.node in nodes or row.tip in nodes:
-                name: str = row.id
-                return name
+                if known is not None and row.id == known.id:
+                    return known
+                whole = connection.execute(_ONE, {"key": key, "id": row.id}).one_or_none()
+                return None if whole is None else _summary(whole)
         last = {f"last_{name}": value for name, value in found[-1]._asdict().items()}
         found = connection.execute(following, asked | last).all()
     return None
-
-
-def _row_of(connection: StoreConnection, key: str, name: str) -> SummaryRow | None:
-    row = connection.execute(_ONE, {"key": key, "id": name}).one_or_none()
-    return None if row is None else _summary(row)
-
-
-def _values(key: str, row: SummaryRow) -> _Values:
-    values = msgspec.structs.asdict(row)
-    return values | {
-        "session": key,
-        "status": row.status.value,
-        # A model may write anything, and a provider may say anything.
-        "reason": sanitize(row.reason),
-        "model": sanitize(row.model),
-        "text": sanitize(row.text),
-        "state": encode_data(row.state),
-        "usage": None if row.usage is None else encode_data(row.usage),
-    }
 
 
 def _summary(row: Row) -> SummaryRow:
@@ -170,7 +149,7 @@ def _summary(row: Row) -> SummaryRow:
 # ----------------------------------------------------------------------------------------------------- leases
 
 _RELEASE: Final = delete(LEASES).where(
-    LEASES.c.session == bindparam("key"), LEASES.c.name == bindparam("lease"), LEASES.c.holder == bindparam("by")
+    *matching(LEASES), LEASES.c.name == bindparam("lease"), LEASES.c.holder == bindparam("by")
 )
 
 

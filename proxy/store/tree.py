@@ -47,13 +47,14 @@ from proxy.store.schema import (
     SESSIONS,
     insert_into,
     insert_new,
+    matching,
 )
 from proxy.trimming import Change, Hidden
 
 # --------------------------------------------------------------------------------------------------- sessions
 
-_SESSION: Final = select(SESSIONS).where(SESSIONS.c.session == bindparam("key"))
-_NEWEST_VERSION: Final = select(SESSIONS.c.instructions).where(SESSIONS.c.session == bindparam("key"))
+_SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
+_NEWEST_VERSION: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS))
 _LOCKED: Final = _SESSION.with_for_update()  # SQLite leaves it out: its one writer holds all
 
 
@@ -150,8 +151,6 @@ def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------- secrets
 
-_BYTES: Final = 32
-
 
 def secret_of(connection: StoreConnection, name: str) -> bytes | None:
     """Return the secret with this name, 32 bytes."""
@@ -161,7 +160,7 @@ def secret_of(connection: StoreConnection, name: str) -> bytes | None:
 
 def make_secret(connection: StoreConnection, name: str) -> bytes:
     """Return the secret with this name, a new one where there is none."""
-    fresh = secrets.token_bytes(_BYTES)
+    fresh = secrets.token_bytes(32)
     insert_new(connection, SECRETS, [{"name": name, "value": fresh.hex()}])
     return secret_of(connection, name) or fresh
 
@@ -172,27 +171,27 @@ _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
 _BEYOND_HEX: Final = "g"
 
-_TEXT: Final = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == bindparam("body"))
+_TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
 _BY_PREFIX: Final = (
     select(BODIES.c.body, BODIES.c.text)
-    .where(BODIES.c.session == bindparam("key"), BODIES.c.body >= bindparam("from"), BODIES.c.body < bindparam("to"))
+    .where(*matching(BODIES), BODIES.c.body >= bindparam("from"), BODIES.c.body < bindparam("to"))
     .limit(2)
 )
+_VERSION: Final = select(INSTRUCTIONS).where(*matching(INSTRUCTIONS, "version"))
 _NEWEST: Final = (
     select(INSTRUCTIONS)
     .join(SESSIONS, SESSIONS.c.session == INSTRUCTIONS.c.session)
-    .where(INSTRUCTIONS.c.session == bindparam("key"), INSTRUCTIONS.c.version == SESSIONS.c.instructions)
-)
-_VERSION: Final = select(INSTRUCTIONS).where(
-    INSTRUCTIONS.c.session == bindparam("key"), INSTRUCTIONS.c.version == bindparam("version")
+    .where(*matching(INSTRUCTIONS), INSTRUCTIONS.c.version == SESSIONS.c.instructions)
 )
 
 
 def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
-    insert_new(
-        connection, BODIES, [_text_row(key, name, body.message.raw, body.tokens) for name, body in bodies.items()]
-    )
+    rows = [
+        {"session": key, "body": name, "tokens": body.tokens, "text": body.message.raw.decode()}
+        for name, body in bodies.items()
+    ]
+    insert_new(connection, BODIES, rows)
 
 
 def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
@@ -203,7 +202,7 @@ def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
 def add_tools(connection: StoreConnection, key: str, tools: bytes) -> str:
     """Store the text of `tools`; return its name."""
     name = body_id(tools)
-    insert_new(connection, BODIES, [_text_row(key, name, tools, 0)])
+    insert_new(connection, BODIES, [{"session": key, "body": name, "tokens": 0, "text": tools.decode()}])
     return name
 
 
@@ -247,10 +246,8 @@ def add_instructions(
 
 def instructions_of(connection: StoreConnection, key: str, version: str | None) -> InstructionsRow | None:
     """Return a version of the instructions, or the newest where `version` is None."""
-    if version is None:
-        row = connection.execute(_NEWEST, {"key": key}).one_or_none()
-    else:
-        row = connection.execute(_VERSION, {"key": key, "version": version}).one_or_none()
+    asked = {"key": key} if version is None else {"key": key, "version": version}
+    row = connection.execute(_NEWEST if version is None else _VERSION, asked).one_or_none()
     if row is None:
         return None
     return InstructionsRow(
@@ -268,23 +265,17 @@ def is_message(raw: bytes) -> bool:
     return raw.lstrip(b" \t\r\n").startswith(b"{")
 
 
-def _text_row(key: str, name: str, raw: bytes, tokens: int) -> dict[str, Any]:
-    return {"session": key, "body": name, "tokens": tokens, "text": raw.decode()}
-
-
 # ------------------------------------------------------------------------------------------------------ nodes
 
 _AT_ONCE: Final = 500  # names in one question: databases limit them
 
-_NODES_OF: Final = NODES.c.session == bindparam("key")
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
-_NAMED: Final = select(NODES.c.node, NODES.c.depth, NODES.c.round, NODES.c.tokens_total, NODES.c.recorded).where(
-    _NODES_OF, _AMONG
-)
-_DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(_NODES_OF, _AMONG)
+_PLACE_COLUMNS: Final = ("node", "depth", "round", "tokens_total", "recorded")
+_NAMED: Final = select(*(NODES.c[name] for name in _PLACE_COLUMNS)).where(*matching(NODES), _AMONG)
+_DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(*matching(NODES), _AMONG)
 _PARENTS: Final = (
     select(NODES.c.parent)
-    .where(_NODES_OF, NODES.c.content == bindparam("content"))
+    .where(*matching(NODES, "content"))
     .order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
     .limit(bindparam("most", type_=NODES.c.depth.type))
 )
@@ -313,14 +304,14 @@ def _text_of(table: FromClause) -> ScalarSelect[str]:
     return found.correlate(table).scalar_subquery()
 
 
-_ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(_NODES_OF, _AMONG)
+_ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(*matching(NODES), _AMONG)
 
 
 @cache
 def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     """Climb from a node to its root, a row at a time; `texts` are looked up on the way."""
-    up = select(NODES).where(_NODES_OF, NODES.c.node == bindparam("node")).cte("up", recursive=True)
-    step = select(NODES).where(_NODES_OF, NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
+    up = select(NODES).where(*matching(NODES, "node")).cte("up", recursive=True)
+    step = select(NODES).where(*matching(NODES), NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
         # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages long. So it
         # is told to look each parent up by its primary key.
@@ -332,10 +323,12 @@ def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     return select(*(up.c[name] for name in _NODE_COLUMNS), _text_of(up)).order_by(up.c.depth)
 
 
-_CHILDLESS: Final = except_(select(NODES.c.node).where(_NODES_OF), select(NODES.c.parent).where(_NODES_OF))
+_CHILDLESS: Final = except_(
+    select(NODES.c.node).where(*matching(NODES)), select(NODES.c.parent).where(*matching(NODES))
+)
 _LEAVES: Final = (
     select(NODES.c.node, NODES.c.depth, NODES.c.created_at)
-    .where(_NODES_OF, NODES.c.node.in_(_CHILDLESS))
+    .where(*matching(NODES), NODES.c.node.in_(_CHILDLESS))
     .order_by(NODES.c.created_at.desc(), NODES.c.node)
 )
 
@@ -490,9 +483,7 @@ def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
 def places_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, NodePlace]:
     """Return where those of `nodes` stand that are stored."""
     return {
-        row.node: NodePlace(
-            node=row.node, depth=row.depth, round=row.round, tokens_total=row.tokens_total, recorded=row.recorded
-        )
+        row.node: NodePlace(**row._asdict())
         for some in in_parts([node for node in nodes if node != ROOT])
         for row in connection.execute(_NAMED, {"key": key, "nodes": some})
     }
@@ -587,16 +578,9 @@ def decode_calls(text: str | None) -> tuple[str, ...]:
 
 # ------------------------------------------------------------------------------ what the client was not shown
 
-_HIDDEN_OF: Final = HIDDEN.c.session == bindparam("key")
-_HIDDEN_NODES: Final = select(HIDDEN.c.node).where(_HIDDEN_OF)
-_HIDDEN_ROWS: Final = select(HIDDEN.c.node, HIDDEN.c.before, HIDDEN.c.reply, HIDDEN.c.after, HIDDEN.c.tokens).where(
-    _HIDDEN_OF, HIDDEN.c.node.in_(bindparam("nodes", expanding=True))
-)
-_MADE: Final = select(NODES.c.node).where(
-    NODES.c.session == bindparam("key"),
-    NODES.c.node.in_(bindparam("nodes", expanding=True)),
-    NODES.c.exchange == bindparam("exchange"),
-)
+_HIDDEN_NODES: Final = select(HIDDEN.c.node).where(*matching(HIDDEN))
+_HIDDEN_ROWS: Final = select(HIDDEN).where(*matching(HIDDEN), HIDDEN.c.node.in_(bindparam("nodes", expanding=True)))
+_MADE: Final = select(NODES.c.node).where(*matching(NODES, "exchange"), _AMONG)
 
 
 def keep_hidden(connection: StoreConnection, key: str, replies: Mapping[str, Hidden], *, exchange: str, at: int) -> int:
