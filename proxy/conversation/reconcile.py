@@ -21,8 +21,6 @@ this manner, often with the first question word for word, and while that is answ
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
 says the same and either announces itself as a retry, or the other one is the last and has no complete reply. It then
 goes where the other one went; the head follows it only if nothing came after that.
-
-This module compares names. It reads no message, and what is stored it asks of `Stored`.
 """
 
 from __future__ import annotations
