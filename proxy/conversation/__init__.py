@@ -26,7 +26,7 @@ from proxy.conversation.ids import (
 )
 from proxy.conversation.placement import (
     TWIN_MS,
-    Answered,
+    AnsweredEarlier,
     Placement,
     is_placed_anew,
     nearest_place,
@@ -41,7 +41,7 @@ __all__ = [
     "APPENDING",
     "ROOT",
     "TWIN_MS",
-    "Answered",
+    "AnsweredEarlier",
     "Arrival",
     "Incoming",
     "Kind",

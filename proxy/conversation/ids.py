@@ -1,7 +1,7 @@
 """Names of nodes: a hash of the parent's name and the message's canonical form, as in git.
 
-So a name stands for the whole history up to it, nothing can be overwritten, and storing the
-same message at the same place twice is storing it once.
+So a name stands for the whole history up to it, nothing can be overwritten, and storing the same message at the same
+place twice is storing it once.
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ from proxy.dialects import Message, hash_of
 ROOT: Final = ""
 """The parent of every first message. It is no node itself."""
 
-_NODE_BYTES: Final = 20
-_BODY_BYTES: Final = 20
-
 
 def node_id(parent: str, message: Message) -> str:
     """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`).
 
-    The message counts by a hash of its own, so that its canonical form need be made only once,
-    wherever it stands.
+    The message counts by a hash of its own, so that its canonical form need be made only once, wherever it stands.
     """
     return child(parent, content_hash(message))
 
 
 def child(parent: str, content: bytes) -> str:
     """Return the name of the node that a message with this `content_hash` is under `parent`."""
-    digest = blake2b(bytes.fromhex(parent), digest_size=_NODE_BYTES, person=b"palimpsest-node")
+    digest = blake2b(bytes.fromhex(parent), digest_size=20, person=b"palimpsest-node")
     digest.update(content)
     return digest.hexdigest()
 
@@ -54,7 +50,7 @@ def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], l
     for message in messages:
         facts = message.facts
         if facts is None:
-            content = _content_hash(message)
+            content = content_hash(message)
             parent = child(parent, content)
         else:
             content = facts.content or content_hash(message)
@@ -75,11 +71,12 @@ def chain(parent: str, messages: Iterable[Message]) -> list[str]:
 def content_hash(message: Message) -> bytes:
     """Return a hash, 20 bytes, of what the message says, whatever its form and its place."""
     facts = message.facts
-    if facts is None:
-        return _content_hash(message)
-    if facts.content is None:
-        facts.content = _content_hash(message)
-    return facts.content
+    if facts is not None and facts.content is not None:
+        return facts.content
+    content = hash_of(message.dialect.canonical(message))
+    if facts is not None:
+        facts.content = content
+    return content
 
 
 def body_of(message: Message) -> str:
@@ -90,10 +87,6 @@ def body_of(message: Message) -> str:
     if facts.body is None:
         facts.body = body_id(message.raw)
     return facts.body
-
-
-def _content_hash(message: Message) -> bytes:
-    return hash_of(message.dialect.canonical(message))
 
 
 def version_of(instructions: Iterable[Message]) -> str:
@@ -113,4 +106,4 @@ def content_key(content: bytes) -> str:
 
 def body_id(raw: bytes) -> str:
     """Return the name of a text, 40 hexadecimal digits: equal texts have equal names, wherever they stand."""
-    return blake2b(raw, digest_size=_BODY_BYTES, person=b"palimpsest-body").hexdigest()
+    return blake2b(raw, digest_size=20, person=b"palimpsest-body").hexdigest()

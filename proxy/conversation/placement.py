@@ -1,14 +1,14 @@
 """Where new messages go: decided from the facts that were read of the log, here and nowhere else.
 
-An append goes under the head. Tool results that come alone belong to the block whose calls they answer. A
-client that appends may send one after the session went on elsewhere (another agent appended meanwhile, or
-results come one by one). Nothing may stand between calls and their results, and nothing that was said may
-be lost. So the block goes behind what was said since, with the results that it has, and these results
-follow it: the log ends with what the next reply is about, and all that stood before the block still does.
+An append goes under the head. Tool results that come alone belong to the block whose calls they answer. A client
+that appends may send one after the session went on elsewhere (another agent appended meanwhile, or results come one
+by one). Nothing may stand between calls and their results, and nothing that was said may be lost. So the block goes
+behind what was said since, with the results that it has, and these results follow it: the log ends with what the
+next reply is about, and all that stood before the block still does.
 
-The same results sent again have one place, and the head does not leave what came after them. The same
-request sent twice at once has one place, that of the one that is answered first: neither may have known of
-the other when it was planned. The replies are siblings.
+The same results sent again have one place, and the head does not leave what came after them. The same request sent
+twice at once has one place, that of the one that is answered first: neither may have known of the other when it was
+planned. The replies are siblings.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from proxy.conversation.ids import ROOT, content_hash
 from proxy.dialects import Message
 
 TWIN_MS: Final = 60_000
-"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts'
-clocks differ, and a reply has its time before it is stored."""
+"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts' clocks
+differ, and a reply has its time before it is stored."""
 
 
 class StoredMessage(Protocol):
@@ -32,27 +32,22 @@ class StoredMessage(Protocol):
     @property
     def node(self) -> str:
         """Its name."""
-        ...
 
     @property
     def parent(self) -> str:
         """The node before it."""
-        ...
 
     @property
     def depth(self) -> int:
         """Messages from the root to it, itself included."""
-        ...
 
     @property
     def agent(self) -> str | None:
         """Who wrote it, where that is known."""
-        ...
 
     @property
     def message(self) -> Message:
         """What it says."""
-        ...
 
 
 Stored = TypeVar("Stored", bound=StoredMessage)
@@ -61,28 +56,21 @@ Stored = TypeVar("Stored", bound=StoredMessage)
 class ResultsPlace(Struct, frozen=True, kw_only=True):
     """Where results belong in a branch. All are positions in it."""
 
-    block: int
-    """The newest block with a call that the first of them answers."""
-    stop: int
-    """After the block and the results right after it."""
+    block: int  # the newest block with a call that the first of them answers
+    stop: int  # after the block and the results right after it
     since: int
-    """The first message that was said since: from here on all goes before the block. The length of the
-    branch where nothing must."""
-    repeated: int | None
-    """Where the very same messages stand already, behind the block; None where they are new."""
+    """The first message that was said since: from here on all goes before the block. The length of the branch where
+    nothing must."""
+    repeated: int | None  # where the very same messages stand already, behind the block; None where they are new
 
 
 class Placement(Struct, Generic[Stored], frozen=True, kw_only=True):
     """Where the messages of a request go."""
 
-    base: str
-    """The node under which they go, or what is carried along before them."""
-    depth: int = 0
-    """Depth of `base`, where results were placed."""
-    carried: Sequence[Stored] = ()
-    """What comes to stand before them once more, in its new order."""
-    beside: bool = False
-    """Whether the head stays where it is."""
+    base: str  # the node under which they go, or what is carried along before them
+    depth: int = 0  # depth of `base`, where results were placed
+    carried: Sequence[Stored] = ()  # what comes to stand before them once more, in its new order
+    beside: bool = False  # whether the head stays where it is
     block: Stored | None = None
     """The message whose calls they answer, where anything but its results stands behind it."""
 
@@ -96,11 +84,10 @@ class StoredResults(Struct, frozen=True, kw_only=True):
     """Where results go whose task is finished."""
 
     base: str
-    nodes: Mapping[bytes, str] = {}
-    """Results that stand there already: nodes by the hash of what they say."""
+    nodes: Mapping[bytes, str] = {}  # results that stand there already: nodes by the hash of what they say
 
 
-class Answered(Struct, frozen=True, kw_only=True):
+class AnsweredEarlier(Struct, frozen=True, kw_only=True):
     """A request that was answered, or is to be."""
 
     base: str
@@ -115,8 +102,7 @@ def place_append(branch: Sequence[Stored], messages: Sequence[Message], agent: s
 
     None where they do not begin with a result, or the branch has no block with such a call.
     """
-    own = [position for position, row in enumerate(branch) if agent is not None and row.agent == agent]
-    place = place_of_results([row.message for row in branch], messages, own)
+    place = _place_on(branch, messages, agent)
     if place is None:
         return None
     block = branch[place.block] if place.stop < len(branch) else None
@@ -133,21 +119,23 @@ def place_append(branch: Sequence[Stored], messages: Sequence[Message], agent: s
 
 def place_finished(branch: Sequence[Stored], messages: Sequence[Message], agent: str | None) -> StoredResults | None:
     """Return where results of a finished task go by the end of the branch of the head; None as above."""
-    own = [position for position, row in enumerate(branch) if agent is not None and row.agent == agent]
-    place = place_of_results([row.message for row in branch], messages, own)
+    place = _place_on(branch, messages, agent)
     if place is None:
         return None
-    results = branch[place.block + 1 : place.stop]
-    return StoredResults(
-        base=branch[place.stop - 1].node, nodes={content_hash(row.message): row.node for row in results}
-    )
+    nodes = {content_hash(row.message): row.node for row in branch[place.block + 1 : place.stop]}
+    return StoredResults(base=branch[place.stop - 1].node, nodes=nodes)
+
+
+def _place_on(branch: Sequence[Stored], messages: Sequence[Message], agent: str | None) -> ResultsPlace | None:
+    own = [position for position, row in enumerate(branch) if agent is not None and row.agent == agent]
+    return place_of_results([row.message for row in branch], messages, own)
 
 
 def nearest_place(planned: str, bases: Collection[str], depths: Mapping[str, int]) -> str:
     """Return which of the places of a request's twins counts: `planned` where none does.
 
-    It knew of twins whose replies come before the place for which it was planned: "continue" may come eight
-    times. Of several places after that, the nearest counts.
+    It knew of twins whose replies come before the place for which it was planned: "continue" may come eight times.
+    Of several places after that, the nearest counts.
     """
     if planned in bases:
         return planned
@@ -158,24 +146,19 @@ def nearest_place(planned: str, bases: Collection[str], depths: Mapping[str, int
 def is_placed_anew(planned: str, first: Message, node: str, stored: Collection[str]) -> bool:
     """Tell whether the place of an append that was told where to go is judged by the head of this moment.
 
-    Results always are. Anything else was to go where another one is. If it finds nothing of that there, it is
-    no repetition of what was answered, and goes alone: its twin is still pending, or failed.
-
-    Args:
-        planned: the node under which it was to go.
-        first: its first message.
-        node: the name of that under `planned`.
-        stored: those of the two nodes that are stored.
+    Results always are. Anything else was to go where another one is. If it finds nothing of that there, it is no
+    repetition of what was answered, and goes alone: its twin is still pending, or failed. `node` is the name of its
+    first message under `planned`; `stored` has those of the two nodes that are stored.
     """
     is_new = node not in stored or bool(first.answers)
     return is_new and (planned == ROOT or planned in stored)
 
 
-def takes_head(head: str, mine: Answered, twins: Sequence[Answered]) -> bool:
+def takes_head(head: str, mine: AnsweredEarlier, twins: Sequence[AnsweredEarlier]) -> bool:
     """Tell whether the head goes from a twin's reply to this one's.
 
-    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to
-    what was sent last before the others: whoever sends again waits for that.
+    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to what was
+    sent last before the others: whoever sends again waits for that.
     """
     rank = (mine.complete, mine.created_at, mine.exchange)
     return any(rank > (twin.complete, twin.created_at, twin.exchange) for twin in twins if head in twin.replies)
@@ -186,17 +169,9 @@ def place_of_results(
 ) -> ResultsPlace | None:
     """Return where `results` belong in `branch`.
 
-    A reply without calls right after results that leave calls of their block open was given too early: it
-    gives way to the one that knows all results.
-
-    Args:
-        branch: the log, oldest first.
-        results: the new messages; what leads them decides.
-        own: positions of the messages of the agent that sends them: where agents use the same ids, its own
-            open call is meant.
-
-    Returns:
-        None where they do not begin with a result, or no block has such a call.
+    None where they do not begin with a result, or no block has such a call. `own` are the positions of the messages of
+    the agent that sends them: where agents use the same ids, its own open call is meant. A reply without calls right
+    after results that leave calls of their block open was given too early: it gives way to the one that knows all.
     """
     answered = results[0].answers if results else None
     newest: tuple[int, int] | None = None

@@ -1,7 +1,7 @@
 """What did the client send? The one question whose answer decides where a request belongs.
 
-Clients either resend the whole history at every request (all SDKs do) or send only what is new.
-The kinds, in the order in which they are recognised:
+Clients either resend the whole history at every request (all SDKs do) or send only what is new. The kinds, in the order
+in which they are recognised:
 
     first     the log is empty
     append    no assistant message in it, the session is used by appending, and it does not stand aside;
@@ -14,16 +14,13 @@ The kinds, in the order in which they are recognised:
     side      nothing of it is stored, it holds no assistant message, and the session resends: a question
               beside the conversation, a new root, and the head stays where it is
 
-A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its
-instructions are other than the conversation's, and so are its tools (the model, where neither has tools). A
-title is asked for in this manner, often with the first question word for word, and while that is answered.
+A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its instructions
+are other than the conversation's, and so are its tools (the model, where neither has tools). A title is asked for in
+this manner, often with the first question word for word, and while that is answered.
 
-Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry
-of another one if it says the same and either announces itself as a retry, or the other one is the
-last and has no complete reply. It then goes where the other one went; the head follows it only if
-nothing came after that.
-
-This module compares names. It reads no message, and what is stored it asks of `Stored`.
+Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
+says the same and either announces itself as a retry, or the other one is the last and has no complete reply. It then
+goes where the other one went; the head follows it only if nothing came after that.
 """
 
 from __future__ import annotations
@@ -67,10 +64,8 @@ _AT_ONCE: Final = 16
 class Manner(Struct, frozen=True, kw_only=True):
     """How a request asks, beside what it says: by this a question beside the conversation is known."""
 
-    instructions: str | None
-    """Version of its instructions; None where it has none."""
-    tools: str | None
-    """Name of the text of its tools; None where it has none."""
+    instructions: str | None  # version of its instructions; None where it has none
+    tools: str | None  # name of the text of its tools; None where it has none
     model: str
 
 
@@ -79,18 +74,14 @@ class Incoming(Struct, frozen=True, kw_only=True):
 
     names: Sequence[str]
     """The nodes its messages would be in a row under the root, oldest first; instructions not counted."""
-    contents: Sequence[bytes] = ()
-    """Their `content_hash`es."""
-    replies: Sequence[int] = ()
-    """Positions of the assistant messages among them."""
-    retried: bool = False
-    """Whether the client announces that it sends this request again."""
+    contents: Sequence[bytes] = ()  # their `content_hash`es
+    replies: Sequence[int] = ()  # positions of the assistant messages among them
+    retried: bool = False  # whether the client announces that it sends this request again
     mode: Mode = Mode.AUTO
-    answers: bool = False
-    """Whether it begins with the result of a call."""
+    answers: bool = False  # whether it begins with the result of a call
     manner: Manner | None = None
-    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names
-    its agent)."""
+    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names its
+    agent)."""
 
     @property
     def speaks(self) -> bool:
@@ -106,19 +97,13 @@ class Incoming(Struct, frozen=True, kw_only=True):
 class Last(Struct, frozen=True, kw_only=True):
     """The request that this one may repeat: the newest, or the one that a retry announces."""
 
-    digest: str
-    """Its `Incoming.digest`."""
+    digest: str  # its `Incoming.digest`
     kind: str
-    base: str
-    """The node under which its messages were put."""
-    complete: bool
-    """Whether it has a complete reply."""
-    pending: bool = False
-    """Whether it is still being answered."""
-    replies: Collection[str] = ()
-    """The nodes of its replies."""
-    manner: Manner | None = None
-    """How it asked; None where that is not known."""
+    base: str  # the node under which its messages were put
+    complete: bool  # whether it has a complete reply
+    pending: bool = False  # whether it is still being answered
+    replies: Collection[str] = ()  # the nodes of its replies
+    manner: Manner | None = None  # how it asked; None where that is not known
 
 
 class Stored(Protocol):
@@ -126,45 +111,31 @@ class Stored(Protocol):
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the depth (1 under the root) of each of these few nodes that is stored."""
-        ...
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of stored messages with this content, those at about `depth` first; not all."""
-        ...
 
 
 class Log(Struct, frozen=True, kw_only=True):
     """What is known of the session."""
 
     stored: Stored
-    head: str = ROOT
-    """Where the session stands; the root while it holds nothing."""
-    depth: int = 0
-    """Number of messages on the branch of the head."""
-    arrival: str | None = None
-    """The kind of the last request that was answered."""
+    head: str = ROOT  # where the session stands; the root while it holds nothing
+    depth: int = 0  # number of messages on the branch of the head
+    arrival: str | None = None  # the kind of the last request that was answered
     last: Last | None = None
-    manner: Manner | None = None
-    """How the conversation was last asked for; None where that is not known."""
+    manner: Manner | None = None  # how the conversation was last asked for; None where that is not known
     prefix: int | None = None
     """How many of the request's names are stored, from the first on, where somebody has asked already."""
-
-    @property
-    def appends(self) -> bool:
-        """Whether the session is used by appending."""
-        return self.arrival in APPENDING
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
     """Where a request belongs."""
 
     kind: Kind
-    base: str
-    """The node under which its new messages go."""
-    fresh: int
-    """Number of its messages that the branch of `base` holds already: those from here on are new."""
-    at_head: bool = False
-    """Whether the new messages follow the head of the moment at which they are stored."""
+    base: str  # the node under which its new messages go
+    fresh: int  # number of its messages that the branch of `base` holds already: those from here on are new
+    at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
     beside: bool = False
     """Whether the session has gone on from elsewhere: what comes of this request is kept, the head stays."""
 
@@ -184,8 +155,14 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
     if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
         return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
     if log.head == ROOT and not (log.prefix or log.stored.depths(incoming.names[:1])):
-        return Arrival(kind=Kind.FIRST, base=ROOT, fresh=0, at_head=_may_follow(incoming, log.last))
-    appends = log.appends and not incoming.speaks if incoming.mode is Mode.AUTO else incoming.mode is Mode.APPEND
+        # It may come to stand behind another first one, unless the same request is sent twice at once.
+        last = log.last
+        twice = last is not None and last.pending and last.digest == incoming.digest
+        at_head = not incoming.speaks and incoming.mode is not Mode.FULL and not twice
+        return Arrival(kind=Kind.FIRST, base=ROOT, fresh=0, at_head=at_head)
+    appends = incoming.mode is Mode.APPEND
+    if incoming.mode is Mode.AUTO:  # as the session is used
+        appends = log.arrival in APPENDING and not incoming.speaks
     if appends:
         return _append(incoming, log)
     stored = log.prefix
@@ -203,12 +180,12 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
 def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT) -> int:
     """Return how many of `names`, from the first on, are stored.
 
-    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a
-    time; where `head`, which is stored, is among them, it is looked for behind it.
+    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a time; where
+    `head`, which is stored, is among them, it is looked for behind it.
     """
     low, high = (names.index(head) + 1 if head in names else 0), len(names)
     while low < high:
-        asked = _spread(low, high)
+        asked = range(low, high, -(-(high - low) // _AT_ONCE))  # a few positions, evenly, the first always
         found = stored([names[position] for position in asked])
         for position in asked:
             if names[position] not in found:
@@ -216,18 +193,6 @@ def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collect
                 break
             low = position + 1
     return low
-
-
-def _spread(low: int, high: int) -> list[int]:
-    """Return a few positions from `low` to before `high`, the first of them always, the others evenly."""
-    step = -(-(high - low) // _AT_ONCE)
-    return list(range(low, high, step))
-
-
-def _may_follow(incoming: Incoming, last: Last | None) -> bool:
-    """Tell whether a first request may come to stand behind another first one, where two are sent at once."""
-    twice = last is not None and last.pending and last.digest == incoming.digest
-    return not incoming.speaks and incoming.mode is not Mode.FULL and not twice
 
 
 def _stands_aside(incoming: Incoming, log: Log) -> bool:
@@ -246,12 +211,8 @@ def _stands_aside(incoming: Incoming, log: Log) -> bool:
 def _append(incoming: Incoming, log: Log) -> Arrival:
     """Place an append: under the head, or where the request went that it repeats."""
     last = log.last
-    if (
-        last is not None
-        and last.digest == incoming.digest
-        and last.kind in APPENDING
-        and (incoming.retried or not last.complete)
-    ):
+    repeats = last is not None and last.digest == incoming.digest and last.kind in APPENDING
+    if last is not None and repeats and (incoming.retried or not last.complete):
         if last.replies:
             return Arrival(kind=Kind.APPEND, base=last.base, fresh=0, beside=log.head not in last.replies)
         if last.pending:  # the same request twice at once: one place for both

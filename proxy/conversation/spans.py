@@ -1,11 +1,10 @@
 """Spans and rounds: how a run of messages falls into parts that belong together.
 
-A span is the smallest run that can be removed without breaking the protocol: an assistant
-message with its tool calls and all their results, or one other message. A round is a user message
-and everything up to the next one.
+A span is the smallest run that can be removed without breaking the protocol: an assistant message with its tool calls
+and all their results, or one other message. A round is a user message and everything up to the next one.
 
-Ids pair a block with the results right after it and nothing else, since real sessions use an id
-again in later blocks. Nothing is removed or judged here.
+Ids pair a block with the results right after it and nothing else, since real sessions use an id again in later blocks.
+Nothing is removed or judged here.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ from proxy.dialects import Message, Span
 class Round(Struct, frozen=True, kw_only=True):
     """A user message and everything up to the next one."""
 
-    number: int
-    """User messages up to and with this one; 0 for what precedes the first (a preamble)."""
-    start: int
-    """Position of its first message."""
-    stop: int
-    """Position after its last message."""
+    number: int  # user messages up to and with this one; 0 for what precedes the first (a preamble)
+    start: int  # position of its first message
+    stop: int  # position after its last message
 
 
 class OpenCalls(Struct, frozen=True, kw_only=True):

@@ -4,28 +4,25 @@
     records     what goes in and what comes out, as plain data
     history     what is known of a conversation when a request comes in: one read
     exchanges   how an exchange begins and how it is settled: one transaction each
-    tree        messages: nodes, texts, instructions, what clients were not shown
-    cuts        where the views of a branch were trimmed up to
+    tree        a session's rows: its nodes, texts, instructions, what clients were not shown
+    cuts        where the views of a branch were trimmed up to; changes and cuts as text
     summaries   summaries by a model, and the leases of those who make them
-    sessions    their rows, and secrets
     archive     export, import, fork
-    encoding    changes and cuts as text
     schema      the tables
     migrate     making the tables, and bringing them up to date
     database    what a database offers: units of work; URLs; errors
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
 
-The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only,
-and triggers see to it); a unit of work is one transaction; whoever writes to a session locks its row in
-`sessions` first.
+The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only, and triggers
+see to it); a unit of work is one transaction; whoever writes to a session locks its row in `sessions` first.
 """
 
 from __future__ import annotations
 
+from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
-from proxy.store.encoding import decode_cut, encode_cut
-from proxy.store.history import Branches, recall
+from proxy.store.history import Branches, Lineage, recall
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.records import (
     Body,
@@ -50,7 +47,6 @@ from proxy.store.records import (
 )
 from proxy.store.schema import METADATA
 from proxy.store.store import Store
-from proxy.store.tree import Lineage
 
 __all__ = [
     "METADATA",

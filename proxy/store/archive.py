@@ -1,18 +1,17 @@
 """A session as records: exported, imported, and copied into another one (a fork).
 
-Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in the
-record. A text is given as `data` where writing that as compact JSON makes the very same text, else as
-`text`, a string. What is named is read after what names it: the session may go on meanwhile, and still
-nothing that is named is missing. Attempts at summaries are left out.
+Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in the record. A
+text is given as `data` where writing that as compact JSON makes the very same text, else as `text`, a string. What is
+named is read after what names it: the session may go on meanwhile, and still nothing that is named is missing. Attempts
+at summaries are left out.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -22,11 +21,11 @@ from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.conversation import ROOT, body_id, node_id
-from proxy.dialects import JsonObject
+from proxy.dialects import JsonObject, Message
 from proxy.errors import Conflict, InvalidRequest, NotFound
-from proxy.store.cuts import keep_cut
-from proxy.store.database import Connection, Database, Row
-from proxy.store.encoding import decode_changes, decode_cut, stored_message
+from proxy.store import tree
+from proxy.store.cuts import decode_changes, decode_cut, keep_cut, standing_cut, stored_message
+from proxy.store.database import Database, Row, StoreConnection
 from proxy.store.records import (
     FORKED,
     LIMIT,
@@ -56,31 +55,15 @@ from proxy.store.schema import (
     SUMMARIES,
     insert_into,
     insert_new,
+    matching,
 )
-from proxy.store.sessions import create_session, delete_session, locked_session, session_of
-from proxy.store.summaries import SummaryRecord, add_summaries
-from proxy.store.tree import (
-    HiddenRecord,
-    NewNode,
-    add_bodies,
-    add_hidden,
-    calls_at,
-    encode_calls,
-    insert_node_rows,
-    is_message,
-    marks_to,
-    messages_in,
-    named_bodies,
-    places_of,
-)
-from proxy.trimming import Change, Cut, Gap, Hidden, Summary, outside_gaps
+from proxy.store.summaries import add_summaries
+from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
 
 # ----------------------------------------------------------------------------------------------------- export
 
-FORMAT: Final = 1
-"""Version of the records, said by the first of them."""
-_AT_ONCE: Final = 100
-"""Rows of one reading, so that a long session need not fit into memory."""
+FORMAT: Final = 1  # version of the records, said by the first of them
+_AT_ONCE: Final = 100  # rows of one reading, so that a long session need not fit into memory
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
@@ -88,14 +71,10 @@ class _Kind(Struct, frozen=True, kw_only=True):
 
     name: str
     table: Table
-    order: tuple[str, ...]
-    """Columns that together tell its rows apart."""
-    json: tuple[str, ...] = ()
-    """Columns that hold JSON."""
-    text: str | None = None
-    """The column whose text must be kept to the byte."""
-    only: ColumnElement[bool] | None = None
-    """Which of its rows; None: all of them."""
+    order: tuple[str, ...]  # columns that together tell its rows apart
+    json: tuple[str, ...] = ()  # columns that hold JSON
+    text: str | None = None  # the column whose text must be kept to the byte
+    only: ColumnElement[bool] | None = None  # which of its rows; None: all of them
 
 
 _KINDS: Final = (
@@ -123,12 +102,7 @@ _KINDS: Final = (
 
 
 async def export_session(database: Database, key: str) -> AsyncIterator[JsonObject]:
-    """Give the records of a session, that of the session itself first.
-
-    Raises:
-        NotFound: there is no such session.
-        StoreUnavailable: the database cannot be used.
-    """
+    """Give the records of a session, that of the session itself first."""
     first = await database.read(partial(_session, key=key))
     if first is None:
         raise NotFound("There is no such session.")
@@ -144,15 +118,14 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
             after = tuple(records[-1][column] for column in kind.order)
 
 
-def _session(connection: Connection, key: str) -> JsonObject | None:
+def _session(connection: StoreConnection, key: str) -> JsonObject | None:
     row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key)).one_or_none()
     if row is None:
         return None
-    columns = {name: value for name, value in _columns(row) if name != "session"}
-    return {"record": "session", "format": FORMAT} | columns
+    return {"record": "session", "format": FORMAT} | _columns(row)
 
 
-def _page(connection: Connection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
+def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
     table = kind.table
     order = [table.c[name] for name in kind.order]
     found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
@@ -165,32 +138,28 @@ def _page(connection: Connection, key: str, kind: _Kind, after: tuple[Any, ...] 
 
 def _record(kind: _Kind, row: Row) -> JsonObject:
     record: JsonObject = {"record": kind.name}
-    for name, value in _columns(row):
+    for name, value in _columns(row).items():
         if name == kind.text:
-            record |= _content(value)
-        elif name in kind.json and value is not None:
-            record[name] = orjson.loads(value)
-        elif name != "session":
-            record[name] = value
+            data = orjson.loads(value)  # it reads well where that loses nothing
+            record |= {"data": data} if orjson.dumps(data) == value.encode() else {"text": value}
+        else:
+            record[name] = orjson.loads(value) if name in kind.json and value is not None else value
     return record
 
 
-def _columns(row: Row) -> Iterator[tuple[str, Any]]:
-    for name, value in row._asdict().items():
-        # SQLAlchemy's names are more than text, and orjson takes nothing more for a key.
-        yield str(name), value
-
-
-def _content(text: str) -> JsonObject:
-    """Return a text so that it reads well, where that loses nothing."""
-    data = orjson.loads(text)
-    return {"data": data} if orjson.dumps(data) == text.encode() else {"text": text}
+def _columns(row: Row) -> JsonObject:
+    # SQLAlchemy's names are more than text, and orjson takes nothing more for a key.
+    return {str(name): value for name, value in row._asdict().items() if name != "session"}
 
 
 # ---------------------------------------------------------------------------------- records, read and checked
 
 
-class _SessionRecord(msgspec.Struct, frozen=True, tag_field="record", tag="session", kw_only=True):
+class _ArchiveRecord(Struct, frozen=True, kw_only=True, tag_field="record"):
+    """A line of an export."""
+
+
+class _SessionRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="session"):
     format: int
     created_at: Time
     updated_at: Time
@@ -201,9 +170,10 @@ class _SessionRecord(msgspec.Struct, frozen=True, tag_field="record", tag="sessi
     tools: str | None = None
 
 
-class _TextRecord(msgspec.Struct, frozen=True, kw_only=True):
+class _TextRecord(_ArchiveRecord, frozen=True, kw_only=True):
     data: Any = msgspec.UNSET
     text: str | None = None
+    tokens: Amount
 
     def raw(self) -> bytes:
         """Return the text: as it is given, or compact JSON of the data."""
@@ -215,18 +185,16 @@ class _TextRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.text.encode()
 
 
-class _InstructionsRecord(_TextRecord, frozen=True, kw_only=True, tag_field="record", tag="instructions"):
+class _InstructionsRecord(_TextRecord, frozen=True, kw_only=True, tag="instructions"):
     version: str
-    tokens: Amount
     created_at: Time
 
 
-class _BodyRecord(_TextRecord, frozen=True, kw_only=True, tag_field="record", tag="body"):
+class _BodyRecord(_TextRecord, frozen=True, kw_only=True, tag="body"):
     body: str
-    tokens: Amount
 
 
-class _NodeRecord(msgspec.Struct, frozen=True, tag_field="record", tag="node", kw_only=True):
+class _NodeRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="node"):
     node: str
     parent: str
     body: str
@@ -239,7 +207,7 @@ class _NodeRecord(msgspec.Struct, frozen=True, tag_field="record", tag="node", k
     arrival: Any = None
 
 
-class _CutRecord(msgspec.Struct, frozen=True, tag_field="record", tag="cut", kw_only=True):
+class _CutRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="cut"):
     node: str
     policy: str
     agent: str
@@ -252,104 +220,147 @@ class _CutRecord(msgspec.Struct, frozen=True, tag_field="record", tag="cut", kw_
     changes: Any
 
 
-class _ExchangeRecord(msgspec.Struct, frozen=True, tag_field="record", tag="exchange", kw_only=True):
-    """Not taken over."""
+class HiddenRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="hidden"):
+    """What the client was not shown of a reply."""
+
+    node: str
+    before: tuple[str, ...]
+    reply: str | None
+    after: tuple[str, ...]
+    tokens: Amount
+    created_at: Time
+
+    def read(self) -> Hidden:
+        """Return what was hidden; raises ValueError where a text in it is no message."""
+        before, reply, after = (
+            tuple(map(_hidden_message, texts))
+            for texts in (self.before, () if self.reply is None else (self.reply,), self.after)
+        )
+        return Hidden(before=before, reply=reply[0] if reply else None, after=after, tokens=self.tokens)
 
 
-class _FormRecord(msgspec.Struct, frozen=True, tag_field="record", tag="form", kw_only=True):
-    """Not taken over."""
+def _hidden_message(text: str) -> Message:
+    orjson.loads(text)
+    if not tree.is_message(text.encode()):
+        raise ValueError("what was hidden of the reply is no message")
+    return stored_message(text.encode())
+
+
+class SummaryRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="summary"):
+    """A summary that is ready."""
+
+    id: str
+    node: str
+    tip: str
+    recipe: str
+    until: Amount
+    generation: Amount
+    model: str
+    text: str
+    state: dict[str, Any]
+    tokens: Amount
+    covered_messages: Amount
+    covered_tokens: Amount
+    created_at: Time
+    predecessor: str | None = None
+    asked: bool = False
+
+    def read(self, depths: Mapping[str, int], descends: Callable[[str, str], bool]) -> SummaryRow:
+        """Return the summary without its cost, which was paid where it was made.
+
+        `depths` are those of all nodes. `descends` tells whether a node is another one or below it. Raises ValueError
+        where the summary is not of a branch of these nodes.
+        """
+        require_plain(id=self.id, recipe=self.recipe, model=self.model, predecessor=self.predecessor)
+        for node in (self.node, self.tip):
+            if node not in depths:
+                raise ValueError(f"it is of a branch with {node}, which is none of the nodes")
+        if depths[self.node] != self.until or not descends(self.tip, self.node):
+            raise ValueError(f"it covers {self.until} messages, and its nodes are not of such a branch")
+        if self.covered_messages > self.until or not self.text:
+            raise ValueError(f"it says nothing of {self.until} messages, or speaks of more")
+        made = msgspec.structs.asdict(self)
+        return SummaryRow(**made, status=SummaryStatus.READY, reason="", usage=None, cost=None, exchange=None)
 
 
 _Record: TypeAlias = (
-    _SessionRecord
-    | _InstructionsRecord
-    | _BodyRecord
-    | _NodeRecord
-    | _CutRecord
-    | HiddenRecord
-    | SummaryRecord
-    | _ExchangeRecord
-    | _FormRecord
+    _SessionRecord | _InstructionsRecord | _BodyRecord | _NodeRecord | _CutRecord | HiddenRecord | SummaryRecord
 )
+_NOT_IMPORTED: Final = frozenset({"exchange", "form"})
+"""Kinds of records that stay behind: what they tell happened elsewhere."""
 
 
-@dataclass(slots=True)
 class Archive:
     """The records of a session, read and checked."""
 
-    session: _SessionRecord
-    instructions: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Rows without their session, by version."""
-    nodes: list[tuple[str, str, NewNode]] = field(default_factory=list[tuple[str, str, NewNode]])
-    """(parent, node, new_node), parents before children."""
-    depths: dict[str, int] = field(default_factory=dict[str, int])
-    """Of the nodes, by name: the number of messages from the root to it, itself included."""
-    cuts: list[tuple[_CutRecord, StandingCut]] = field(default_factory=list[tuple[_CutRecord, StandingCut]])
-    hidden: dict[str, tuple[Hidden, int]] = field(default_factory=dict[str, tuple[Hidden, int]])
-    """By node, what the client was not shown of it, and when that was stored."""
-    summaries: dict[str, SummaryRow] = field(default_factory=dict[str, SummaryRow])
-    """By id."""
+    def __init__(self, session: _SessionRecord) -> None:
+        """Begin with the record of the session itself."""
+        self.session = session
+        self.instructions: dict[str, dict[str, Any]] = {}  # rows without their session, by version
+        self.nodes: list[tuple[str, str, tree.NewNode]] = []  # (parent, node, new_node), parents before children
+        self.depths: dict[str, int] = {}  # by node, the number of messages from the root to it, itself included
+        self.cuts: list[tuple[_CutRecord, StandingCut]] = []
+        self.hidden: dict[str, tuple[Hidden, int]] = {}
+        """By node, what the client was not shown of it, and when that was stored."""
+        self.summaries: dict[str, SummaryRow] = {}  # by id
+        self.bodies: dict[str, Body] = {}  # by name
+
+    @cached_property
+    def family(self) -> _Family:
+        """Who descends from whom, once all nodes are there."""
+        return _Family([(parent, node) for parent, node, _ in self.nodes])
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
-    """Read and check the records of a session. Pure, and as long as they are many.
-
-    Raises:
-        InvalidRequest: one of them is wrong; its line is named, the first being 1.
-    """
+    """Read and check the records of a session; InvalidRequest names the line that is wrong, the first being 1."""
     lines: list[tuple[int, _Record]] = []
     for line, record in enumerate(records, 1):
         with _at(line):
-            lines.append((line, msgspec.convert(record, _Record)))
+            if not (isinstance(record, dict) and record.get("record") in _NOT_IMPORTED):
+                lines.append((line, msgspec.convert(record, _Record)))
     sessions = [(line, record) for line, record in lines if isinstance(record, _SessionRecord)]
     if len(sessions) != 1:
         raise InvalidRequest(
             f"The records must hold one session, and hold {len(sessions)}: import one export, unchanged."
         )
     line, session = sessions[0]
-    archive = Archive(session=session)
-    bodies: dict[str, Body] = {}
-    for at, item in lines:
-        if isinstance(item, _BodyRecord):
-            with _at(at):
-                bodies[item.body] = _body(item)
-    for at, item in lines:
-        with _at(at):
-            if isinstance(item, _NodeRecord):
-                _add_node(archive, item, bodies)
-            elif isinstance(item, _InstructionsRecord):
-                _add_instructions(archive, item)
-    family = _Family([(parent, node) for parent, node, _ in archive.nodes])
-    for at, item in lines:
-        with _at(at):
-            _add_decided(archive, item, family)
+    archive = Archive(session)
+    for adding in _PASSES:
+        for at, item in lines:
+            add = adding.get(type(item))
+            if add is not None:
+                with _at(at):
+                    add(archive, item)
     with _at(line):
         _check_session(archive)
     return archive
 
 
-def _body(record: _BodyRecord) -> Body:
+def _add_body(archive: Archive, record: _BodyRecord) -> None:
     raw = record.raw()
     _same("body", record.body, body_id(raw))
-    return Body(message=stored_message(raw), tokens=record.tokens)
+    archive.bodies[record.body] = Body(message=stored_message(raw), tokens=record.tokens)
 
 
-def _add_node(archive: Archive, record: _NodeRecord, bodies: Mapping[str, Body]) -> None:
-    body = bodies.get(record.body)
-    if body is None or not is_message(body.message.raw):
+def _add_node(archive: Archive, record: _NodeRecord) -> None:
+    body = archive.bodies.get(record.body)
+    if body is None or not tree.is_message(body.message.raw):
         raise ValueError(f"there is no message with the text {record.body}")
     if record.parent != ROOT and record.parent not in archive.depths:
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
     _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
-    new_node = NewNode(
+    arrival = None
+    if record.arrival is not None:
+        arrival = _checked(decode_changes(orjson.dumps(record.arrival).decode()), 1)
+    new_node = tree.NewNode(
         body=Body(message=body.message, tokens=record.tokens),
         source=record.source,
         created_at=record.created_at,
         partial=record.partial,
         agent=record.agent,
         policy=record.policy,
-        arrival=None if record.arrival is None else _changes(record.arrival, 1),
+        arrival=arrival,
     )
     archive.nodes.append((record.parent, record.node, new_node))
     archive.depths[record.node] = archive.depths.get(record.parent, 0) + 1
@@ -358,23 +369,13 @@ def _add_node(archive: Archive, record: _NodeRecord, bodies: Mapping[str, Body])
 def _add_instructions(archive: Archive, record: _InstructionsRecord) -> None:
     raw = record.raw()
     _same("version", record.version, body_id(raw))
-    messages_in(raw.decode())
+    tree.messages_in(raw.decode())
     archive.instructions[record.version] = {
         "version": record.version,
         "messages": raw.decode(),
         "tokens": record.tokens,
         "created_at": record.created_at,
     }
-
-
-def _add_decided(archive: Archive, item: _Record, family: _Family) -> None:
-    """Take in what stands beside the nodes."""
-    if isinstance(item, _CutRecord):
-        archive.cuts.append((item, _cut(item, archive, family)))
-    elif isinstance(item, HiddenRecord):
-        _add_hidden(archive, item)
-    elif isinstance(item, SummaryRecord):
-        _add_summary(archive, item, family)
 
 
 def _add_hidden(archive: Archive, record: HiddenRecord) -> None:
@@ -385,16 +386,16 @@ def _add_hidden(archive: Archive, record: HiddenRecord) -> None:
     archive.hidden[record.node] = record.read(), record.created_at
 
 
-def _add_summary(archive: Archive, record: SummaryRecord, family: _Family) -> None:
+def _add_summary(archive: Archive, record: SummaryRecord) -> None:
     if record.id in archive.summaries:
         raise ValueError(f"there are two summaries {record.id}")
     if record.predecessor is not None and record.predecessor not in archive.summaries:
         raise ValueError(f"its predecessor {record.predecessor} does not stand in a line above")
-    archive.summaries[record.id] = record.read(archive.depths, family.descends)
+    archive.summaries[record.id] = record.read(archive.depths, archive.family.descends)
 
 
 class _Family:
-    """Who descends from whom, told at once for any two nodes of a tree."""
+    """Tells at once, for any two nodes of a tree, whether one descends from the other."""
 
     def __init__(self, nodes: Sequence[tuple[str, str]]) -> None:
         """Number (parent, node), parents before children: each one's descendants come right after it."""
@@ -416,31 +417,25 @@ class _Family:
         return first <= self._numbers[node] < first + self._sizes[ancestor]
 
 
-def _cut(record: _CutRecord, archive: Archive, family: _Family) -> StandingCut:
-    depth = archive.depths.get(record.node)
+def _add_cut(archive: Archive, record: _CutRecord) -> None:
+    end, depth = record.position, archive.depths.get(record.node)
     if depth is None:
         raise ValueError(f"it stands at {record.node}, which is none of the nodes")
-    if record.position > depth:
-        raise ValueError(f"its position is {record.position}, and its node has {depth} messages")
+    if end > depth:
+        raise ValueError(f"its position is {end}, and its node has {depth} messages")
     require_plain(policy=record.policy, agent=record.agent, version=record.version)
     decided = decode_cut(orjson.dumps(record.changes).decode())
+    _checked(decided.changes, end)
     if decided.summary is not None:
-        _check_summary(decided.summary, record.position)
-    cut = Cut(
-        position=record.position,
-        policy=record.policy,
-        version=record.version,
-        changes=_checked(decided.changes, record.position),
-        tokens=record.tokens,
-        messages=record.messages,
-        tool_calls=record.tool_calls,
-        gaps=_checked_gaps(decided.gaps, record.position),
-        summary=decided.summary,
-        account=decided.account,
-    )
+        _check_summary(decided.summary, end)
+    _check_gaps(decided.gaps, end)
     if decided.kept is not None:
-        _check_kept(decided.kept, cut, record.node, archive, family)
-    return StandingCut(cut=cut, node=record.node, kept=decided.kept)
+        places = outside_gaps(range(end), decided.gaps, int)
+        if [archive.depths.get(name, 0) - 1 for name in decided.kept] != places:
+            raise ValueError("what it kept are not the messages outside its gaps")
+        if not all(archive.family.descends(record.node, name) for name in decided.kept):
+            raise ValueError("what it kept is not of its branch")
+    archive.cuts.append((record, standing_cut(record, decided)))
 
 
 def _check_summary(summary: Summary, end: int) -> None:
@@ -452,8 +447,8 @@ def _check_summary(summary: Summary, end: int) -> None:
         raise ValueError(f"its summary counts what {summary.until} messages cannot have")
 
 
-def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
-    """Return gaps that all lie before `end`, in order, none of them empty."""
+def _check_gaps(gaps: tuple[Gap, ...], end: int) -> None:
+    """Check that gaps all lie before `end`, in order, none of them empty."""
     last = 0
     for gap in gaps:
         if not last <= gap.start < gap.stop <= end:
@@ -461,24 +456,10 @@ def _checked_gaps(gaps: tuple[Gap, ...], end: int) -> tuple[Gap, ...]:
         if not 0 <= gap.tokens < LIMIT or not 0 <= gap.tool_calls <= gap.messages:
             raise ValueError(f"the gap at {gap.start} counts what {gap.messages} messages cannot have")
         last = gap.stop
-    return gaps
-
-
-def _check_kept(kept: tuple[str, ...], cut: Cut, node: str, archive: Archive, family: _Family) -> None:
-    """Check that these are the nodes of the branch before the cut that lie in no gap."""
-    places = outside_gaps(range(cut.position), cut.gaps, int)
-    if [archive.depths.get(name, 0) - 1 for name in kept] != places:
-        raise ValueError("what it kept are not the messages outside its gaps")
-    if not all(family.descends(node, name) for name in kept):
-        raise ValueError("what it kept is not of its branch")
-
-
-def _changes(record: Any, end: int) -> tuple[Change, ...]:
-    """Return changes of messages that all lie before `end`."""
-    return _checked(decode_changes(orjson.dumps(record).decode()), end)
 
 
 def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
+    """Return changes of messages that all lie before `end`."""
     for change in changes:
         if not 0 <= change.position < end:
             raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")
@@ -487,6 +468,14 @@ def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
         if change.message is not None and not isinstance(orjson.loads(change.message.raw), dict):
             raise ValueError(f"the change at position {change.position} puts what is no message")
     return changes
+
+
+_PASSES: Final[Sequence[dict[type, Callable[[Archive, Any], None]]]] = (
+    {_BodyRecord: _add_body},
+    {_NodeRecord: _add_node, _InstructionsRecord: _add_instructions},
+    {_CutRecord: _add_cut, HiddenRecord: _add_hidden, SummaryRecord: _add_summary},
+)
+"""What takes in the records, by kind: each pass needs what the one before it took in."""
 
 
 def _check_session(archive: Archive) -> None:
@@ -518,59 +507,60 @@ def _at(line: int) -> Generator[None]:
 # ----------------------------------------------------------------------------------------------------- import
 
 
-def load(connection: Connection, tenant: str, session: str, archive: Archive) -> SessionRow:
-    """Make a session of an archive.
-
-    Raises:
-        Conflict: there is a session with this id.
-        InvalidRequest: the id cannot be stored.
-    """
+def load(connection: StoreConnection, tenant: str, session: str, archive: Archive) -> SessionRow:
+    """Make a session of an archive; raises Conflict where there is one with this id."""
     require_plain(tenant=tenant, session=session)
     key, said = session_key(tenant, session), archive.session
-    if not create_session(connection, key, tenant, session, said.created_at):
+    if not tree.create_session(connection, key, tenant, session, said.created_at):
         raise Conflict(f"There is a session {session!r} already: delete it first, or import under another id.")
-    add_bodies(connection, key, named_bodies(new_node.body for _, _, new_node in archive.nodes))
+    tree.add_bodies(connection, key, tree.named_bodies(new_node.body for _, _, new_node in archive.nodes))
     insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
-    places = {place.node: place for place in insert_node_rows(connection, key, archive.nodes)}
+    places = {place.node: place for place in tree.insert_node_rows(connection, key, archive.nodes)}
     for record, cut in archive.cuts:
-        keep_cut(
-            connection, key, record.node, record.agent, cut.cut, exchange=None, at=record.created_at, kept=cut.kept
-        )
-    hidden = [(node, *what) for node, what in archive.hidden.items()]
-    add_hidden(connection, key, hidden, exchange=None)
+        agent, at = record.agent, record.created_at
+        keep_cut(connection, key, record.node, agent, cut.cut, exchange=None, at=at, kept=cut.kept)
+    tree.add_hidden(connection, key, [(node, *what) for node, what in archive.hidden.items()], exchange=None)
     add_summaries(connection, key, archive.summaries.values())
-    head = places.get(said.head)
     values = {
         "updated_at": said.updated_at,
-        "head": said.head,
         "instructions": said.instructions,
         "arrival": said.arrival,
         "model": said.model,
         "tools": said.tools,
-        "messages": head.depth if head else 0,
-        "rounds": head.round if head else 0,
-        "tokens": head.tokens_total if head else 0,
         "hidden": len(archive.hidden),
         "summaries": len(archive.summaries),
-        "calls": encode_calls(calls_at(connection, key, head.node, head.depth)) if head else None,
     }
-    connection.execute(update(SESSIONS).where(SESSIONS.c.session == key).values(values))
-    made = session_of(connection, key)
+    return _move_head(connection, key, places.get(said.head), values)
+
+
+def _move_head(
+    connection: StoreConnection, key: str, head: tree.NodePlace | None, values: dict[str, Any]
+) -> SessionRow:
+    """Let a session that was just made stand at a node, with these values in its row; return it."""
+    if head is not None:
+        values |= {
+            "head": head.node,
+            "messages": head.depth,
+            "rounds": head.round,
+            "tokens": head.tokens_total,
+            "calls": tree.encode_calls(tree.calls_at(connection, key, head.node, head.depth)),
+        }
+    connection.execute(_MOVE_HEAD, values | {"the_session": key})
+    made = tree.session_of(connection, key)
     if made is None:
-        raise AssertionError("the session was made in this transaction")
+        raise AssertionError("the session is locked in this transaction")
     return made
 
 
 # ------------------------------------------------------------------------------------------------------- fork
 
-PORTION: Final = 250
-"""Messages of one transaction."""
+PORTION: Final = 250  # messages of one transaction
 
 _SOURCE: Final = bindparam("source", type_=NAME)
 _COPY: Final = bindparam("copy", type_=NAME)
-_FINISH: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
-_HIDDEN_THERE: Final = select(func.count()).where(HIDDEN.c.session == bindparam("key"))
-_SUMMARIES_THERE: Final = select(func.count()).where(SUMMARIES.c.session == bindparam("key"))
+_MOVE_HEAD: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
+_HIDDEN_THERE: Final = select(func.count()).where(*matching(HIDDEN))
+_SUMMARIES_THERE: Final = select(func.count()).where(*matching(SUMMARIES))
 
 
 class _Fork(Struct, frozen=True, kw_only=True):
@@ -579,8 +569,7 @@ class _Fork(Struct, frozen=True, kw_only=True):
     source: SessionRow
     tenant: str
     id: str
-    end: str
-    """The node up to which the history is copied."""
+    end: str  # the node up to which the history is copied
     at: int
 
     @property
@@ -589,13 +578,7 @@ class _Fork(Struct, frozen=True, kw_only=True):
 
 
 async def fork_session(database: Database, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
-    """Make the session `as_id` of the history of `source_key` up to `node`, and return it.
-
-    Raises:
-        NotFound: the tenant has no such session, or it has no such node.
-        Conflict: there is a session with this id, or it was deleted while it was made.
-        InvalidRequest: the id cannot be stored.
-    """
+    """Make the session `as_id` of the history of `source_key` up to `node`, and return it."""
     require_plain(session=as_id)
     source, branch = await database.read(partial(_read, tenant=tenant, key=source_key, node=node))
     fork = _Fork(source=source, tenant=tenant, id=as_id, end=node, at=int(time.time() * 1000))
@@ -614,26 +597,26 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
     return made
 
 
-def _read(connection: Connection, tenant: str, key: str, node: str) -> tuple[SessionRow, list[Mark]]:
-    source = session_of(connection, key)
+def _read(connection: StoreConnection, tenant: str, key: str, node: str) -> tuple[SessionRow, list[Mark]]:
+    source = tree.session_of(connection, key)
     if source is None or source.tenant != tenant:
         raise NotFound("There is no such session.")
-    branch = marks_to(connection, key, node) if node != ROOT and is_plain(node) else []
+    branch = tree.marks_to(connection, key, node) if node != ROOT and is_plain(node) else []
     if not branch:
         raise NotFound(f"There is no node {node!r} in this session.")
     return source, branch
 
 
-def _begin_fork(connection: Connection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
+def _begin_fork(connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
     """Make the session, and copy the first portion."""
-    if not create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
+    if not tree.create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
         raise Conflict(f"There is a session {fork.id!r} already: delete it first, or fork under another id.")
     return _copy_portion(connection, fork, portion, finish=finish)
 
 
-def _copy_portion(connection: Connection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
+def _copy_portion(connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
     """Copy a portion; with `finish` it is the last one."""
-    made = locked_session(connection, fork.key)
+    made = tree.locked_session(connection, fork.key)
     if made is None or made.created_at != fork.at:
         raise Conflict(f"The session {fork.id!r} was deleted while it was made.")
     nodes = [mark.node for mark in portion]
@@ -646,19 +629,14 @@ def _copy_portion(connection: Connection, fork: _Fork, portion: Sequence[Mark], 
     return _finish(connection, fork) if finish else made
 
 
-def _finish(connection: Connection, fork: _Fork) -> SessionRow:
+def _finish(connection: StoreConnection, fork: _Fork) -> SessionRow:
     """Let the session stand at the end of the history."""
     source = fork.source
     if source.instructions is not None:
         _copy(connection, fork, INSTRUCTIONS, [source.instructions])
     if source.tools is not None:
         _copy(connection, fork, BODIES, [source.tools])
-    place = places_of(connection, fork.key, [fork.end])[fork.end]
     values = {
-        "head": place.node,
-        "messages": place.depth,
-        "rounds": place.round,
-        "tokens": place.tokens_total,
         "instructions": source.instructions,
         "arrival": FORKED,
         "model": source.model,
@@ -666,23 +644,19 @@ def _finish(connection: Connection, fork: _Fork) -> SessionRow:
         "scale": source.scale,
         "hidden": connection.execute(_HIDDEN_THERE, {"key": fork.key}).scalar_one_or_none(),
         "summaries": connection.execute(_SUMMARIES_THERE, {"key": fork.key}).scalar_one_or_none(),
-        "calls": encode_calls(calls_at(connection, fork.key, fork.end, place.depth)),
     }
-    connection.execute(_FINISH, values | {"the_session": fork.key})
-    made = session_of(connection, fork.key)
-    if made is None:
-        raise AssertionError("the session is locked in this transaction")
-    return made
+    place = tree.places_of(connection, fork.key, [fork.end])[fork.end]
+    return _move_head(connection, fork.key, place, values)
 
 
-def _give_up(connection: Connection, fork: _Fork) -> None:
+def _give_up(connection: StoreConnection, fork: _Fork) -> None:
     """Delete what was copied, unless it is somebody else's by now."""
-    made = locked_session(connection, fork.key)
+    made = tree.locked_session(connection, fork.key)
     if made is not None and made.created_at == fork.at and made.head == ROOT:
-        delete_session(connection, fork.key)
+        tree.delete_session(connection, fork.key)
 
 
-def _copy(connection: Connection, fork: _Fork, table: Table, names: Sequence[str]) -> None:
+def _copy(connection: StoreConnection, fork: _Fork, table: Table, names: Sequence[str]) -> None:
     """Copy the rows of the session that have one of these names; those that are there stay."""
     asked = {"source": fork.source.key, "copy": fork.key, "names": names}
     if table is SUMMARIES:
@@ -690,7 +664,7 @@ def _copy(connection: Connection, fork: _Fork, table: Table, names: Sequence[str
     connection.execute(_copying(connection.dialect.name, table), asked)
 
 
-def _are_there(connection: Connection, fork: _Fork, table: Table, names: Sequence[str]) -> bool:
+def _are_there(connection: StoreConnection, fork: _Fork, table: Table, names: Sequence[str]) -> bool:
     """Tell whether the fork has all of these rows."""
     asked = {"source": fork.key, "names": names}
     count = connection.execute(_counting(connection.dialect.name, table), asked).scalar_one_or_none()
@@ -718,8 +692,8 @@ def _named(dialect: str, table: Table) -> Subquery:
     of_session = select(table).where(table.c.session == _SOURCE)
     if dialect != "postgresql" or table in {CUTS, SUMMARIES}:
         return of_session.where(name.in_(bindparam("names", expanding=True))).subquery()
-    # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it
-    # is told to look each name up by the primary key.
+    # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it is told to
+    # look each name up by the primary key.
     names = select(func.unnest(bindparam("names", type_=postgresql.ARRAY(NAME))).label("name")).subquery()
     row = of_session.where(name == names.c.name).limit(1).lateral()
     return select(*row.c).select_from(names).join(row, true()).subquery()

@@ -1,77 +1,255 @@
-"""Cuts: where the views of a branch were trimmed up to, by policy and agent."""
+"""Cuts: where the views of a branch were trimmed up to, by policy and agent; and how changes are stored.
+
+Changes and cuts are text: exact, and small even where a hundred thousand messages were dropped. The text is a JSON
+object, each member left out where it is empty:
+
+    why    [[edit, reason], …]: each pair once
+    drop   [[why, rank, [[start, [tokens_before, …]], …]], …]: what is not sent, in runs of positions
+    put    [[position, rank, why, tokens_before, tokens_after, text], …]: every other change, with the
+           text of the message that is sent instead (null where there is none)
+
+and of a cut also
+
+    gaps   [[why, start, stop, tokens, tool_calls], …]: runs of messages that are not sent any more
+    kept   [node, …]: the messages before the cut that lie in no gap, by position; left out where it is not
+           known, as in cuts that were stored before there were gaps: all they dropped is under `drop`
+    summary, account
+           the summary that stands in the place of some gaps, and what input had cost
+
+`why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
-from typing import Any, Final
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import bindparam, select, tuple_
 
+from proxy.dialects import Message, dialect_named
 from proxy.dialects.generations import Generations
-from proxy.store.database import Connection, Row
-from proxy.store.encoding import Decided, decode_cut, encode_cut
+from proxy.dialects.jsontext import is_array, is_object
+from proxy.store.database import Row, StoreConnection
 from proxy.store.records import StandingCut
-from proxy.store.schema import CUTS, insert_new
-from proxy.store.tree import lineage_of
-from proxy.trimming import Cut, Summary
+from proxy.store.schema import CUTS, insert_new, matching
+from proxy.trimming import Account, Change, Cut, Gap, Summary
+
+# -------------------------------------------------------------------------------------- changes and cuts as text
+
+_Run: TypeAlias = tuple[int, list[int]]
+_Drop: TypeAlias = tuple[int, int, list[_Run]]
+_Put: TypeAlias = tuple[int, int, int, int, int, str | None]
+_Gap: TypeAlias = tuple[int, int, int, int, int]
+_Why: TypeAlias = dict[tuple[str, str], int]
+
+
+class _Changes(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+    """The JSON object of the module's docstring."""
+
+    why: list[tuple[str, str]] = []
+    drop: list[_Drop] = []
+    put: list[_Put] = []
+
+    def reason(self, place: int) -> tuple[str, str]:
+        """Return edit and reason by their place in the list."""
+        if not 0 <= place < len(self.why):
+            raise ValueError("the changes name a reason that they do not list")
+        return self.why[place]
+
+
+class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
+    """The same of a cut."""
+
+    gaps: list[_Gap] = []
+    kept: list[str] | None = None
+    summary: Summary | None = None
+    account: Account | None = None
+
+
+class Decided(Struct, frozen=True, kw_only=True):
+    """What a cut does, as it was read."""
+
+    changes: tuple[Change, ...]
+    gaps: tuple[Gap, ...]
+    kept: tuple[str, ...] | None  # the nodes before it that lie in no gap; None where it is not known
+    summary: Summary | None = None
+    account: Account | None = None
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(_Changes)
+_CUT_DECODER: Final = msgspec.json.Decoder(_CutText)
+_EMPTY: Final = "{}"
+_CHAT: Final = dialect_named("chat")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def stored_message(raw: bytes) -> Message:
+    """Return the message with a stored text. Every session speaks Chat Completions so far."""
+    return _CHAT.message(raw)
+
+
+def encode_changes(changes: Collection[Change]) -> str:
+    """Return `changes` as text. It is read back by position, the order for each position kept."""
+    if not changes:
+        return _EMPTY
+    why: _Why = {}
+    drop, put = _rows_of(changes, why)
+    return _ENCODER.encode(_Changes(why=list(why), drop=drop, put=put)).decode()
+
+
+def decode_changes(text: str) -> tuple[Change, ...]:
+    """Return the changes that `text` was made from, by position; raises ValueError where it is no such text."""
+    return () if text == _EMPTY else _changes_in(_DECODER.decode(text))
+
+
+def encode_cut(
+    changes: Iterable[Change],
+    gaps: Iterable[Gap],
+    kept: Sequence[str] | None,
+    summary: Summary | None = None,
+    account: Account | None = None,
+) -> str:
+    """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown.
+
+    Half an emoji in a summary is read back as U+FFFD: no text holds it.
+    """
+    why: _Why = {}
+    rows = [
+        (why.setdefault((gap.edit, gap.reason), len(why)), gap.start, gap.stop, gap.tokens, gap.tool_calls)
+        for gap in gaps
+    ]
+    drop, put = _rows_of(changes, why)
+    names = None if kept is None else list(kept)
+    cut = _CutText(why=list(why), drop=drop, put=put, gaps=rows, kept=names, summary=summary, account=account)
+    try:
+        return _ENCODER.encode(cut).decode()
+    except UnicodeEncodeError:
+        if summary is None:
+            raise
+        cut.summary = replace(summary, text=_without_surrogates(summary.text), state=_without_surrogates(summary.state))
+        return _ENCODER.encode(cut).decode()
+
+
+def decode_cut(text: str) -> Decided:
+    """Return what `text` was made from; raises ValueError where it is no such text."""
+    read = _CUT_DECODER.decode(text)
+    gaps: list[Gap] = []
+    for place, start, stop, tokens, tool_calls in read.gaps:
+        edit, reason = read.reason(place)
+        gaps.append(Gap(start=start, stop=stop, edit=edit, reason=reason, tokens=tokens, tool_calls=tool_calls))
+    kept = None if read.kept is None else tuple(read.kept)
+    changes = _changes_in(read)
+    return Decided(changes=changes, gaps=tuple(gaps), kept=kept, summary=read.summary, account=read.account)
+
+
+def encode_data(data: Mapping[str, Any]) -> str:
+    """Return JSON data as text; half an emoji in it is read back as U+FFFD."""
+    try:
+        return _ENCODER.encode(data).decode()
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_without_surrogates(dict(data))).decode()
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Return JSON data with U+FFFD in the place of each lone surrogate, which UTF-8 cannot hold."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if is_object(value):
+        return {_without_surrogates(name): _without_surrogates(member) for name, member in value.items()}
+    return [_without_surrogates(item) for item in value] if is_array(value) else value
+
+
+def _rows_of(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_Put]]:
+    """Return changes as rows; reasons that are new are added to `why`."""
+    dropped: dict[tuple[int, int], list[_Run]] = {}
+    put: list[_Put] = []
+    ranks: Counter[int] = Counter()
+    for change in sorted(changes, key=lambda change: change.position):
+        rank = ranks[change.position]
+        ranks[change.position] += 1
+        reason = why.setdefault((change.edit, change.reason), len(why))
+        if change.message is None and change.tokens_after == 0:
+            runs = dropped.setdefault((reason, rank), [])
+            if runs and change.position == runs[-1][0] + len(runs[-1][1]):
+                runs[-1][1].append(change.tokens_before)
+            else:
+                runs.append((change.position, [change.tokens_before]))
+        else:
+            raw = None if change.message is None else change.message.raw.decode()
+            put.append((change.position, rank, reason, change.tokens_before, change.tokens_after, raw))
+    return [(reason, rank, runs) for (reason, rank), runs in dropped.items()], put
+
+
+def _changes_in(read: _Changes) -> tuple[Change, ...]:
+    """Return the changes that a text holds, by position and rank."""
+    ranked: list[tuple[int, Change]] = []
+
+    def add(rank: int, place: int, position: int, before: int, after: int, raw: str | None) -> None:
+        edit, reason = read.reason(place)
+        message = None if raw is None else stored_message(raw.encode())
+        change = Change(
+            position=position, edit=edit, reason=reason, message=message, tokens_before=before, tokens_after=after
+        )
+        ranked.append((rank, change))
+
+    for place, rank, runs in read.drop:
+        for start, run in runs:
+            for position, tokens in enumerate(run, start):
+                add(rank, place, position, tokens, 0, None)
+    for position, rank, place, before, after, raw in read.put:
+        add(rank, place, position, before, after, raw)
+    ranked.sort(key=lambda item: (item[1].position, item[0]))
+    return tuple([change for _, change in ranked])
+
 
 # --------------------------------------------------------------------------------- cuts that were read lately
 
 MOST_LETTERS: Final = 8 * 1024 * 1024
-"""Letters of all the texts that are remembered in one process at most, with what is counted beside them.
-With what they say, and what is read of that, these are some 40 MB, or 70 MB where the texts are Chinese."""
-_ENTRY_LETTERS: Final = 500
-"""What an entry takes beside its text, in letters."""
+"""Letters of all the texts that are remembered in one process at most, with what is counted beside them. With what they
+say, and what is read of that, these are some 40 MB, or 70 MB where the texts are Chinese."""
+_ENTRY_LETTERS: Final = 500  # what an entry takes beside its text, in letters
 _ITEM_LETTERS: Final = 30
 """What a change or a gap takes beside its part of the text: 150 to 200 bytes, where it often has four."""
 
 
-class _Read(Struct, frozen=True, kw_only=True):
-    """A text, and what it says."""
-
-    text: str
-    decided: Decided
-
-
 class DecodedCuts:
-    """What texts of cuts say, bounded in size: what was not asked for the longest goes first.
-
-    Any thread may use it.
-    """
+    """What texts of cuts say, bounded in size: the least recently used go first. Any thread may use it."""
 
     def __init__(self, most: int = MOST_LETTERS) -> None:
         """Begin empty, to hold texts of at most so many letters, about."""
-        self._held: Final = Generations[Hashable, _Read](most, _size_of)
+        self._held: Final = Generations[Hashable, tuple[str, Decided]](most, _size_of)
 
     def read(self, place: Hashable, text: str) -> Decided:
-        """Return what a text says, which was found at a `place`: there it is looked for first.
-
-        Raises:
-            ValueError: it is no text of a cut.
-        """
+        """Return what a text says, which was found at a `place`: there it is looked for first."""
         (found,) = self._held.recall((place,))
-        if found is None or found.text != text:
-            found = _Read(text=text, decided=decode_cut(text))
+        if found is None or found[0] != text:
+            found = (text, decode_cut(text))
             self._held.put(place, found)
-        return found.decided
+        return found[1]
 
 
-def _size_of(read: _Read) -> int:
-    items = len(read.decided.changes) + len(read.decided.gaps)
-    return len(read.text) + _ITEM_LETTERS * items + _ENTRY_LETTERS
+def _size_of(read: tuple[str, Decided]) -> int:
+    text, decided = read
+    return len(text) + _ITEM_LETTERS * (len(decided.changes) + len(decided.gaps)) + _ENTRY_LETTERS
 
 
 # ------------------------------------------------------------------------------------------------------- rows
 
-_DECODED: Final = DecodedCuts()
-"""A memo of what follows from texts alone."""
+_DECODED: Final = DecodedCuts()  # a memo of what follows from texts alone
 _AT_ONCE: Final = 64
 """Cuts looked at in one question. The first nearly always holds the one wanted."""
 
+_OF_CUT: Final = ("position", "policy", "version", "tokens", "messages", "tool_calls")
+"""What a cut and its row have in common."""
 _PLACES: Final = (
     select(CUTS.c.position, CUTS.c.node)
-    .where(CUTS.c.session == bindparam("key"), CUTS.c.policy == bindparam("policy"), CUTS.c.agent == bindparam("agent"))
+    .where(*matching(CUTS, "policy", "agent"))
     .order_by(CUTS.c.position.desc(), CUTS.c.node.desc())
     .limit(_AT_ONCE)
 )
@@ -82,16 +260,11 @@ _NEXT_PLACES: Final = _PLACES.where(
     tuple_(CUTS.c.position, CUTS.c.node)
     < tuple_(bindparam("position", type_=CUTS.c.position.type), bindparam("node", type_=CUTS.c.node.type))
 )
-_ONE: Final = select(CUTS).where(
-    CUTS.c.session == bindparam("key"),
-    CUTS.c.node == bindparam("node"),
-    CUTS.c.policy == bindparam("policy"),
-    CUTS.c.agent == bindparam("agent"),
-)
+_ONE: Final = select(CUTS).where(*matching(CUTS, "node", "policy", "agent"))
 
 
 def cut_places(
-    connection: Connection, key: str, policy: str, agent: str | None, depth: int, most: int
+    connection: StoreConnection, key: str, policy: str, agent: str | None, depth: int, most: int
 ) -> list[tuple[int, str]]:
     """Return (position, node) of up to `most` cuts of the session at `depth` at most, the greatest first."""
     asked = {"key": key, "policy": policy, "agent": agent or "", "depth": depth, "most": most}
@@ -99,7 +272,7 @@ def cut_places(
 
 
 def newest_cut(
-    connection: Connection, key: str, branch: Collection[str], policy: str, agent: str | None
+    connection: StoreConnection, key: str, branch: Collection[str], policy: str, agent: str | None
 ) -> StandingCut | None:
     """Return the cut with the greatest position among those made at one of the nodes in `branch`."""
     asked: dict[str, Any] = {"key": key, "policy": policy, "agent": agent or ""}
@@ -114,47 +287,34 @@ def newest_cut(
     return None
 
 
-def cut_at(connection: Connection, key: str, node: str, policy: str, agent: str | None) -> Cut | None:
-    """Return the cut that was made at exactly this node."""
-    found = standing_at(connection, key, node, policy, agent)
-    return None if found is None else found.cut
-
-
-def standing_at(connection: Connection, key: str, node: str, policy: str, agent: str | None) -> StandingCut | None:
-    """Return the cut that was made at exactly this node, with the nodes that it kept."""
+def cut_row(connection: StoreConnection, key: str, node: str, policy: str, agent: str | None) -> Row | None:
+    """Return the row of the cut that was made at exactly this node."""
     asked = {"key": key, "node": node, "policy": policy, "agent": agent or ""}
-    row = connection.execute(_ONE, asked).one_or_none()
-    return None if row is None else _standing(row)
+    return connection.execute(_ONE, asked).one_or_none()
 
 
-def summaries_of(
-    connection: Connection, key: str, head: str, policy: str, agent: str | None
-) -> list[tuple[Summary, int]]:
-    """Return the summaries that newest cuts of the branch hold, the newest first, each with when it was made.
+def standing_at(connection: StoreConnection, key: str, node: str, policy: str, agent: str | None) -> StandingCut | None:
+    """Return the cut that was made at exactly this node, with the nodes that it kept."""
+    row = cut_row(connection, key, node, policy, agent)
+    if row is None:
+        return None
+    return standing_cut(row, _DECODED.read((row.session, row.node, row.policy, row.agent), row.changes))
 
-    That is in milliseconds since 1970. A summary that several cuts hold was made with the oldest of them.
-    """
-    found: list[tuple[Summary, int]] = []
-    places = connection.execute(_PLACES, {"key": key, "policy": policy, "agent": agent or ""}).all()
-    if not places:
-        return found
-    branch = lineage_of(connection, key, [head])
-    for place in places:
-        asked = {"key": key, "node": place.node, "policy": policy, "agent": agent or ""}
-        row = connection.execute(_ONE, asked).one_or_none() if place.node in branch else None
-        if row is None:
-            continue
-        summary = decode_cut(row.changes).summary
-        if summary is None:
-            break  # none was made before that
-        if found and found[-1][0] == summary:
-            found.pop()
-        found.append((summary, row.created_at))
-    return found
+
+def standing_cut(row: Any, decided: Decided) -> StandingCut:
+    """Return the cut of a row, or of a record with the names of its columns."""
+    cut = Cut(
+        **{name: getattr(row, name) for name in _OF_CUT},
+        changes=decided.changes,
+        gaps=decided.gaps,
+        summary=decided.summary,
+        account=decided.account,
+    )
+    return StandingCut(cut=cut, node=row.node, kept=decided.kept)
 
 
 def keep_cut(
-    connection: Connection,
+    connection: StoreConnection,
     key: str,
     node: str,
     agent: str | None,
@@ -166,39 +326,16 @@ def keep_cut(
 ) -> None:
     """Keep `cut` at `node`; one that is there already stays.
 
-    `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not
-    known: whoever reads the cut then must read the whole branch.
+    `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not known:
+    whoever reads the cut then must read the whole branch.
     """
-    row = {
+    changes = encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account)
+    row = {name: getattr(cut, name) for name in _OF_CUT} | {
         "session": key,
         "node": node,
-        "policy": cut.policy,
         "agent": agent or "",
-        "version": cut.version,
-        "position": cut.position,
-        "tokens": cut.tokens,
-        "messages": cut.messages,
-        "tool_calls": cut.tool_calls,
         "exchange": exchange,
         "created_at": at,
-        "changes": encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account),
+        "changes": changes,
     }
     insert_new(connection, CUTS, [row])
-
-
-def _standing(row: Row) -> StandingCut:
-    place = (row.session, row.node, row.policy, row.agent)
-    decided = _DECODED.read(place, row.changes)
-    cut = Cut(
-        position=row.position,
-        policy=row.policy,
-        version=row.version,
-        changes=decided.changes,
-        tokens=row.tokens,
-        messages=row.messages,
-        tool_calls=row.tool_calls,
-        gaps=decided.gaps,
-        summary=decided.summary,
-        account=decided.account,
-    )
-    return StandingCut(cut=cut, node=row.node, kept=decided.kept)

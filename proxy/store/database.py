@@ -1,8 +1,8 @@
 """What the store needs of a database: units of work, each all or nothing, and what a URL and an error mean.
 
-A unit is a plain function over a synchronous connection, so that one code serves every database. It may run
-again from its beginning, so it does nothing but read and write there. Statements are SQLAlchemy's (Core). On
-PostgreSQL the connection is SQLAlchemy's own, on SQLite one that is faster (see `sqlite`).
+A unit is a plain function over a synchronous connection, so that one code serves every database. It may run again from
+its beginning, so it does nothing but read and write there. Statements are SQLAlchemy's (Core). On PostgreSQL the
+connection is SQLAlchemy's own, on SQLite one that is faster (see `sqlite`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from proxy.errors import ConfigurationError, StoreUnavailable
 _LOG: Final = logging.getLogger("palimpsest.store")
 _CONNECT_SECONDS: Final = 10
 
-Row: TypeAlias = Any
-"""A named tuple: its values by place, by name of the column, and all of them by `_asdict()`."""
+Row: TypeAlias = Any  # a named tuple: its values by place, by name of the column, and all of them by `_asdict()`
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Values by name for one execution, or such values for each of several."""
 
@@ -41,47 +40,39 @@ class Rows(Protocol):
 
     def all(self) -> Sequence[Row]:
         """Return every row."""
-        ...
 
     def one_or_none(self) -> Row | None:
         """Return the one row, None where there is none; raises MultipleResultsFound."""
-        ...
 
     def scalars(self) -> Iterable[Any]:
         """Return the first value of every row."""
-        ...
 
     def scalar_one_or_none(self) -> Any:
         """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
-        ...
 
 
 class SqlDialect(Protocol):
     """Which SQL is spoken."""
 
-    name: str
-    """`sqlite` or `postgresql`."""
+    name: str  # `sqlite` or `postgresql`
 
 
-class Connection(Protocol):
+class StoreConnection(Protocol):
     """A connection in a transaction, which belongs to whoever gave it."""
 
     @property
     def dialect(self) -> SqlDialect:
         """Which SQL is spoken."""
-        ...
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
         """Execute a statement, once or once for each of several parameters.
 
         A statement that is run often is made once and kept: making one costs more than running it.
         """
-        ...
 
 
 Result = TypeVar("Result")
-Unit: TypeAlias = Callable[[Connection], Result]
-"""Work on a connection; it never commits."""
+Unit: TypeAlias = Callable[[StoreConnection], Result]  # work on a connection; it never commits
 
 
 class Database(Protocol):
@@ -89,29 +80,24 @@ class Database(Protocol):
 
     blocks: ClassVar[bool]
     """Whether a `short` read holds up the event loop that asks for it, and so must be short indeed."""
-    in_order: ClassVar[bool]
-    """Whether writes are run, and are durable, in the order in which they were submitted."""
+    in_order: ClassVar[bool]  # whether writes are run, and are durable, in the order in which they were submitted
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread."""
-        ...
 
     async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         """Run a unit in a transaction, and return what it returned once that is durable.
 
-        Submitted writes complete even if the caller is cancelled. If the unit raises, nothing of it is kept.
-        One that need not be `durable` may be lost with the power, not with the process, until a later durable
-        one returns. `again`: it may run twice, where a lost connection may have taken its COMMIT along.
+        Submitted writes complete even if the caller is cancelled. If the unit raises, nothing of it is kept. One that
+        need not be `durable` may be lost with the power, not with the process, until a later durable one returns.
+        `again`: it may run twice, where a lost connection may have taken its COMMIT along.
         """
-        ...
 
     def start(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> asyncio.Future[Result]:
         """Do what `write` does, without a task of the caller's: it is done when the future is."""
-        ...
 
     async def close(self) -> None:
         """Finish what was submitted, and let go of the database."""
-        ...
 
 
 class Tasks:
@@ -160,10 +146,8 @@ class SqliteFile(Struct, frozen=True, kw_only=True):
 class PostgresServer(Struct, frozen=True, kw_only=True):
     """A database on a PostgreSQL server."""
 
-    url: URL
-    """With the driver that is used."""
-    options: dict[str, Any] = {}
-    """Arguments of the driver's `connect`."""
+    url: URL  # with the driver that is used
+    options: dict[str, Any] = {}  # arguments of the driver's `connect`
 
 
 Address: TypeAlias = SqliteFile | PostgresServer
@@ -172,11 +156,8 @@ Address: TypeAlias = SqliteFile | PostgresServer
 def address_of(url: str) -> Address:
     """Read a store's URL. The password in it never gets into a message.
 
-    Behind PgBouncer or another pool that shares connections between transactions, add
-    `?statement_cache_size=0`: prepared statements do not survive there.
-
-    Raises:
-        ConfigurationError: it is no URL of a supported database, or its driver is not installed.
+    Behind PgBouncer or another pool that shares connections between transactions, add `?statement_cache_size=0`:
+    prepared statements do not survive there.
     """
     try:
         parsed = make_url(store_url(url))
@@ -190,15 +171,14 @@ def address_of(url: str) -> Address:
 
 
 def _asyncpg(parsed: URL) -> PostgresServer:
-    query = dict(parsed.query)
+    query: dict[str, Any] = dict(parsed.query)
     options: dict[str, Any] = {"timeout": _CONNECT_SECONDS}
     if "sslmode" in query:
         options["ssl"] = query.pop("sslmode")  # libpq's word, in every hosted database's URL
-    size = _statement_cache(query)
-    if size is not None:
-        options["statement_cache_size"] = options["prepared_statement_cache_size"] = size
+    if STATEMENT_CACHE in query:
+        options["statement_cache_size"] = options["prepared_statement_cache_size"] = int(query.pop(STATEMENT_CACHE))
         # The server connection may have been another client's a moment ago: no name may be taken twice.
-        options["prepared_statement_name_func"] = _unique_statement_name
+        options["prepared_statement_name_func"] = lambda: f"palimpsest_{uuid4().hex}"
     return PostgresServer(url=parsed.set(drivername="postgresql+asyncpg", query=query), options=options)
 
 
@@ -210,21 +190,11 @@ def _psycopg(parsed: URL) -> PostgresServer:
             "store.url names psycopg, which is not installed (or cannot be loaded): "
             "pip install 'palimpsest[psycopg]', or name no driver (postgresql://…) to use asyncpg."
         ) from why
-    query = dict(parsed.query)
+    query: dict[str, Any] = dict(parsed.query)
     options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
-    if _statement_cache(query) == 0:
+    if int(query.pop(STATEMENT_CACHE, 1)) == 0:
         options["prepare_threshold"] = None
     return PostgresServer(url=parsed.set(drivername="postgresql+psycopg", query=query), options=options)
-
-
-def _statement_cache(query: dict[str, Any]) -> int | None:
-    """Take our own option out of a query; `store_url` has seen that it is a number."""
-    size = query.pop(STATEMENT_CACHE, None)
-    return None if size is None else int(size)
-
-
-def _unique_statement_name() -> str:
-    return f"palimpsest_{uuid4().hex}"
 
 
 # -------------------------------------------------------------------------------------- the errors
@@ -290,8 +260,8 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
         return _sqlite(error)
     if isinstance(error, OSError):  # TimeoutError and the failures of sockets among them
         return _with(_POSTGRES["08"], error)
-    state = sqlstate(error)
-    if state is not None:
+    state = getattr(error, "sqlstate", None)  # of PostgreSQL
+    if isinstance(state, str):
         advice = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
         return None if advice is None else _with(advice, error)
     if _is_failed_connection(error):
@@ -301,13 +271,7 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
 
 def is_worth_another_try(error: BaseException) -> bool:
     """Tell whether the server ended the transaction only because of another one."""
-    return isinstance(error, DBAPIError) and error.orig is not None and sqlstate(error.orig) in _TRY_AGAIN
-
-
-def sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's code of a driver's error (or SQLAlchemy's form of it); None where it has none."""
-    state = getattr(error, "sqlstate", None)
-    return state if isinstance(state, str) else None
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _TRY_AGAIN
 
 
 def _sqlite(error: sqlite3.Error) -> StoreUnavailable | None:
@@ -323,8 +287,8 @@ def _sqlite(error: sqlite3.Error) -> StoreUnavailable | None:
 def _is_failed_connection(error: BaseException) -> bool:
     """Tell whether a driver gave up a connection without a code of the server's.
 
-    psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which
-    it raises for wrong use too. The drivers are optional, so they are known by name.
+    psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which it raises for wrong
+    use too. The drivers are optional, so they are known by name.
     """
     kind = type(error)
     return (kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"} and kind.__name__ == "OperationalError") or (

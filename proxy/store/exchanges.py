@@ -1,31 +1,29 @@
 """Exchanges: begun, settled, listed. Beginning and settling are one transaction each.
 
-Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be
-settled: a second settling changes nothing and returns what the first one made. One whose session was
-deleted stays away: deleting wins. Where the session is there again without the node that the messages
-belong under, the exchange ends as failed.
+Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be settled: a
+second settling changes nothing and returns what the first one made. One whose session was deleted stays away: deleting
+wins. Where the session is there again without the node that the messages belong under, the exchange ends as failed.
 
-Appends under way at once do not wait for each other: each goes under the head of the moment at which it
-settles, or where `placement_of` says. A request that was answered with a reply that is stored already has
-no reply of its own: its messages become nodes, and the head goes to the last of them.
+Appends under way at once do not wait for each other: each goes under the head of the moment at which it settles, or
+where `placement_of` says. A request that was answered with a reply that is stored already has no reply of its own: its
+messages become nodes, and the head goes to the last of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, Final
 
 import orjson
 from msgspec import Struct
-from msgspec.structs import replace
 from sqlalchemy import and_, bindparam, literal_column, or_, select, tuple_, update
 
 from proxy.conversation import (
     APPENDING,
     ROOT,
     TWIN_MS,
-    Answered,
+    AnsweredEarlier,
     Placement,
     body_of,
     content_hash,
@@ -36,13 +34,13 @@ from proxy.conversation import (
     place_finished,
     takes_head,
 )
+from proxy.store import tree
 from proxy.store.cuts import keep_cut
-from proxy.store.database import Connection, Row
+from proxy.store.database import Row, StoreConnection
 from proxy.store.records import (
     Body,
     Cursor,
     ExchangeRow,
-    Kept,
     NodeRow,
     Opening,
     SessionRow,
@@ -53,27 +51,7 @@ from proxy.store.records import (
     require_plain,
     session_key,
 )
-from proxy.store.schema import EXCHANGES, FORMS, NODES, SESSIONS, insert_new
-from proxy.store.sessions import locked_session, open_session, session_in
-from proxy.store.tree import (
-    NewNode,
-    Place,
-    UnknownBase,
-    add_bodies,
-    add_hidden,
-    add_instructions,
-    add_tools,
-    calls_at,
-    calls_of,
-    depths_of,
-    encode_calls,
-    hidden_at,
-    insert_nodes,
-    keep_hidden,
-    named_bodies,
-    path_to,
-    places_of,
-)
+from proxy.store.schema import EXCHANGES, FORMS, NODES, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -101,14 +79,14 @@ _INTERRUPT: Final = (
 )
 
 
-def exchange_of(connection: Connection, exchange: str) -> ExchangeRow | None:
+def exchange_of(connection: StoreConnection, exchange: str) -> ExchangeRow | None:
     """Return an exchange by its id."""
     row = connection.execute(_BY_ID, {"exchange": exchange}).one_or_none()
     return None if row is None else _exchange(row)
 
 
 def exchanges_page(
-    connection: Connection, key: str, limit: int, after: Cursor | None
+    connection: StoreConnection, key: str, limit: int, after: Cursor | None
 ) -> tuple[list[ExchangeRow], str | None]:
     """Return up to `limit` exchanges of a session, newest first, and the cursor of the next ones."""
     found = _EXCHANGES_OF.limit(limit + 1)
@@ -121,18 +99,14 @@ def exchanges_page(
     return rows[:limit], str(Cursor(time=last.created_at, name=last.id))
 
 
-def interrupt_pending(connection: Connection, at: int, marks: Collection[str] | None = None) -> int:
+def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[str] | None = None) -> int:
     """Settle every pending exchange as interrupted; return how many there were.
 
-    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own,
-    so that those of a dead one can be told from those of its siblings. One whose worker lives after all is
-    settled by it later, and that counts.
+    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own.
     """
-    left = (
-        connection.execute(_PENDING)
-        if marks is None
-        else chain.from_iterable(connection.execute(_PENDING_OF, {"mark": mark}) for mark in marks)
-    )
+    left = list(connection.execute(_PENDING)) if marks is None else []
+    for mark in marks or ():
+        left += connection.execute(_PENDING_OF, {"mark": mark})
     found = [{"key": row.session, "exchange": row.id, "at": at} for row in left]
     if found:
         connection.execute(_INTERRUPT, found)
@@ -154,37 +128,24 @@ def _exchange(row: Row) -> ExchangeRow:
 # ------------------------------------------------------------------------------------------------------ begin
 
 
-def begin(connection: Connection, opening: Opening) -> None:
-    """Store a pending exchange with its new texts; a second time changes nothing.
-
-    Raises:
-        InvalidRequest: a name in it holds characters that cannot be stored.
-    """
-    require_plain(
-        session=opening.session,
-        tenant=opening.tenant,
-        exchange=opening.exchange,
-        model=opening.model,
-        agent=opening.agent,
-        policy=opening.policy,
-    )
+def begin(connection: StoreConnection, opening: Opening) -> None:
+    """Store a pending exchange with its new texts; a second time changes nothing."""
+    named = ("session", "tenant", "exchange", "model", "agent", "policy")
+    require_plain(**{name: getattr(opening, name) for name in named})
     key = session_key(opening.tenant, opening.session)
-    newest = open_session(connection, key, opening.tenant, opening.session, opening.created_at)
+    newest = tree.open_session(connection, key, opening.tenant, opening.session, opening.created_at)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
     # A form has no count of its own: it is what the stored message says, in other words.
-    texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | named_bodies(opening.messages)
-    add_bodies(connection, key, texts)
-    tools = None if opening.tools is None else add_tools(connection, key, opening.tools)
+    texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | tree.named_bodies(opening.messages)
+    tree.add_bodies(connection, key, texts)
+    tools = None if opening.tools is None else tree.add_tools(connection, key, opening.tools)
     instructions = None
     if opening.instructions is not None:
         tokens, at = opening.instructions_tokens, opening.created_at
-        instructions = add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
-    insert_new(
-        connection,
-        FORMS,
-        [{"session": key, "node": node, "body": name, "exchange": opening.exchange} for node, name, _ in forms],
-    )
-    names = [body_of(body.message) for body in opening.messages]
+        instructions = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
+    exchange = opening.exchange
+    sent_as = [{"session": key, "node": node, "body": name, "exchange": exchange} for node, name, _ in forms]
+    insert_new(connection, FORMS, sent_as)
     row = {
         "session": key,
         "id": opening.exchange,
@@ -199,17 +160,17 @@ def begin(connection: Connection, opening: Opening) -> None:
         "policy": opening.policy,
         "policy_version": opening.policy_version,
         "stream": opening.stream,
+        "idempotency": opening.idempotency,
         "parameters": orjson.dumps(dict(opening.parameters)).decode(),
         "tools": tools,
         "instructions": instructions,
-        "messages": orjson.dumps(names).decode(),
+        "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
         "nodes": "[]",
         "replies": "[]",
         "cut_node": None,
         "tokens_before": 0,
         "tokens_sent": 0,
         "receipt": "{}",
-        "idempotency": opening.idempotency,
     }
     insert_new(connection, EXCHANGES, [row])
 
@@ -218,7 +179,7 @@ def begin(connection: Connection, opening: Opening) -> None:
 
 
 class ExchangeState(Struct, frozen=True, kw_only=True):
-    """An exchange as far as its settling depends on it: the columns of `_STATE`."""
+    """An exchange as far as its settling depends on it; JSON is text, as in its row."""
 
     status: str
     created_at: int
@@ -231,17 +192,10 @@ class ExchangeState(Struct, frozen=True, kw_only=True):
     tools: str | None
 
 
-_STATE: Final = select(
-    EXCHANGES.c.status,
-    EXCHANGES.c.created_at,
-    EXCHANGES.c.digest,
-    EXCHANGES.c.nodes,
-    EXCHANGES.c.replies,
-    EXCHANGES.c.messages,
-    EXCHANGES.c.instructions,
-    EXCHANGES.c.model,
-    EXCHANGES.c.tools,
-).where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
+_STATE_FIELDS: Final = ExchangeState.__struct_fields__
+_STATE: Final = select(*(EXCHANGES.c[name] for name in _STATE_FIELDS)).where(
+    EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange")
+)
 
 _BASE: Final = NODES.alias("base")
 _FIRST: Final = NODES.alias("first")
@@ -255,9 +209,8 @@ _ALL: Final = (
     .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == bindparam("first")))
     .where(SESSIONS.c.session == bindparam("key"))
 )
-"""All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one
-whose lock it had to wait for."""
-_STATE_FIELDS: Final = ExchangeState.__struct_fields__
+"""All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one whose lock it
+had to wait for."""
 _STATE_FROM: Final = len(SESSIONS.columns)
 _BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 
@@ -265,21 +218,19 @@ _BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 class SettleSnapshot(Struct, frozen=True, kw_only=True):
     """How things stand."""
 
-    session: SessionRow | None
-    """The session, which is locked from now on; None where there is none."""
-    state: ExchangeState | None
-    """The exchange; None where it is not stored."""
-    under: Place | None = None
-    """Where the node stands under which its messages belong, if it is known that the first of them does not
-    stand there yet."""
+    session: SessionRow | None  # the session, which is locked from now on; None where there is none
+    state: ExchangeState | None  # the exchange; None where it is not stored
+    under: tree.NodePlace | None = None
+    """Where the node stands under which its messages belong, if it is known that the first of them does not stand there
+    yet."""
 
 
-def settle_snapshot(connection: Connection, settlement: Settlement) -> SettleSnapshot:
+def settle_snapshot(connection: StoreConnection, settlement: Settlement) -> SettleSnapshot:
     """Return how a session and an exchange that is to be settled stand."""
     key, base = session_key(settlement.tenant, settlement.session), settlement.base
     asked: dict[str, Any] = {"key": key, "exchange": settlement.exchange}
     if connection.dialect.name != "sqlite":
-        session = locked_session(connection, key)
+        session = tree.locked_session(connection, key)
         row = connection.execute(_STATE, asked).one_or_none()
         return SettleSnapshot(session=session, state=None if row is None else ExchangeState(**row._asdict()))
     messages = settlement.messages
@@ -292,22 +243,20 @@ def settle_snapshot(connection: Connection, settlement: Settlement) -> SettleSna
     depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
     under = None
     if messages and depth is not None and first is None:
-        under = Place(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
+        under = tree.NodePlace(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
     exchange = None
     if state[0] is not None:
         exchange = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
-    return SettleSnapshot(session=session_in(row), state=exchange, under=under)
+    return SettleSnapshot(session=tree.session_in(row), state=exchange, under=under)
 
 
 # ----------------------------------------------------------------------------- where messages go
 
-_NEAR: Final = 64
-"""Messages among which the call of a tool result is looked for, from the head upwards."""
+_NEAR: Final = 64  # messages among which the call of a tool result is looked for, from the head upwards
 
 _TWINS: Final = (
     select(EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id).where(
-        EXCHANGES.c.session == bindparam("key"),
-        EXCHANGES.c.digest == bindparam("digest"),
+        *matching(EXCHANGES, "digest"),
         or_(
             EXCHANGES.c.settled_at > bindparam("since", type_=EXCHANGES.c.settled_at.type),
             EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
@@ -319,101 +268,10 @@ _TWINS: Final = (
     # In no order: for the sake of one, SQLite would rather read every exchange of the session.
 )
 
-
-def placement_of(
-    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement
-) -> tuple[Placement[NodeRow], bool]:
-    """Return where the messages of an answered request go, and whether the head goes to its reply."""
-    planned, moves_head = settlement.base, settlement.moves_head
-    # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
-    twins = _twins(connection, session, state, settlement) if session.head != planned else []
-    if twins:
-        mine = Answered(
-            base=planned,
-            replies=(),
-            complete=settlement.status is Status.COMPLETE,
-            created_at=state.created_at,
-            exchange=settlement.exchange,
-        )
-        moves_head = moves_head and takes_head(session.head, mine, twins)
-        return Placement(base=twins[0].base), moves_head
-    if not settlement.at_head and not _is_placed_anew(connection, session, settlement):
-        return Placement(base=planned), moves_head
-    placement = _place_append(connection, session, settlement)
-    return placement, moves_head and not placement.beside
-
-
-def _twins(connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement) -> list[Answered]:
-    """Return the appends that said the same and were answered before this one knew of them, of one place."""
-    if settlement.kind not in APPENDING:
-        return []
-    asked = {
-        "key": session.key,
-        "digest": state.digest,
-        "since": state.created_at - TWIN_MS,
-        # One that was told where to go repeats what was answered there, however long ago.
-        "there": None if settlement.at_head else settlement.base,
-        "agent": settlement.agent,
-    }
-    found = [
-        Answered(
-            base=row.base,
-            replies=orjson.loads(row.replies),
-            complete=row.status == Status.COMPLETE.value,
-            created_at=row.created_at,
-            exchange=row.id,
-        )
-        for row in connection.execute(_TWINS, asked)
-    ]
-    bases = {twin.base for twin in found}
-    elsewhere = bool(bases) and settlement.base not in bases
-    depths = depths_of(connection, session.key, [settlement.base, *bases]) if elsewhere else {}
-    nearest = nearest_place(settlement.base, bases, depths)
-    return [twin for twin in found if twin.base == nearest]
-
-
-def _is_placed_anew(connection: Connection, session: SessionRow, settlement: Settlement) -> bool:
-    """Tell whether the place of an append that was told where to go is judged by the head of this moment."""
-    planned = settlement.base
-    if settlement.kind != "append" or not settlement.messages or session.head == planned:
-        return False
-    first = settlement.messages[0].message
-    node = node_id(planned, first)
-    return is_placed_anew(planned, first, node, depths_of(connection, session.key, [planned, node]))
-
-
-def _place_append(connection: Connection, session: SessionRow, settlement: Settlement) -> Placement[NodeRow]:
-    """Return where an append goes by the head of this moment."""
-    messages = [body.message for body in settlement.messages]
-    if not messages or not messages[0].answers:
-        return Placement(base=session.head)
-    near = _end_of_head(connection, session, 1)  # nearly always the calls are the head's
-    found = None
-    if settlement.agent in {None, *(row.agent for row in near)}:
-        found = place_append(near, messages, settlement.agent)
-    if found is None:
-        most = _NEAR
-        if not settlement.at_head:  # their place was known when they were planned, however far up it was
-            depths = depths_of(connection, session.key, [settlement.base])
-            most += max(session.messages - depths.get(settlement.base, session.messages), 0)
-        found = place_append(_end_of_head(connection, session, most), messages, settlement.agent)
-    if found is not None:
-        return found
-    if settlement.at_head:
-        return Placement(base=session.head)
-    return Placement(base=settlement.base, beside=True)  # the session went back to where the calls are not
-
-
-def _end_of_head(connection: Connection, session: SessionRow, most: int) -> list[NodeRow]:
-    """Return the last messages on the branch of the head, oldest first."""
-    return path_to(connection, session.key, session.head, below=session.messages - most)
-
-
 # ----------------------------------------------------------------------------------------------------- settle
 
 _GONE: Final = "the session was deleted meanwhile: the messages before this request are not there any more"
 
-_SIDE: Final = "side"
 _OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
 
 _MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
@@ -422,194 +280,314 @@ _CLOSE: Final = update(EXCHANGES).where(
 )
 
 
-class _Ended(Struct, frozen=True, kw_only=True):
-    """What an exchange came to."""
-
-    settled: Settled
-    exchange: dict[str, Any]
-    """What is to stand in its row."""
-    session: dict[str, Any]
-    """What changes in the session's."""
-
-
-def settle(connection: Connection, settlement: Settlement) -> Settled:
+def settle(connection: StoreConnection, settlement: Settlement) -> Settled:
     """Make it true that the exchange ended so.
 
-    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing
-    becomes a node.
+    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a
+    node.
     """
     now = settle_snapshot(connection, settlement)
     session, state = now.session, now.state
     if session is None or state is None:
         return Settled(head=ROOT, nodes=(), replies=())
     if Status(state.status) not in _OPEN:
-        return Settled(
-            head=session.head, nodes=tuple(orjson.loads(state.nodes)), replies=tuple(orjson.loads(state.replies))
-        )
-    ended = _end(connection, session, state, settlement, now.under)
-    connection.execute(_CLOSE, ended.exchange | {"the_session": session.key, "the_exchange": settlement.exchange})
-    connection.execute(_MOVE, ended.session | {"the_session": session.key})
-    return ended.settled
+        nodes, replies = orjson.loads(state.nodes), orjson.loads(state.replies)
+        return Settled(head=session.head, nodes=tuple(nodes), replies=tuple(replies))
+    end = ExchangeEnd(connection, settlement, session, state, now.under)
+    settled = end.write()
+    connection.execute(_CLOSE, end.exchange_row | {"the_session": session.key, "the_exchange": settlement.exchange})
+    connection.execute(_MOVE, end.session_row | {"the_session": session.key})
+    return settled
 
 
-def _end(
-    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement, under: Place | None
-) -> _Ended:
-    """Write all that an exchange came to, but for its own row and the session's.
+class ExchangeEnd:
+    """Writes what an exchange came to, but for its own row and the session's: those it prepares."""
 
-    `under` is where the base stands, if it is known that the first of the messages does not stand there yet.
-    """
-    if not settlement.replies and not settlement.finished:
-        return _without_reply(session, settlement)
-    try:
-        if not settlement.replies:
-            return _finished(connection, session, state, settlement)
-        return _with_reply(connection, session, state, settlement, under)
-    except UnknownBase:
-        receipt = {**settlement.receipt, "error": _GONE}
-        return _without_reply(session, replace(settlement, status=Status.FAILED, receipt=receipt))
+    def __init__(
+        self,
+        connection: StoreConnection,
+        settlement: Settlement,
+        session: SessionRow,
+        state: ExchangeState,
+        under: tree.NodePlace | None,
+    ) -> None:
+        """`under` is where the base stands, if it is known that the first of the messages does not stand there yet."""
+        self._connection = connection
+        self._settlement = settlement
+        self._session = session
+        self._state = state
+        self._under = under
+        self.exchange_row: dict[str, Any] = {
+            "status": settlement.status.value,
+            "settled_at": settlement.settled_at,
+            "tokens_before": settlement.tokens_before,
+            "tokens_sent": settlement.tokens_sent,
+            "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
+        }
+        """What changes in the exchange's row."""
+        self.session_row: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
+        """What changes in the session's."""
+        if settlement.cost is not None:
+            self.session_row["cost"] = (session.cost or 0.0) + settlement.cost
 
+    def write(self) -> Settled:
+        """Store the messages and the replies; return what they became."""
+        settlement = self._settlement
+        try:
+            if settlement.replies:
+                return self._with_replies()
+            if settlement.finished:
+                return self._finished()
+        except tree.UnknownBase:
+            receipt = {**settlement.receipt, "error": _GONE}
+            self.exchange_row |= {"status": Status.FAILED.value, "receipt": orjson.dumps(receipt).decode()}
+        return Settled(head=self._session.head, nodes=(), replies=())
 
-def _without_reply(session: SessionRow, settlement: Settlement) -> _Ended:
-    return _Ended(
-        settled=Settled(head=session.head, nodes=(), replies=()),
-        exchange=_closed(settlement),
-        session=_moved(session, settlement),
-    )
-
-
-def _with_reply(
-    connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement, under: Place | None
-) -> _Ended:
-    placement, moves_head = placement_of(connection, session, state, settlement)
-    if placement.carried or placement.base != settlement.base:
-        under = None  # that was asked of another place, or of other messages
-    line, replies = insert_nodes(
-        connection,
-        session.key,
-        placement.base,
-        [*map(_again, placement.carried), *_asked(settlement)],
-        _answered(settlement),
-        tenant=settlement.tenant,
-        under=under,
-    )
-    moved, line = line[: len(placement.carried)], line[len(placement.carried) :]
-    base = moved[-1].node if moved else placement.base
-    renamed = {row.node: place.node for row, place in zip(placement.carried, moved, strict=True)}
-    bodies = named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
-    stored = frozenset(orjson.loads(state.messages))  # they came with the opening
-    add_bodies(connection, session.key, {name: body for name, body in bodies.items() if name not in stored})
-    end = line[-1].node if line else base
-    if settlement.cut is not None and line and settlement.cut.position < line[0].depth:
-        end = base  # it is kept for all that go on from there
-    # An append that went elsewhere stands on other messages than those the cut was made for.
-    as_planned = tuple(renamed) == settlement.carried and (bool(moved) or base == settlement.base)
-    cut = settlement.cut if as_planned and end != ROOT else None
-    if cut is not None:
-        keep_cut(
+    def _with_replies(self) -> Settled:
+        connection, key, settlement = self._connection, self._session.key, self._settlement
+        placement, moves_head = self._placement()
+        carried = placement.carried
+        # What is known of the place was asked of the planned one, and of these messages alone.
+        as_asked = not carried and placement.base == settlement.base
+        line, replies = tree.insert_nodes(
             connection,
-            session.key,
-            end,
-            settlement.agent,
-            cut,
-            exchange=settlement.exchange,
-            at=settlement.settled_at,
-            kept=_kept(settlement.kept, line, renamed),
+            key,
+            placement.base,
+            [*map(_again, carried), *self._asked()],
+            self._answered(),
+            tenant=settlement.tenant,
+            under=self._under if as_asked else None,
         )
-    nodes, heads = [place.node for place in line], [place.node for place in replies]
-    closed = _closed(settlement) | {
-        "base": base,  # a retry must go where the request went
-        "nodes": orjson.dumps(nodes).decode(),
-        "replies": orjson.dumps(heads).decode(),
-        "cut_node": None if cut is None else end,
-    }
-    moved_to = _moved(session, settlement) | _progress(session, settlement, replies[0] if moves_head else None, state)
-    if moves_head:
-        reply = settlement.replies[0]
-        moved_to["calls"] = encode_calls(calls_of(reply.body.message, partial=reply.partial))
-    hidden = _hidden(settlement, heads)
-    exchange, at = settlement.exchange, settlement.settled_at
-    count = keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
-    if session.hidden and placement.carried:
-        count += _hide_again(connection, session, placement.carried, renamed)
-    if count:
-        moved_to["hidden"] = session.hidden + count
-    head = heads[0] if moves_head else session.head
-    return _Ended(
-        settled=Settled(head=head, nodes=tuple(nodes), replies=tuple(heads)), exchange=closed, session=moved_to
-    )
+        moved, line = line[: len(carried)], line[len(carried) :]
+        renamed = {row.node: place.node for row, place in zip(carried, moved, strict=True)}
+        bodies = tree.named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
+        for stored in orjson.loads(self._state.messages):  # they came with the opening
+            bodies.pop(stored, None)
+        tree.add_bodies(connection, key, bodies)
+        base = moved[-1].node if moved else placement.base
+        nodes, heads = [place.node for place in line], [place.node for place in replies]
+        self.exchange_row |= {
+            "base": base,  # a retry must go where the request went
+            "nodes": orjson.dumps(nodes).decode(),
+            "replies": orjson.dumps(heads).decode(),
+            "cut_node": self._keep_cut(base, line, renamed),
+        }
+        self._progress(replies[0] if moves_head else None)
+        if moves_head:
+            reply = settlement.replies[0]
+            self.session_row["calls"] = tree.encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
+        self._keep_hidden(heads, carried, renamed)
+        head = heads[0] if moves_head else self._session.head
+        return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads))
 
+    def _finished(self) -> Settled:
+        """Put the messages where they belong; the reply that answered them is stored already."""
+        connection, session, settlement = self._connection, self._session, self._settlement
+        base, moves_head = settlement.base, settlement.moves_head
+        there: Mapping[bytes, str] = {}
+        if settlement.kind == "append":
+            messages = [body.message for body in settlement.messages]
+            found = place_finished(self._end_of_head(_NEAR), messages, settlement.agent)
+            base = session.head if settlement.at_head else base
+            if found is not None:
+                base, there = found.base, found.nodes
+            # Nothing was asked: what came after the reply meanwhile stays where the session stands.
+            moves_head = moves_head and base == session.head
+        new = [new_node for new_node in self._asked() if content_hash(new_node.body.message) not in there]
+        line, _ = tree.insert_nodes(connection, session.key, base, new, (), tenant=settlement.tenant)
+        tree.add_bodies(connection, session.key, tree.named_bodies(new_node.body for new_node in new))
+        end = line[-1] if line else tree.places_of(connection, session.key, [base]).get(base)
+        places = iter(line)
+        nodes = [
+            there.get(content_hash(body.message)) or next(places).node  # in the order in which they came
+            for body in settlement.messages
+        ]
+        self.exchange_row |= {"base": base, "nodes": orjson.dumps(nodes).decode()}
+        self._progress(end if moves_head else None)
+        if end is not None and moves_head:
+            self.session_row["calls"] = tree.encode_calls(tree.calls_at(connection, session.key, end.node, end.depth))
+        return Settled(head=self.session_row.get("head", session.head), nodes=tuple(nodes), replies=())
 
-def _hidden(settlement: Settlement, nodes: Sequence[str]) -> dict[str, Hidden]:
-    """Return what the client was not shown of the replies, by node; of equal replies the first one counts."""
-    found: dict[str, Hidden] = {}
-    for node, reply in zip(nodes, settlement.replies, strict=True):
-        if reply.hidden is not None:
-            found.setdefault(node, reply.hidden)
-    return found
+    def _placement(self) -> tuple[Placement[NodeRow], bool]:
+        """Return where the messages of an answered request go, and whether the head goes to its reply."""
+        settlement, head = self._settlement, self._session.head
+        planned, moves_head = settlement.base, settlement.moves_head
+        # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
+        twins = self._twins() if head != planned and settlement.kind in APPENDING else []
+        if twins:
+            mine = AnsweredEarlier(
+                base=planned,
+                replies=(),
+                complete=settlement.status is Status.COMPLETE,
+                created_at=self._state.created_at,
+                exchange=settlement.exchange,
+            )
+            return Placement(base=twins[0].base), moves_head and takes_head(head, mine, twins)
+        anew = settlement.at_head
+        if not anew and settlement.kind == "append" and settlement.messages and head != planned:
+            first = settlement.messages[0].message
+            node = node_id(planned, first)
+            stored = tree.depths_of(self._connection, self._session.key, [planned, node])
+            anew = is_placed_anew(planned, first, node, stored)
+        if not anew:
+            return Placement(base=planned), moves_head
+        placement = self._place_append()
+        return placement, moves_head and not placement.beside
 
+    def _twins(self) -> list[AnsweredEarlier]:
+        """Return the appends that said the same and were answered before this one knew of them, of one place."""
+        settlement, key = self._settlement, self._session.key
+        asked = {
+            "key": key,
+            "digest": self._state.digest,
+            "since": self._state.created_at - TWIN_MS,
+            # One that was told where to go repeats what was answered there, however long ago.
+            "there": None if settlement.at_head else settlement.base,
+            "agent": settlement.agent,
+        }
+        found = [
+            AnsweredEarlier(
+                base=row.base,
+                replies=orjson.loads(row.replies),
+                complete=row.status == Status.COMPLETE.value,
+                created_at=row.created_at,
+                exchange=row.id,
+            )
+            for row in self._connection.execute(_TWINS, asked)
+        ]
+        bases = {twin.base for twin in found}
+        elsewhere = bool(bases) and settlement.base not in bases
+        depths = tree.depths_of(self._connection, key, [settlement.base, *bases]) if elsewhere else {}
+        nearest = nearest_place(settlement.base, bases, depths)
+        return [twin for twin in found if twin.base == nearest]
 
-def _hide_again(
-    connection: Connection, session: SessionRow, carried: Sequence[NodeRow], renamed: Mapping[str, str]
-) -> int:
-    """Keep with new nodes what the client was not shown of the old ones; return of how many it is new."""
-    found = hidden_at(connection, session.key, list(renamed), session.hidden)
-    there = hidden_at(connection, session.key, [renamed[node] for node in found], session.hidden)
-    count = 0
-    for row in carried:
-        node = renamed[row.node]
-        if row.node in found and node not in there:
-            said = (node, found[row.node], row.created_at)
-            count += add_hidden(connection, session.key, [said], exchange=row.exchange)
-    return count
-
-
-def _finished(connection: Connection, session: SessionRow, state: ExchangeState, settlement: Settlement) -> _Ended:
-    """Put the messages where they belong; the reply that answered them is stored already."""
-    base, moves_head = settlement.base, settlement.moves_head
-    there: Mapping[bytes, str] = {}
-    if settlement.kind == "append":
+    def _place_append(self) -> Placement[NodeRow]:
+        """Return where an append goes by the head of this moment."""
+        settlement, session = self._settlement, self._session
         messages = [body.message for body in settlement.messages]
-        found = place_finished(_end_of_head(connection, session, _NEAR), messages, settlement.agent)
-        base = session.head if settlement.at_head else base
+        if not messages or not messages[0].answers:
+            return Placement(base=session.head)
+        near = self._end_of_head(1)  # nearly always the calls are the head's
+        found = None
+        if settlement.agent in {None, *(row.agent for row in near)}:
+            found = place_append(near, messages, settlement.agent)
+        if found is None:
+            most = _NEAR
+            if not settlement.at_head:  # their place was known when they were planned, however far up it was
+                depths = tree.depths_of(self._connection, session.key, [settlement.base])
+                most += max(session.messages - depths.get(settlement.base, session.messages), 0)
+            found = place_append(self._end_of_head(most), messages, settlement.agent)
         if found is not None:
-            base, there = found.base, found.nodes
-        # Nothing was asked: what came after the reply meanwhile stays where the session stands.
-        moves_head = moves_head and base == session.head
-    new = [new_node for new_node in _asked(settlement) if content_hash(new_node.body.message) not in there]
-    line, _ = insert_nodes(connection, session.key, base, new, (), tenant=settlement.tenant)
-    add_bodies(connection, session.key, named_bodies(new_node.body for new_node in new))
-    end = line[-1] if line else places_of(connection, session.key, [base]).get(base)
-    places = iter(line)
-    nodes = [
-        there.get(content_hash(body.message)) or next(places).node  # in the order in which they came
-        for body in settlement.messages
-    ]
-    closed = _closed(settlement) | {"base": base, "nodes": orjson.dumps(nodes).decode()}
-    moved_to = _moved(session, settlement) | _progress(session, settlement, end if moves_head else None, state)
-    if end is not None and moves_head:
-        moved_to["calls"] = encode_calls(calls_at(connection, session.key, end.node, end.depth))
-    return _Ended(
-        settled=Settled(head=moved_to.get("head", session.head), nodes=tuple(nodes), replies=()),
-        exchange=closed,
-        session=moved_to,
-    )
+            return found
+        if settlement.at_head:
+            return Placement(base=session.head)
+        return Placement(base=settlement.base, beside=True)  # the session went back to where the calls are not
+
+    def _end_of_head(self, most: int) -> list[NodeRow]:
+        """Return the last messages on the branch of the head, oldest first."""
+        session = self._session
+        return tree.path_to(self._connection, session.key, session.head, below=session.messages - most)
+
+    def _keep_cut(self, base: str, line: Sequence[tree.NodePlace], renamed: Mapping[str, str]) -> str | None:
+        """Keep the cut that this exchange moved; return at which node, None where none is kept.
+
+        `line` is where the new messages stand, `renamed` has the new names of nodes that were carried along.
+        """
+        settlement, cut = self._settlement, self._settlement.cut
+        # An append that went elsewhere stands on other messages than those the cut was made for.
+        as_planned = tuple(renamed) == settlement.carried and (bool(renamed) or base == settlement.base)
+        end = line[-1].node if line else base
+        if cut is not None and line and cut.position < line[0].depth:
+            end = base  # it is kept for all that go on from there
+        if cut is None or not as_planned or end == ROOT:
+            return None
+        kept = None
+        if settlement.kept is not None:
+            stored = [renamed.get(node, node) for node in settlement.kept.nodes]
+            kept = [*stored, *(line[number].node for number in settlement.kept.messages)]
+        exchange, at = settlement.exchange, settlement.settled_at
+        keep_cut(self._connection, self._session.key, end, settlement.agent, cut, exchange=exchange, at=at, kept=kept)
+        return end
+
+    def _keep_hidden(self, heads: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]) -> None:
+        """Keep what the client was not shown of the replies, and once more what it was not of the carried ones."""
+        connection, session, settlement = self._connection, self._session, self._settlement
+        hidden: dict[str, Hidden] = {}
+        for node, reply in zip(heads, settlement.replies, strict=True):
+            if reply.hidden is not None:
+                hidden.setdefault(node, reply.hidden)  # of equal replies the first one counts
+        exchange, at = settlement.exchange, settlement.settled_at
+        count = tree.keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
+        if session.hidden and carried:
+            found = tree.hidden_at(connection, session.key, list(renamed), session.hidden)
+            there = tree.hidden_at(connection, session.key, [renamed[node] for node in found], session.hidden)
+            for row in carried:
+                node = renamed[row.node]
+                if row.node in found and node not in there:
+                    said = (node, found[row.node], row.created_at)
+                    count += tree.add_hidden(connection, session.key, [said], exchange=row.exchange)
+        if count:
+            self.session_row["hidden"] = session.hidden + count
+
+    def _asked(self) -> list[tree.NewNode]:
+        """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
+        settlement = self._settlement
+        arrivals = settlement.arrivals[: len(settlement.messages)]
+        return [
+            tree.NewNode(
+                body=body,
+                source=Source.CLIENT,
+                created_at=settlement.settled_at,
+                exchange=settlement.exchange,
+                agent=settlement.agent,
+                vouched=number < settlement.vouched,
+                policy=settlement.policy_version or None,
+                arrival=arrival,
+            )
+            for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
+        ]
+
+    def _answered(self) -> list[tree.NewNode]:
+        settlement = self._settlement
+        return [
+            tree.NewNode(
+                body=reply.body,
+                source=Source.UPSTREAM,
+                created_at=settlement.settled_at,
+                partial=reply.partial,
+                exchange=settlement.exchange,
+                agent=settlement.agent,
+            )
+            for reply in settlement.replies
+        ]
+
+    def _progress(self, head: tree.NodePlace | None) -> None:
+        """Note what an answer changes in the session's row; None for `head`: the head stays where it is."""
+        session, settlement, state = self._session, self._settlement, self._state
+        self.session_row |= {
+            "requests": session.requests + 1,
+            "tokens_sent": session.tokens_sent + settlement.tokens_sent,
+            "tokens_saved": session.tokens_saved + settlement.tokens_before - settlement.tokens_sent,
+        }
+        if head is not None:
+            self.session_row |= {
+                "head": head.node,
+                "messages": head.depth,
+                "rounds": head.round,
+                "tokens": head.tokens_total,
+                # A request beside the conversation has instructions of its own, which are not the session's.
+                "instructions": state.instructions or session.instructions,
+                "model": state.model,
+                "tools": state.tools,
+                "scale": session.scale if settlement.scale is None else settlement.scale,
+            }
+        if settlement.kind != "side":
+            self.session_row["arrival"] = settlement.kind
 
 
-def _kept(kept: Kept | None, line: Sequence[Place], renamed: Mapping[str, str]) -> list[str] | None:
-    """Return the nodes that a cut kept, by position.
-
-    `line` is where the new messages stand, `renamed` has the new names of nodes that were carried along.
-    """
-    if kept is None:
-        return None
-    stored = [renamed.get(node, node) for node in kept.nodes]
-    return [*stored, *(line[number].node for number in kept.messages)]
-
-
-def _again(row: NodeRow) -> NewNode:
+def _again(row: NodeRow) -> tree.NewNode:
     """Return what makes a node that says what another one says, by whom and when, at another place."""
-    return NewNode(
+    return tree.NewNode(
         body=Body(message=row.message, tokens=row.tokens),
         source=row.source,
         created_at=row.created_at,
@@ -619,78 +597,3 @@ def _again(row: NodeRow) -> NewNode:
         policy=row.policy,
         arrival=row.arrival,
     )
-
-
-def _asked(settlement: Settlement) -> list[NewNode]:
-    """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
-    arrivals = settlement.arrivals[: len(settlement.messages)]
-    return [
-        NewNode(
-            body=body,
-            source=Source.CLIENT,
-            created_at=settlement.settled_at,
-            exchange=settlement.exchange,
-            agent=settlement.agent,
-            vouched=number < settlement.vouched,
-            policy=settlement.policy_version or None,
-            arrival=arrival,
-        )
-        for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
-    ]
-
-
-def _answered(settlement: Settlement) -> list[NewNode]:
-    return [
-        NewNode(
-            body=reply.body,
-            source=Source.UPSTREAM,
-            created_at=settlement.settled_at,
-            partial=reply.partial,
-            exchange=settlement.exchange,
-            agent=settlement.agent,
-        )
-        for reply in settlement.replies
-    ]
-
-
-def _progress(session: SessionRow, settlement: Settlement, head: Place | None, state: ExchangeState) -> dict[str, Any]:
-    """Return what a reply changes in the session's row; None for `head`: the head stays where it is."""
-    changed: dict[str, Any] = {
-        "requests": session.requests + 1,
-        "tokens_sent": session.tokens_sent + settlement.tokens_sent,
-        "tokens_saved": session.tokens_saved + settlement.tokens_before - settlement.tokens_sent,
-    }
-    if head is not None:
-        changed |= {
-            "head": head.node,
-            "messages": head.depth,
-            "rounds": head.round,
-            "tokens": head.tokens_total,
-            # A request beside the conversation has instructions of its own, which are not the session's.
-            "instructions": state.instructions or session.instructions,
-            "model": state.model,
-            "tools": state.tools,
-            "scale": session.scale if settlement.scale is None else settlement.scale,
-        }
-    if settlement.kind != _SIDE:
-        changed["arrival"] = settlement.kind
-    return changed
-
-
-def _moved(session: SessionRow, settlement: Settlement) -> dict[str, Any]:
-    """Return what changes in the session's row whatever became of the request."""
-    changed: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
-    if settlement.cost is not None:
-        changed["cost"] = (session.cost or 0.0) + settlement.cost
-    return changed
-
-
-def _closed(settlement: Settlement) -> dict[str, Any]:
-    """Return what is to stand in the exchange's row whatever became of the request."""
-    return {
-        "status": settlement.status.value,
-        "settled_at": settlement.settled_at,
-        "tokens_before": settlement.tokens_before,
-        "tokens_sent": settlement.tokens_sent,
-        "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
-    }

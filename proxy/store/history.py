@@ -1,16 +1,17 @@
 """What is known of a conversation when a request comes in: one read per request.
 
-Where the request belongs `conversation.reconcile` decides. What is read then is what its kind needs: the
-texts for an append, which has none itself; for a client that resends its history only what was noted about
-its messages. Nodes never change: what other requests write meanwhile changes nothing here, unless the
-session is deleted.
+Where the request belongs `conversation.reconcile` decides. What is read then is what its kind needs: the texts for an
+append, which has none itself; for a client that resends its history only what was noted about its messages. Nodes never
+change: what other requests write meanwhile changes nothing here, unless the session is deleted.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Final, TypeAlias
 
 import orjson
@@ -18,25 +19,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
-from proxy.conversation import (
-    ROOT,
-    Arrival,
-    Incoming,
-    Kind,
-    Last,
-    Log,
-    Manner,
-    Mode,
-    content_key,
-    place_append,
-    reconcile,
-)
+from proxy.conversation import ROOT, Incoming, Kind, Last, Log, Manner, Mode, content_key, place_append, reconcile
 from proxy.errors import Conflict
-from proxy.store.cuts import cut_places, newest_cut, standing_at
-from proxy.store.database import Connection, Row
+from proxy.store import tree
+from proxy.store.cuts import cut_places, cut_row, decode_cut, newest_cut, standing_at
+from proxy.store.database import Row, StoreConnection
 from proxy.store.records import (
     DELETED,
     FORKED,
+    LIMIT,
     HistoryQuery,
     HistorySnapshot,
     Mark,
@@ -44,18 +35,16 @@ from proxy.store.records import (
     SessionRow,
     StandingCut,
     Status,
-    allow,
+    TooLong,
     session_key,
 )
-from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS
-from proxy.store.sessions import session_in, session_of
+from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS, matching
 from proxy.store.summaries import prepared_on
-from proxy.store.tree import depths_of, hidden_at, instructions_of, marks_to, parents_of, path_to, rows_of
+from proxy.trimming import Summary
 
 # ------------------------------------------------------------------------------- branches that clients resend
 
-MARKS: Final = 200_000
-"""How many messages are remembered in one process at most: some 60 MB."""
+MARKS: Final = 200_000  # how many messages are remembered in one process at most: some 60 MB
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""
@@ -63,10 +52,7 @@ _NONE: Final[_Branch] = (0, ())
 
 
 class Branches:
-    """The branch of each session that was resent last; those not used for the longest go first.
-
-    Several threads may use it.
-    """
+    """The branch of each session that was resent last; the oldest go first. Several threads may use it."""
 
     def __init__(self, most: int = MARKS) -> None:
         """Remember `most` messages at most, of all sessions together."""
@@ -75,15 +61,11 @@ class Branches:
         self._held = 0
         self._lock = threading.Lock()
 
-    def beginning(self, session: str, created_at: int, names: Sequence[str]) -> tuple[Mark, ...]:
-        """Return what is known of the nodes `names`, a branch from its root on, as far as it is known."""
+    def beginning(self, session: str, names: Sequence[str]) -> _Branch:
+        """Return when the session was made, and what is known of the branch `names`, from its root on."""
         made_at, known = self._branches.get(session, _NONE)
-        return known[: _common(known, names)] if made_at == created_at else ()
-
-    def guess(self, session: str, names: Sequence[str]) -> tuple[int, int]:
-        """Return how many of the nodes `names` a session of this name had, and when that was made."""
-        made_at, known = self._branches.get(session, _NONE)
-        return _common(known, names), made_at
+        count = _common(known, names)
+        return made_at, known if count == len(known) else known[:count]
 
     def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
         """Remember a branch from its root on, in the place of the session's last one."""
@@ -110,25 +92,18 @@ def _common(known: Sequence[Mark], names: Sequence[str]) -> int:
     return low
 
 
-_PLACES: Final = 16
-"""Places at which a history without its beginning is looked for: "ok" may stand at a thousand."""
+# ---------------------------------------------------------------------------------------- one read per request
 
+_PLACES: Final = 16  # places at which a history without its beginning is looked for: "ok" may stand at a thousand
+_CUTS: Final = 3
+"""Newest cuts that are tried before a branch is read whole: others may have been made on other branches."""
 _FAILED: Final = frozenset({Status.FAILED.value, Status.CANCELLED.value, Status.INTERRUPTED.value})
 """How exchanges end without a reply."""
 
-
+_ASKED_COLUMNS: Final = ("digest", "kind", "base", "status", "replies", "instructions", "tools", "model")
 _ASKED: Final = (
-    select(
-        EXCHANGES.c.digest,
-        EXCHANGES.c.kind,
-        EXCHANGES.c.base,
-        EXCHANGES.c.status,
-        EXCHANGES.c.replies,
-        EXCHANGES.c.instructions,
-        EXCHANGES.c.tools,
-        EXCHANGES.c.model,
-    )
-    .where(EXCHANGES.c.session == bindparam("key"))
+    select(*(EXCHANGES.c[name] for name in _ASKED_COLUMNS))
+    .where(*matching(EXCHANGES))
     .order_by(EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc())
     .limit(1)
 )
@@ -139,154 +114,246 @@ _ASKED_BY_KEY: Final = _ASKED_THIS.where(EXCHANGES.c.idempotency == bindparam("i
 
 def _stored(name: ColumnElement[str]) -> ScalarSelect[str]:
     """Return what looks whether a node is stored, NULL where it is not: an index alone tells that."""
-    found = select(NODES.c.node).where(NODES.c.session == bindparam("key"), NODES.c.node == name)
-    return found.scalar_subquery()
+    return select(NODES.c.node).where(*matching(NODES), NODES.c.node == name).scalar_subquery()
 
 
 _GLANCE: Final = select(
     SESSIONS,
     _stored(bindparam("last", type_=NODES.c.node.type)),
     _stored(bindparam("next", type_=NODES.c.node.type)),
-    select(CUTS.c.position)
-    .where(
-        CUTS.c.session == bindparam("key"),
-        CUTS.c.policy == bindparam("policy", type_=CUTS.c.policy.type),
-        CUTS.c.agent == bindparam("agent"),
-    )
-    .limit(1)
-    .scalar_subquery(),
-).where(SESSIONS.c.session == bindparam("key"))
+    select(CUTS.c.position).where(*matching(CUTS, "policy", "agent")).limit(1).scalar_subquery(),
+).where(*matching(SESSIONS))
 """A session; two nodes, as far as it has them; the position of any cut of a policy and an agent."""
 
 
 def recall(
-    connection: Connection, question: HistoryQuery, branches: Branches, *, most: int | None = None
+    connection: StoreConnection, question: HistoryQuery, branches: Branches, *, most: int | None = None
 ) -> HistorySnapshot:
     """Read what is known of the conversation that a request belongs to, and where it belongs.
 
-    What `branches` knows is not read again; it gets to know what was read.
-
-    Raises:
-        Conflict: the session was deleted meanwhile, where the database shows that.
-        TooLong: more than `most` messages would have to be read.
+    What `branches` knows is not read again; it gets to know what was read. Raises `Conflict` where the database shows
+    that the session was deleted meanwhile, `TooLong` where more than `most` messages would have to be read.
     """
-    key = session_key(question.tenant, question.session)
-    seen = _seen(connection, key, question, branches)
-    session = seen.session
-    if session is None:
-        return HistorySnapshot(arrival=reconcile(question.incoming, Log(stored=_Nothing())))
-    incoming, last = _repeated(connection, key, question)
-    log = Log(
-        stored=_Tree(connection, key, len(question.messages), most),
-        head=session.head,
-        depth=session.messages,
-        # Nobody has asked for a fork yet: who goes on with it may append, and may ask in any manner.
-        arrival=Kind.APPEND if session.arrival == FORKED else session.arrival,
-        last=last,
-        manner=_manner_of(session),
-        prefix=seen.prefix,
-    )
-    arrival = reconcile(incoming, log)
-    if not arrival.composed:
-        found = _of_resend(connection, session, question, arrival, branches, most, has_cuts=seen.has_cuts)
-    else:
-        found = of_append(connection, session, question, arrival, most)
-        found = replace(found, updated_at=session.updated_at, scale=session.scale, model=session.model)
-    return _with_summaries(connection, session, question, _with_hidden(connection, session, found, most))
+    return HistoryReader(connection, question, branches, most).read()
 
 
-def _manner_of(session: SessionRow) -> Manner | None:
-    if session.model is None or session.arrival == FORKED:
-        return None
-    return Manner(instructions=session.instructions, tools=session.tools, model=session.model)
+class HistoryReader:
+    """Reads the history for one request, and answers what `reconcile` asks of the tree."""
 
+    def __init__(
+        self, connection: StoreConnection, question: HistoryQuery, branches: Branches, most: int | None
+    ) -> None:
+        """Read on a connection; see `recall`."""
+        self._connection = connection
+        self._question = question
+        self._branches = branches
+        self._most = most
+        self._key = session_key(question.tenant, question.session)
 
-def _with_hidden(
-    connection: Connection, session: SessionRow, found: HistorySnapshot, most: int | None
-) -> HistorySnapshot:
-    """Read what the client was not shown of the replies."""
-    nodes = _nodes_of(found) if session.hidden else ()
-    if not nodes:
+    def read(self) -> HistorySnapshot:
+        """Read it all."""
+        session, prefix, has_cuts = self._glance()
+        if session is None:
+            return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self)))
+        incoming, last = self._repeated()
+        manner = None
+        if session.model is not None and session.arrival != FORKED:
+            manner = Manner(instructions=session.instructions, tools=session.tools, model=session.model)
+        log = Log(
+            stored=self,
+            head=session.head,
+            depth=session.messages,
+            # Nobody has asked for a fork yet: who goes on with it may append, and may ask in any manner.
+            arrival=Kind.APPEND if session.arrival == FORKED else session.arrival,
+            last=last,
+            manner=manner,
+            prefix=prefix,
+        )
+        arrival = reconcile(incoming, log)
+        found = HistorySnapshot(
+            arrival=arrival, updated_at=session.updated_at, scale=session.scale, model=session.model
+        )
+        if arrival.composed:
+            found = self._of_append(session, found)
+        elif arrival.fresh:
+            found = self._of_resend(session, found, has_cuts=has_cuts)
+        return self._with_hidden_and_summaries(session, found)
+
+    def depths(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the depth of each of these nodes that is stored."""
+        return tree.depths_of(self._connection, self._key, names)
+
+    def parents(self, content: bytes, depth: int) -> Sequence[str]:
+        """Return the parents of some stored messages with this content."""
+        self._allow(len(self._question.messages))  # at each place the request has other names, which must be made
+        return tree.parents_of(self._connection, self._key, content_key(content), depth, _PLACES)
+
+    def _allow(self, messages: int) -> None:
+        if self._most is not None and messages > self._most:
+            raise TooLong
+
+    def _glance(self) -> tuple[SessionRow | None, int | None, bool]:
+        """Look whether the log has of the request what it lately had, and no more: nearly always it has.
+
+        Returns the session, how many of the request's names are stored (None: not known), and whether there may be a
+        cut of the question's policy and agent.
+        """
+        names = self._question.incoming.names
+        made_at, known = self._branches.beginning(self._key, names)
+        count = len(known)
+        if not count:
+            return tree.session_of(self._connection, self._key), None, True
+        asked = {
+            "key": self._key,
+            "last": names[count - 1],
+            "next": names[count] if count < len(names) else None,
+            "policy": self._question.policy,
+            "agent": self._question.agent or "",
+        }
+        row = self._connection.execute(_GLANCE, asked).one_or_none()
+        if row is None:
+            return None, None, True
+        session, (last, following, cut) = tree.session_in(row), row[-3:]
+        if last is None or following is not None or session.created_at != made_at:
+            return session, None, True
+        return session, count, cut is not None
+
+    def _repeated(self) -> tuple[Incoming, Last | None]:
+        """Return the request, and the one that it may repeat: an announced retry may come after others."""
+        connection, key, question = self._connection, self._key, self._question
+        incoming = question.incoming
+        if incoming.speaks and incoming.mode is not Mode.APPEND:
+            return incoming, None  # it says itself where it belongs
+        asked = {"key": key, "digest": incoming.digest}
+        row: Row | None = None
+        if question.idempotency is not None:
+            row = connection.execute(_ASKED_BY_KEY, asked | {"idempotency": question.idempotency}).one_or_none()
+            if row is not None:
+                incoming = replace(incoming, retried=True)
+        if row is None and incoming.retried:
+            row = connection.execute(_ASKED_THIS, asked).one_or_none()
+        if row is None:
+            row = connection.execute(_ASKED, {"key": key}).one_or_none()
+        if row is None:
+            return incoming, None
+        if row.digest == incoming.digest and row.status in _FAILED:
+            # It may itself have been the repetition of one that was answered: then so is this.
+            answered = connection.execute(_ANSWERED_THERE, asked | {"base": row.base}).one_or_none()
+            if answered is not None:
+                return replace(incoming, retried=True), _last(answered)
+        return incoming, _last(row)
+
+    def _of_resend(self, session: SessionRow, found: HistorySnapshot, *, has_cuts: bool) -> HistorySnapshot:
+        """Read what was noted about the messages that the client sends again."""
+        connection, key, question, arrival = self._connection, self._key, self._question, found.arrival
+        depth = arrival.fresh
+        if arrival.kind is Kind.WINDOWED:
+            depth = tree.depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
+        start = depth - arrival.fresh
+        if start:
+            self._allow(arrival.fresh)
+            marks = tuple(tree.marks_to(connection, key, arrival.base, below=start))
+        else:
+            made_at, marks = self._branches.beginning(key, question.incoming.names[: arrival.fresh])
+            if made_at != session.created_at:
+                marks = ()
+            if len(marks) < arrival.fresh:
+                self._allow(arrival.fresh - len(marks))
+                marks += tuple(tree.marks_to(connection, key, arrival.base, below=len(marks)))
+                self._branches.keep(key, session.created_at, marks)
+        if len(marks) != arrival.fresh:
+            raise Conflict(DELETED)
+        cut = None
+        if question.policy is not None and has_cuts:
+            cut = newest_cut(connection, key, [mark.node for mark in marks], question.policy, question.agent)
+        return replace(found, start=start, depth=depth, marks=marks, cut=cut)
+
+    def _of_append(self, session: SessionRow, found: HistorySnapshot) -> HistorySnapshot:
+        """Read what an append goes on from."""
+        connection, key, question, arrival = self._connection, self._key, self._question, found.arrival
+        depth = session.messages
+        if not arrival.at_head:
+            depth = tree.depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
+        rows, cut = self._rows_and_cut(arrival.base, depth)
+        moved: Sequence[NodeRow] = ()
+        place = place_append(rows, question.messages, question.agent) if arrival.at_head else None
+        if place is not None:
+            if place.block is not None and cut is not None and place.block.depth <= cut.cut.position:
+                # What the cut dropped was said since, too.
+                rows = self._whole(arrival.base, depth)
+                place = place_append(rows, question.messages, question.agent) or place
+            # What they follow is stored: the name that it will have is not, yet.
+            arrival = replace(arrival, base=place.end, at_head=False, beside=place.beside)
+            depth, moved = place.depth, place.carried
+            if place.base != session.head:
+                rows, cut = self._rows_and_cut(place.base, depth)
+                rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
+                depth += len(moved)
+        instructions = None if question.instructed else tree.instructions_of(connection, key, None)
+        return replace(
+            found,
+            arrival=arrival,
+            depth=depth,  # not that of the last row: the cut may have dropped the very base
+            rows=rows,
+            carried=tuple([row.node for row in moved]),
+            cut=cut,
+            instructions=() if instructions is None else instructions.messages,
+        )
+
+    def _rows_and_cut(self, base: str, depth: int) -> tuple[Sequence[NodeRow], StandingCut | None]:
+        """Return the stored messages that a view of the branch is made of, and its newest cut.
+
+        Those that the cut dropped are left out, unless the question wants them all: what is read grows with what is
+        sent, not with what is stored.
+        """
+        connection, key, policy, agent = self._connection, self._key, self._question.policy, self._question.agent
+        if base == ROOT:
+            return (), None
+        if policy is None:
+            return self._whole(base, depth), None
+        if not self._question.whole:
+            for position, node in cut_places(connection, key, policy, agent, depth, _CUTS):
+                self._allow(depth - position)
+                after = tree.path_to(connection, key, base, below=position) if position < depth else []
+                if (after[0].parent if after else base) != node:
+                    continue  # it was made on another branch
+                cut = standing_at(connection, key, node, policy, agent)
+                if cut is None or cut.kept is None:
+                    break
+                self._allow(len(after) + len(cut.kept))
+                kept = tree.rows_of(connection, key, cut.kept)
+                if len(kept) != len(cut.kept):
+                    raise Conflict(DELETED)
+                return [*kept, *after], cut
+        rows = self._whole(base, depth)
+        return rows, newest_cut(connection, key, [row.node for row in rows], policy, agent)
+
+    def _whole(self, base: str, depth: int) -> Sequence[NodeRow]:
+        """Return the whole branch, which is not empty."""
+        self._allow(depth)
+        rows = tree.path_to(self._connection, self._key, base)
+        if not rows:
+            raise Conflict(DELETED)
+        return rows
+
+    def _with_hidden_and_summaries(self, session: SessionRow, found: HistorySnapshot) -> HistorySnapshot:
+        """Read what the client was not shown of the replies, and the summaries of the branch."""
+        recipe = self._question.recipe if session.summaries else None
+        if not session.hidden and recipe is None:
+            return found
+        nodes = [mark.node for mark in found.marks] or [row.node for row in found.rows]
+        if nodes and session.hidden:
+            self._allow(min(session.hidden, len(nodes)))
+            found = replace(found, hidden=tree.hidden_at(self._connection, self._key, nodes, session.hidden))
+        if nodes and recipe is not None:
+            known = nodes[: len(nodes) - len(found.carried)]  # what is carried stood at another place
+            if not found.carried:
+                known.append(found.arrival.base)
+            if found.cut is not None:
+                known.append(found.cut.node)  # the message before the cut need not be sent
+            ready, attempt = prepared_on(self._connection, self._key, known, recipe)
+            found = replace(found, prepared=ready, attempt=attempt)
         return found
-    allow(min(session.hidden, len(nodes)), most)
-    return replace(found, hidden=hidden_at(connection, session.key, nodes, session.hidden))
-
-
-def _with_summaries(
-    connection: Connection, session: SessionRow, question: HistoryQuery, found: HistorySnapshot
-) -> HistorySnapshot:
-    """Read the summaries of the branch."""
-    nodes = _nodes_of(found) if session.summaries else ()
-    if not nodes or question.recipe is None:
-        return found
-    known = [*nodes[: len(nodes) - len(found.carried)]]  # what is carried stood at another place
-    if not found.carried:
-        known.append(found.arrival.base)
-    if found.cut is not None:
-        known.append(found.cut.node)  # the message before the cut need not be sent
-    ready, attempt = prepared_on(connection, session.key, known, question.recipe)
-    return replace(found, prepared=ready, attempt=attempt)
-
-
-def _nodes_of(found: HistorySnapshot) -> Sequence[str]:
-    return [mark.node for mark in found.marks] or [row.node for row in found.rows]
-
-
-class _Seen(Struct, frozen=True, kw_only=True):
-    """A session, and what was seen of it at the first glance."""
-
-    session: SessionRow | None
-    prefix: int | None = None
-    """How many of the request's names are stored, from the first on; None where that is not known."""
-    has_cuts: bool = True
-    """Whether there may be a cut of the question's policy and agent."""
-
-
-def _seen(connection: Connection, key: str, question: HistoryQuery, branches: Branches) -> _Seen:
-    """Look whether the log has of the request what it lately had, and no more: nearly always it has."""
-    names = question.incoming.names
-    count, made_at = branches.guess(key, names)
-    if not count:
-        return _Seen(session=session_of(connection, key))
-    asked = {
-        "key": key,
-        "last": names[count - 1],
-        "next": names[count] if count < len(names) else None,
-        "policy": question.policy,
-        "agent": question.agent or "",
-    }
-    row = connection.execute(_GLANCE, asked).one_or_none()
-    if row is None:
-        return _Seen(session=None)
-    session, (last, following, cut) = session_in(row), row[-3:]
-    if last is None or following is not None or session.created_at != made_at:
-        return _Seen(session=session)
-    return _Seen(session=session, prefix=count, has_cuts=cut is not None)
-
-
-def _repeated(connection: Connection, key: str, question: HistoryQuery) -> tuple[Incoming, Last | None]:
-    """Return the request, and the one that it may repeat: an announced retry may come after others."""
-    incoming = question.incoming
-    if incoming.speaks and incoming.mode is not Mode.APPEND:
-        return incoming, None  # it says itself where it belongs
-    asked = {"key": key, "digest": incoming.digest}
-    row: Row | None = None
-    if question.idempotency is not None:
-        row = connection.execute(_ASKED_BY_KEY, asked | {"idempotency": question.idempotency}).one_or_none()
-        if row is not None:
-            incoming = replace(incoming, retried=True)
-    if row is None and incoming.retried:
-        row = connection.execute(_ASKED_THIS, asked).one_or_none()
-    if row is None:
-        row = connection.execute(_ASKED, {"key": key}).one_or_none()
-    if row is None:
-        return incoming, None
-    if row.digest == incoming.digest and row.status in _FAILED:
-        # It may itself have been the repetition of one that was answered: then so is this.
-        answered = connection.execute(_ANSWERED_THERE, asked | {"base": row.base}).one_or_none()
-        if answered is not None:
-            return replace(incoming, retried=True), _last(answered)
-    return incoming, _last(row)
 
 
 def _last(row: Row) -> Last:
@@ -302,133 +369,6 @@ def _last(row: Row) -> Last:
     )
 
 
-def _of_resend(
-    connection: Connection,
-    session: SessionRow,
-    question: HistoryQuery,
-    arrival: Arrival,
-    branches: Branches,
-    most: int | None,
-    *,
-    has_cuts: bool,
-) -> HistorySnapshot:
-    """Read what was noted about the messages that the client sends again."""
-    if not arrival.fresh:
-        return _recollection(session, arrival)
-    key, depth = session.key, arrival.fresh
-    if arrival.kind is Kind.WINDOWED:
-        depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
-    start = depth - arrival.fresh
-    if start:
-        allow(arrival.fresh, most)
-        marks = tuple(marks_to(connection, key, arrival.base, below=start))
-    else:
-        names = question.incoming.names[: arrival.fresh]
-        marks = branches.beginning(key, session.created_at, names)
-        if len(marks) < arrival.fresh:
-            allow(arrival.fresh - len(marks), most)
-            marks += tuple(marks_to(connection, key, arrival.base, below=len(marks)))
-            branches.keep(key, session.created_at, marks)
-    if len(marks) != arrival.fresh:
-        raise Conflict(DELETED)
-    cut = None
-    if question.policy is not None and has_cuts:
-        nodes = [mark.node for mark in marks]
-        cut = newest_cut(connection, key, nodes, question.policy, question.agent)
-    return _recollection(session, arrival, start, depth, marks, cut)
-
-
-def _recollection(
-    session: SessionRow,
-    arrival: Arrival,
-    start: int = 0,
-    depth: int = 0,
-    marks: Sequence[Mark] = (),
-    cut: StandingCut | None = None,
-) -> HistorySnapshot:
-    return HistorySnapshot(
-        arrival=arrival,
-        start=start,
-        depth=depth,
-        marks=marks,
-        cut=cut,
-        updated_at=session.updated_at,
-        scale=session.scale,
-        model=session.model,
-    )
-
-
-class _Tree:
-    """The tree of a session, for `reconcile` to ask."""
-
-    def __init__(self, connection: Connection, key: str, length: int, most: int | None) -> None:
-        self._connection = connection
-        self._key = key
-        self._length = length
-        self._most = most
-
-    def depths(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return the depth of each of these nodes that is stored."""
-        return depths_of(self._connection, self._key, names)
-
-    def parents(self, content: bytes, depth: int) -> Sequence[str]:
-        """Return the parents of some stored messages with this content."""
-        allow(self._length, self._most)  # at each place the request has other names, which must be made
-        return parents_of(self._connection, self._key, content_key(content), depth, _PLACES)
-
-
-class _Nothing:
-    """The tree of a session that is not there."""
-
-    def depths(self, names: Sequence[str]) -> Mapping[str, int]:  # noqa: ARG002 - the answer is always the same
-        """Return nothing."""
-        return {}
-
-    def parents(self, content: bytes, depth: int) -> Sequence[str]:  # noqa: ARG002 - the same
-        """Return nothing."""
-        return ()
-
-
-# -------------------------------------------------------------------------------- what an append goes on from
-
-_CUTS: Final = 3
-"""Newest cuts that are tried before a branch is read whole: others may have been made on other branches."""
-
-
-def of_append(
-    connection: Connection, session: SessionRow, question: HistoryQuery, arrival: Arrival, most: int | None
-) -> HistorySnapshot:
-    """Read what an append goes on from."""
-    key, depth = session.key, session.messages
-    if not arrival.at_head:
-        depth = depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
-    rows, cut = _rows_and_cut(connection, key, question, arrival.base, depth, most)
-    moved: Sequence[NodeRow] = ()
-    place = place_append(rows, question.messages, question.agent) if arrival.at_head else None
-    if place is not None:
-        if place.block is not None and cut is not None and place.block.depth <= cut.cut.position:
-            # What the cut dropped was said since, too.
-            allow(depth, most)
-            rows = _whole(connection, key, arrival.base)
-            place = place_append(rows, question.messages, question.agent) or place
-        # What they follow is stored: the name that it will have is not, yet.
-        arrival = replace(arrival, base=place.end, at_head=False, beside=place.beside)
-        depth, moved = place.depth, place.carried
-        if place.base != session.head:
-            rows, cut = _rows_and_cut(connection, key, question, place.base, depth, most)
-            rows = [*rows, *(_at(row, number) for number, row in enumerate(moved, depth + 1))]
-            depth += len(moved)
-    found = None if question.instructed else instructions_of(connection, key, None)
-    return HistorySnapshot(
-        arrival=arrival,
-        depth=depth,  # not that of the last row: the cut may have dropped the very base
-        rows=rows,
-        carried=tuple([row.node for row in moved]),
-        cut=cut,
-        instructions=found.messages if found is not None else (),
-    )
-
-
 def _at(row: NodeRow, depth: int) -> NodeRow:
     """Return a message as it will stand at another depth, under its old name."""
     decided = row.arrival
@@ -437,42 +377,120 @@ def _at(row: NodeRow, depth: int) -> NodeRow:
     return replace(row, depth=depth, arrival=decided)
 
 
-def _rows_and_cut(
-    connection: Connection, key: str, question: HistoryQuery, base: str, depth: int, most: int | None
-) -> tuple[Sequence[NodeRow], StandingCut | None]:
-    """Return the stored messages that a view of the branch is made of, and its newest cut.
+# ---------------------------------------------------------------------------------- branches without their texts
 
-    Those that the cut dropped are left out, unless the question wants them all: what is read grows with what
-    is sent, not with what is stored.
+_SUMMARY_CUTS: Final = 64  # newest cuts that are looked through for summaries
+_STEP: Final = 64
+"""Messages that are read of a branch until a known one is looked for among them; then four times as many."""
+
+
+class _BranchRun(Struct, frozen=True, kw_only=True):
+    """Messages of one branch that follow one another, and what lies below them."""
+
+    start: int  # position of the first of them
+    nodes: list[str]
+    totals: list[int]  # for each, the tokens of the branch up to it, its own included
+    below: _BranchRun | None  # where the message before the first one stands; None where that is the root
+
+
+class Lineage:
+    """The branches that end at some nodes."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._runs: dict[str, _BranchRun] = {}
+        self._depths: dict[str, int] = {}
+
+    def __contains__(self, node: object) -> bool:
+        """Tell whether a node is on one of the branches."""
+        return node in self._runs
+
+    def depth(self, end: str) -> int:
+        """Return the number of messages of the branch that ends at `end`; 0 where there is none."""
+        return self._depths.get(end, 0)
+
+    def node_at(self, end: str, position: int) -> str | None:
+        """Return the node at a position of the branch that ends at `end`; None where it has no such one."""
+        if not 0 <= position < self.depth(end):
+            return None
+        run = self._run_at(end, position)
+        return run.nodes[position - run.start]
+
+    def tokens(self, end: str, start: int, stop: int) -> int:
+        """Return the tokens of the messages from `start` to before `stop`, on the branch to `end`."""
+        return self._total(end, stop) - self._total(end, start)
+
+    def add(self, end: str, depth: int, marks: list[Mark], below: str | None) -> None:
+        """Take in the branch that ends at `end`: `marks` follow `below`, which is known (None: the root)."""
+        self._depths[end] = depth
+        if not marks:
+            return
+        start = marks[0].depth - 1
+        run = self._runs[below] if below is not None else None
+        before = run.totals[start - 1 - run.start] if run is not None else 0
+        totals = accumulate((mark.tokens for mark in marks), initial=before)
+        next(totals)
+        new = _BranchRun(start=start, nodes=[mark.node for mark in marks], totals=list(totals), below=run)
+        self._runs.update(dict.fromkeys(new.nodes, new))
+
+    def _total(self, end: str, stop: int) -> int:
+        """Return the tokens of the first `stop` messages, of as many as there are."""
+        last = min(stop, self.depth(end)) - 1
+        run = self._run_at(end, last) if last >= 0 else None
+        return 0 if run is None else run.totals[last - run.start]
+
+    def _run_at(self, end: str, position: int) -> _BranchRun:
+        run = self._runs[end]
+        while position < run.start and run.below is not None:
+            run = run.below
+        return run
+
+
+def lineage_of(connection: StoreConnection, key: str, ends: Collection[str]) -> Lineage:
+    """Return the branches that end at these nodes; those that are not stored are left out."""
+    found = Lineage()
+    depths = tree.depths_of(connection, key, list(ends))
+    # The longest first: it holds most of the others.
+    for end, depth in sorted(depths.items(), key=lambda item: -item[1]):
+        found.add(end, depth, *_unknown(connection, key, end, depth, found))
+    return found
+
+
+def _unknown(
+    connection: StoreConnection, key: str, end: str, depth: int, known: Lineage
+) -> tuple[list[Mark], str | None]:
+    """Return what of a branch is not known, oldest first, and the node before it that is (None: the root)."""
+    parts: list[list[Mark]] = []
+    below: str | None = end if end in known else None
+    step = _STEP
+    while below is None and depth > 0:
+        read = tree.marks_to(connection, key, end, below=max(depth - step, 0))
+        # What comes before a known one is known too.
+        first = bisect_left(read, True, key=lambda mark: mark.node not in known)
+        below = read[first - 1].node if first else None
+        parts.append(read[first:] if not parts else read[first:-1])
+        end, depth, step = read[0].node, max(depth - step, 0), step * 4
+    return list(chain.from_iterable(reversed(parts))), below
+
+
+def summaries_of(
+    connection: StoreConnection, key: str, head: str, policy: str, agent: str | None
+) -> list[tuple[Summary, int]]:
+    """Return the summaries that newest cuts of the branch hold, the newest first, each with when it was made.
+
+    That is in milliseconds since 1970. A summary that several cuts hold was made with the oldest of them.
     """
-    if base == ROOT:
-        return (), None
-    policy, agent = question.policy, question.agent
-    if policy is None:
-        allow(depth, most)
-        return _whole(connection, key, base), None
-    if not question.whole:
-        for position, node in cut_places(connection, key, policy, agent, depth, _CUTS):
-            allow(depth - position, most)
-            after = path_to(connection, key, base, below=position) if position < depth else []
-            if (after[0].parent if after else base) != node:
-                continue  # it was made on another branch
-            cut = standing_at(connection, key, node, policy, agent)
-            if cut is None or cut.kept is None:
-                break
-            allow(len(after) + len(cut.kept), most)
-            kept = rows_of(connection, key, cut.kept)
-            if len(kept) != len(cut.kept):
-                raise Conflict(DELETED)
-            return [*kept, *after], cut
-    allow(depth, most)
-    rows = _whole(connection, key, base)
-    return rows, newest_cut(connection, key, [row.node for row in rows], policy, agent)
-
-
-def _whole(connection: Connection, key: str, base: str) -> Sequence[NodeRow]:
-    """Return the whole branch, which is not empty."""
-    rows = path_to(connection, key, base)
-    if not rows:
-        raise Conflict(DELETED)
-    return rows
+    found: list[tuple[Summary, int]] = []
+    places = cut_places(connection, key, policy, agent, LIMIT - 1, _SUMMARY_CUTS)
+    branch = lineage_of(connection, key, [head]) if places else Lineage()
+    for _, node in places:
+        row = cut_row(connection, key, node, policy, agent) if node in branch else None
+        if row is None:
+            continue
+        summary = decode_cut(row.changes).summary
+        if summary is None:
+            break  # none was made before that
+        if found and found[-1][0] == summary:
+            found.pop()
+        found.append((summary, row.created_at))
+    return found

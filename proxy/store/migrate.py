@@ -1,7 +1,7 @@
 """Makes the tables and brings them up to date, by Alembic, safe for any number of processes at once.
 
-Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a
-time. Between processes a lock of the database orders the runs; each run is one transaction.
+Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a time. Between
+processes a lock of the database orders the runs; each run is one transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Connection, PostgresServer, SqliteFile, address_of, translated
+from proxy.store.database import PostgresServer, SqliteFile, StoreConnection, address_of, translated
 from proxy.store.sqlite import create_file, sqlite_engine
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -31,10 +31,8 @@ _CHECKOUT: Final = _PACKAGE.parent / "migrations"
 
 _LOCK_KEY: Final = 0x70616C696D707365
 """Names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)."""
-_TURN: Final = "300s"
-"""How long to wait for another process's migration."""
-_TABLE_LOCK: Final = "10s"
-"""How long a migration may wait for a table, since everyone else waits behind it."""
+_TURN: Final = "300s"  # how long to wait for another process's migration
+_TABLE_LOCK: Final = "10s"  # how long a migration may wait for a table, since everyone else waits behind it
 
 _HAS_TABLES: Final = {
     "sqlite": text("SELECT name FROM sqlite_master WHERE name = 'alembic_version'"),
@@ -47,26 +45,16 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 async def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the tables up to `revision`; does nothing where they are.
-
-    Raises:
-        ConfigurationError: the URL is not of a supported database.
-        StoreUnavailable: it cannot be reached or migrated; it is as it was before.
-    """
+    """Bring the tables up to `revision`; does nothing where they are."""
     await asyncio.to_thread(_run, url, partial(_alembic, command.upgrade, revision))
 
 
 async def downgrade(url: str, revision: str) -> None:
-    """Take the tables back to `revision`; `base` drops them with all they hold.
-
-    Raises:
-        ConfigurationError: the URL is not of a supported database.
-        StoreUnavailable: it cannot be reached or migrated; it is as it was before.
-    """
+    """Take the tables back to `revision`; `base` drops them with all they hold."""
     await asyncio.to_thread(_run, url, partial(_alembic, command.downgrade, revision))
 
 
-def current(connection: Connection) -> str | None:
+def current(connection: StoreConnection) -> str | None:
     """Return the revision of the tables in the database; None where there are none."""
     found: str | None = None
     if connection.execute(_HAS_TABLES[connection.dialect.name]).scalar_one_or_none() is not None:
@@ -106,16 +94,12 @@ def _run(url: str, migration: Callable[[Engaged], None]) -> None:
     address = address_of(url)
     with _ONE_AT_A_TIME, translated():
         if isinstance(address, SqliteFile):
-            _on_sqlite(address, migration)
+            create_file(address.path)
+            # BEGIN IMMEDIATE is the lock: SQLite has one writer.
+            with sqlite_engine(address.path, "BEGIN IMMEDIATE").begin() as connection:
+                migration(connection)
         else:
             asyncio.run(_on_postgres(address, migration))
-
-
-def _on_sqlite(file: SqliteFile, migration: Callable[[Engaged], None]) -> None:
-    create_file(file.path)
-    # BEGIN IMMEDIATE is the lock: SQLite has one writer.
-    with sqlite_engine(file.path, "BEGIN IMMEDIATE").begin() as connection:
-        migration(connection)
 
 
 async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], None]) -> None:

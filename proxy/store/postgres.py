@@ -27,8 +27,8 @@ _OLDEST_SECONDS: Final = 1800
 """Connections are made anew after this time, so that those of a moved server do not stay."""
 _TRIES: Final = 4
 _TRUSTED_SECONDS: Final = 1.0
-"""A connection that was in use this short a while ago is used again without being tried out: that costs as
-much as a statement of work."""
+"""A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
+statement of work."""
 _RETURNED: Final = "palimpsest_returned"
 
 
@@ -100,8 +100,8 @@ class PostgresDatabase:
                 try:
                     return await self._transact(unit)
                 except DBAPIError as why:
-                    # A connection that was lost may have taken the COMMIT along: nearly all that is stored is
-                    # stored once, however often it is asked for.
+                    # A connection that was lost may have taken the COMMIT along: nearly all that is stored is stored
+                    # once, however often it is asked for.
                     if not (is_worth_another_try(why) or (again and why.connection_invalidated)):
                         raise
             return await self._transact(unit)

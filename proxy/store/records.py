@@ -21,8 +21,8 @@ from proxy.trimming import Change, Cut, Hidden
 def session_key(tenant: str, session: str) -> str:
     """Return the internal name of a session, 32 hexadecimal digits, from its owner and its id.
 
-    Computed, never looked up: every table's primary key starts with it, any worker knows it
-    without asking, and no row of one tenant can be reached with another's name.
+    Computed, never looked up: every table's primary key starts with it, any worker knows it without asking, and no
+    row of one tenant can be reached with another's name.
     """
     owner = tenant.encode()
     text = b"%d:%b:%b" % (len(owner), owner, session.encode())
@@ -32,18 +32,12 @@ def session_key(tenant: str, session: str) -> str:
 class Status(StrEnum):
     """How an exchange stands."""
 
-    PENDING = "pending"
-    """Asked, not settled yet."""
-    COMPLETE = "complete"
-    """The whole reply came and is stored."""
-    PARTIAL = "partial"
-    """A part of the reply came and is stored, marked as such."""
-    FAILED = "failed"
-    """There is no reply: the upstream refused, broke or was not understood."""
-    CANCELLED = "cancelled"
-    """The client left before there was anything to keep."""
-    INTERRUPTED = "interrupted"
-    """The process ended before it settled; found at a later start."""
+    PENDING = "pending"  # asked, not settled yet
+    COMPLETE = "complete"  # the whole reply came and is stored
+    PARTIAL = "partial"  # a part of the reply came and is stored, marked as such
+    FAILED = "failed"  # there is no reply: the upstream refused, broke or was not understood
+    CANCELLED = "cancelled"  # the client left before there was anything to keep
+    INTERRUPTED = "interrupted"  # the process ended before it settled; found at a later start
 
 
 class Source(StrEnum):
@@ -61,10 +55,8 @@ FORKED: Final = "fork"
 class Body(Struct, frozen=True, kw_only=True):
     """A message to be stored, its text kept once per session and content."""
 
-    message: Message
-    """As it arrived, our own fields included."""
-    tokens: int
-    """Its tokens as counted when it was stored."""
+    message: Message  # as it arrived, our own fields included
+    tokens: int  # its tokens as counted when it was stored
 
 
 class SessionRow(Struct, frozen=True, kw_only=True):
@@ -73,42 +65,28 @@ class SessionRow(Struct, frozen=True, kw_only=True):
     key: str
     tenant: str
     id: str
-    created_at: int
-    """Milliseconds since 1970, as all times here."""
+    created_at: int  # milliseconds since 1970, as all times here
     updated_at: int
-    head: str
-    """The node where the session stands; `ROOT` ("") while it has none."""
-    instructions: str | None
-    """Version of the newest instructions; None where none ever came."""
+    head: str  # the node where the session stands; `ROOT` ("") while it has none
+    instructions: str | None  # version of the newest instructions; None where none ever came
     arrival: str | None
     """Kind of the last settled arrival (`first`, `append`, …), or `FORKED`; None before there is one."""
-    messages: int
-    """Messages on the branch of the head."""
-    rounds: int
-    """User messages on the branch of the head."""
-    tokens: int
-    """Tokens of the branch of the head."""
-    requests: int
-    """Exchanges that were settled with a reply."""
-    tokens_sent: int
-    """Tokens of all requests, as sent."""
-    tokens_saved: int
-    """Tokens that these requests would have had more without trimming."""
-    model: str | None = None
-    """The model that the conversation last asked; None where that was not noted."""
-    tools: str | None = None
-    """Name of the text of the tools that it last offered; None where it offered none."""
+    messages: int  # messages on the branch of the head
+    rounds: int  # user messages on the branch of the head
+    tokens: int  # tokens of the branch of the head
+    requests: int  # exchanges that were settled with a reply
+    tokens_sent: int  # tokens of all requests, as sent
+    tokens_saved: int  # tokens that these requests would have had more without trimming
+    model: str | None = None  # the model that the conversation last asked; None where that was not noted
+    tools: str | None = None  # name of the text of the tools that it last offered; None where it offered none
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where that was not learnt."""
-    hidden: int = 0
-    """Replies of the session that have something the client was not shown."""
-    summaries: int = 0
-    """Summaries by a model that were tried for the session, however that ended."""
-    cost: float | None = None
-    """Dollars that the session has cost; None where no price was known yet."""
+    hidden: int = 0  # replies of the session that have something the client was not shown
+    summaries: int = 0  # summaries by a model that were tried for the session, however that ended
+    cost: float | None = None  # dollars that the session has cost; None where no price was known yet
     calls: tuple[str, ...] = ()
-    """Names of the tools that the newest reply on the branch of the head calls, as long as no message but
-    results came after it; each once."""
+    """Names of the tools that the newest reply on the branch of the head calls, as long as no message but results came
+    after it; each once."""
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
@@ -116,24 +94,17 @@ class NodeRow(Struct, frozen=True, kw_only=True):
 
     node: str
     parent: str
-    depth: int
-    """Number of messages from the root to this one, itself included."""
-    round: int
-    """User messages from the root to this one, itself included."""
-    tokens_total: int
-    """Tokens of all messages from the root to this one."""
-    body: str
-    """Name of its text (`body_id` of `message.raw`)."""
+    depth: int  # number of messages from the root to this one, itself included
+    round: int  # user messages from the root to this one, itself included
+    tokens_total: int  # tokens of all messages from the root to this one
+    body: str  # name of its text (`body_id` of `message.raw`)
     message: Message
     tokens: int
     source: Source
-    partial: bool
-    """A reply that broke off."""
-    exchange: str | None
-    """The exchange that brought it; None where it was imported."""
+    partial: bool  # a reply that broke off
+    exchange: str | None  # the exchange that brought it; None where it was imported
     agent: str | None
-    policy: str | None
-    """Version of the policy under which it was first sent; None for replies."""
+    policy: str | None  # version of the policy under which it was first sent; None for replies
     arrival: tuple[Change, ...] | None
     """What `on_arrival` decided when it was first sent; None where it has not been sent yet."""
     created_at: int
@@ -153,8 +124,7 @@ class StandingCut(Struct, frozen=True, kw_only=True):
     """A cut as it is stored, with what it left."""
 
     cut: Cut
-    node: str
-    """The node at which it was made: the last message before it."""
+    node: str  # the node at which it was made: the last message before it
     kept: tuple[str, ...] | None
     """The nodes before the cut that lie in none of its gaps, by position. None where that was not stored:
     then the branch must be read whole."""
@@ -167,28 +137,20 @@ class Opening(Struct, frozen=True, kw_only=True):
     session: str
     exchange: str
     created_at: int
-    kind: str
-    """Kind of arrival."""
-    base: str
-    """The node under which the new messages belong."""
-    messages: tuple[Body, ...]
-    """The messages that are new, oldest first."""
-    instructions: tuple[Message, ...] | None
-    """The instructions that came with the request; None where none came."""
+    kind: str  # kind of arrival
+    base: str  # the node under which the new messages belong
+    messages: tuple[Body, ...]  # the messages that are new, oldest first
+    instructions: tuple[Message, ...] | None  # the instructions that came with the request; None where none came
     instructions_tokens: int
-    digest: str
-    """Hash over the canonical forms of what the request said, by which its repetition is known."""
+    digest: str  # hash over the canonical forms of what the request said, by which its repetition is known
     model: str
     agent: str | None
     policy: str
     policy_version: str
     stream: bool
-    parameters: Mapping[str, Any]
-    """The other fields of the request, `messages` and `tools` excepted."""
-    tools: bytes | None
-    """The JSON text of `tools`; None where there are none."""
-    idempotency: str | None = None
-    """Hash of the client's key for this request; None where it gave none."""
+    parameters: Mapping[str, Any]  # the other fields of the request, `messages` and `tools` excepted
+    tools: bytes | None  # the JSON text of `tools`; None where there are none
+    idempotency: str | None = None  # hash of the client's key for this request; None where it gave none
     forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) for stored messages that the client sent in another form than the stored one."""
 
@@ -199,17 +161,15 @@ class Reply(Struct, frozen=True, kw_only=True):
     body: Body
     partial: bool = False
     hidden: Hidden | None = None
-    """What the client was not shown of it. It is kept where this exchange makes the reply's node: one that is
-    there already is what it was."""
+    """What the client was not shown of it. It is kept where this exchange makes the reply's node: one that is there
+    already is what it was."""
 
 
 class Kept(Struct, frozen=True, kw_only=True):
     """The messages before a cut that lie in none of its gaps."""
 
-    nodes: tuple[str, ...]
-    """Those that are stored already, by position."""
-    messages: tuple[int, ...]
-    """Those among the new ones, by their number in `Settlement.messages`."""
+    nodes: tuple[str, ...]  # those that are stored already, by position
+    messages: tuple[int, ...]  # those among the new ones, by their number in `Settlement.messages`
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
@@ -221,103 +181,76 @@ class Settlement(Struct, frozen=True, kw_only=True):
     settled_at: int
     status: Status
     kind: str
-    base: str
-    """The node under which the new messages go, except where `at_head`."""
-    at_head: bool
-    """Put them under the head of the moment of settling (an append) instead."""
-    moves_head: bool
-    """Whether the head goes to the first reply (a `side` request's does not)."""
+    base: str  # the node under which the new messages go, except where `at_head`
+    at_head: bool  # put them under the head of the moment of settling (an append) instead
+    moves_head: bool  # whether the head goes to the first reply (a `side` request's does not)
     messages: tuple[Body, ...]
-    arrivals: tuple[tuple[Change, ...], ...]
-    """For each of `messages`, what `on_arrival` decided."""
+    arrivals: tuple[tuple[Change, ...], ...]  # for each of `messages`, what `on_arrival` decided
     policy_version: str
     agent: str | None
     replies: tuple[Reply, ...]
     """Empty, and not `finished`: nothing becomes a node and the head stays; the exchange alone is settled."""
-    cut: Cut | None
-    """A cut that was moved by this exchange, kept at its last message; None where none moved."""
+    cut: Cut | None  # a cut that was moved by this exchange, kept at its last message; None where none moved
     tokens_before: int
     tokens_sent: int
-    receipt: Mapping[str, Any]
-    """What is shown of the exchange: plan, usage, timings, warnings, error; JSON data."""
-    kept: Kept | None = None
-    """What the cut left; None where that is not known."""
+    receipt: Mapping[str, Any]  # what is shown of the exchange: plan, usage, timings, warnings, error; JSON data
+    kept: Kept | None = None  # what the cut left; None where that is not known
     vouched: int = 0
-    """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to
-    such a conversation, though the client brought them."""
+    """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to such a
+    conversation, though the client brought them."""
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
     finished: bool = False
-    """Whether a reply that is stored already answered it: there are no `replies`, yet `messages` become
-    nodes, and if it `moves_head` the head goes to the last of them, to `base` where there are none. Of an
-    append, results that stand there already are no new nodes, and the head stays where the session went on
-    meanwhile. No cut is kept: nothing was sent."""
-    cost: float | None = None
-    """Dollars that it cost, whatever came of it; None where no price is known."""
+    """Whether a reply that is stored already answered it: there are no `replies`, yet `messages` become nodes, and if
+    it `moves_head` the head goes to the last of them, to `base` where there are none. Of an append, results that
+    stand there already are no new nodes, and the head stays where the session went on meanwhile. No cut is kept:
+    nothing was sent."""
+    cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
     carried: tuple[str, ...] = ()
-    """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer,
-    and behind that the block of the calls and the results that it had, in their new order."""
+    """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
+    behind that the block of the calls and the results that it had, in their new order."""
 
 
 class Settled(Struct, frozen=True, kw_only=True):
     """What settling made."""
 
-    head: str
-    """The head of the session afterwards."""
-    nodes: tuple[str, ...]
-    """The nodes of the new messages, whether they were there before or not."""
-    replies: tuple[str, ...]
-    """The nodes of the replies."""
+    head: str  # the head of the session afterwards
+    nodes: tuple[str, ...]  # the nodes of the new messages, whether they were there before or not
+    replies: tuple[str, ...]  # the nodes of the replies
 
 
 class SummaryStatus(StrEnum):
     """What became of a summary that a model was asked for."""
 
-    READY = "ready"
-    """It may be sent."""
-    REFUSED = "refused"
-    """The model answered, and what it wrote did not pass."""
-    FAILED = "failed"
-    """The model did not answer."""
+    READY = "ready"  # it may be sent
+    REFUSED = "refused"  # the model answered, and what it wrote did not pass
+    FAILED = "failed"  # the model did not answer
 
 
 class SummaryRow(Struct, frozen=True, kw_only=True):
     """A summary by a model of the beginning of a branch, or the attempt at one. Never changed once kept."""
 
-    id: str
-    """Made by who makes the summary."""
-    node: str
-    """The last message that it covers."""
-    tip: str
-    """The end of the branch on which it was made: by it the branch is recognised where `node` is not read."""
-    recipe: str
-    """Hash over what summaries must have in common to replace one another."""
-    until: int
-    """Depth of `node`: the number of messages that it covers."""
-    generation: int
-    """How many summaries it is made from, itself included."""
+    id: str  # made by who makes the summary
+    node: str  # the last message that it covers
+    tip: str  # the end of the branch on which it was made: by it the branch is recognised where `node` is not read
+    recipe: str  # hash over what summaries must have in common to replace one another
+    until: int  # depth of `node`: the number of messages that it covers
+    generation: int  # how many summaries it is made from, itself included
     status: SummaryStatus
-    reason: str
-    """Why it is not ready; empty where it is."""
+    reason: str  # why it is not ready; empty where it is
     model: str
-    text: str
-    """With its heading, as it is sent; empty unless it is ready."""
-    state: Mapping[str, Any]
-    """JSON: what the next one needs of this one."""
-    tokens: int
-    """Tokens of what is sent of it."""
+    text: str  # with its heading, as it is sent; empty unless it is ready
+    state: Mapping[str, Any]  # JSON: what the next one needs of this one
+    tokens: int  # tokens of what is sent of it
     covered_messages: int
     covered_tokens: int
     predecessor: str | None
     """The `id` of the summary that it was made from; None where it was made from messages alone."""
-    asked: bool
-    """Whether somebody asked for it."""
+    asked: bool  # whether somebody asked for it
     usage: Mapping[str, Any] | None
     """JSON: the usage that its model reported, of all tries together; None where nothing was reported."""
-    cost: float | None
-    """Dollars, of all tries together; None where no price is known."""
-    exchange: str | None
-    """The exchange that began it; None where none did, or it came from another session."""
+    cost: float | None  # dollars, of all tries together; None where no price is known
+    exchange: str | None  # the exchange that began it; None where none did, or it came from another session
     created_at: int
 
 
@@ -340,18 +273,12 @@ class ExchangeRow(Struct, frozen=True, kw_only=True):
     policy_version: str
     stream: bool
     parameters: Mapping[str, Any]
-    tools: str | None
-    """Name of the text of `tools`."""
-    instructions: str | None
-    """Version of the instructions it came with."""
-    messages: tuple[str, ...]
-    """Names of the texts of its new messages."""
-    nodes: tuple[str, ...]
-    """The nodes they became; empty while there are none."""
-    replies: tuple[str, ...]
-    """The nodes of the replies."""
-    cut_node: str | None
-    """The node at which the cut was moved by this exchange."""
+    tools: str | None  # name of the text of `tools`
+    instructions: str | None  # version of the instructions it came with
+    messages: tuple[str, ...]  # names of the texts of its new messages
+    nodes: tuple[str, ...]  # the nodes they became; empty while there are none
+    replies: tuple[str, ...]  # the nodes of the replies
+    cut_node: str | None  # the node at which the cut was moved by this exchange
     tokens_before: int
     tokens_sent: int
     receipt: Mapping[str, Any] = {}
@@ -385,62 +312,40 @@ class HistoryQuery(Struct, frozen=True, kw_only=True):
     tenant: str
     session: str
     incoming: Incoming
-    messages: Sequence[Message]
-    """Its messages, instructions not among them."""
-    policy: str | None
-    """Name of the policy whose cut is wanted; None where there can be none."""
+    messages: Sequence[Message]  # its messages, instructions not among them
+    policy: str | None  # name of the policy whose cut is wanted; None where there can be none
     agent: str | None
-    idempotency: str | None = None
-    """Hash of the client's key for this request; None where it gave none."""
-    whole: bool = False
-    """Whether the messages that a cut dropped are wanted too."""
-    instructed: bool = False
-    """Whether it brings instructions of its own."""
-    recipe: str | None = None
-    """Recipe of the summaries that are wanted; None where there can be none."""
+    idempotency: str | None = None  # hash of the client's key for this request; None where it gave none
+    whole: bool = False  # whether the messages that a cut dropped are wanted too
+    instructed: bool = False  # whether it brings instructions of its own
+    recipe: str | None = None  # recipe of the summaries that are wanted; None where there can be none
 
 
 class HistorySnapshot(Struct, frozen=True, kw_only=True):
     """What is known of the conversation."""
 
     arrival: Arrival
-    start: int = 0
-    """Position in its branch of the first message that the request speaks of."""
-    depth: int = 0
-    """Number of messages of the branch that its new messages follow."""
-    marks: Sequence[Mark] = ()
-    """What was noted about the messages that the client sends again, oldest first."""
-    rows: Sequence[NodeRow] = ()
-    """The stored messages that an append goes on from, oldest first."""
+    start: int = 0  # position in its branch of the first message that the request speaks of
+    depth: int = 0  # number of messages of the branch that its new messages follow
+    marks: Sequence[Mark] = ()  # what was noted about the messages that the client sends again, oldest first
+    rows: Sequence[NodeRow] = ()  # the stored messages that an append goes on from, oldest first
     carried: tuple[str, ...] = ()
     """The nodes of the last of these rows, where they are shown with the depth that they are going to have:
     what was said since the calls that the request answers, and behind that the block of the calls."""
-    cut: StandingCut | None = None
-    """The newest cut of the branch."""
-    instructions: tuple[Message, ...] = ()
-    """The newest stored instructions, for an append that brings none."""
-    updated_at: int | None = None
-    """When the session's last exchange ended; None where there is no session yet."""
+    cut: StandingCut | None = None  # the newest cut of the branch
+    instructions: tuple[Message, ...] = ()  # the newest stored instructions, for an append that brings none
+    updated_at: int | None = None  # when the session's last exchange ended; None where there is no session yet
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here, by the model last asked."""
-    model: str | None = None
-    """The model that was last asked."""
-    prepared: SummaryRow | None = None
-    """The ready summary that covers most of the branch."""
-    attempt: SummaryRow | None = None
-    """The summary of the branch that was tried last, whatever became of it."""
+    model: str | None = None  # the model that was last asked
+    prepared: SummaryRow | None = None  # the ready summary that covers most of the branch
+    attempt: SummaryRow | None = None  # the summary of the branch that was tried last, whatever became of it
     hidden: Mapping[str, Hidden] = {}
     """By node, what the client was not shown of the replies among `marks` and `rows`."""
 
 
 class TooLong(Exception):
     """More messages are to be read than were allowed."""
-
-
-def allow(messages: int, most: int | None) -> None:
-    """Raise `TooLong` where more messages are to be read than `most`; None: as many as there are."""
-    if most is not None and messages > most:
-        raise TooLong
 
 
 # -------------------------------------------------------------------------------------------- places in lists
@@ -460,11 +365,7 @@ class Cursor(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """Read what `str` made.
-
-        Raises:
-            InvalidRequest: it is something else.
-        """
+        """Read what `str` made."""
         time, dot, name = text.partition(".")
         if dot and time.isascii() and time.isdecimal() and len(time) < 20 and int(time) < _LARGEST and is_plain(name):
             return cls(time=int(time), name=name)
@@ -482,11 +383,7 @@ def is_plain(text: str) -> bool:
 
 
 def require_plain(**texts: str | None) -> None:
-    """Refuse a request that names something by a text that cannot be stored.
-
-    Raises:
-        InvalidRequest: one of `texts` cannot be; it is named.
-    """
+    """Refuse a request that names something by a text that cannot be stored."""
     for name, text in texts.items():
         if text is not None and not is_plain(text):
             raise InvalidRequest(
@@ -500,7 +397,6 @@ def sanitize(text: str) -> str:
 
 
 LIMIT: Final = 2**31
-Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=LIMIT)]
-"""Of messages or tokens."""
+Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=LIMIT)]  # of messages or tokens
 Time: TypeAlias = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
 """Milliseconds since 1970, up to the end of the year 9999: later ones cannot be shown."""

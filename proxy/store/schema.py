@@ -1,23 +1,38 @@
 """The tables, as SQLAlchemy Core sees them. The migrations make them; a test compares the two.
 
-Every table of a session has a primary key that begins with `session`, the internal name of the
-session (`records.session_key`), so that the tables can be distributed by it without a change. For the
-same reason no other constraint is unique: what must be unique holds by how names are made. There
-are no foreign keys: whoever writes to a session holds the lock on its row in `sessions`.
+Every table of a session has a primary key that begins with `session`, the internal name of the session
+(`records.session_key`), so that the tables can be distributed by it without a change. For the same reason no other
+constraint is unique: what must be unique holds by how names are made. There are no foreign keys: whoever writes to a
+session holds the lock on its row in `sessions`.
 
-Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`, `hidden`,
-`instructions`, `nodes` and `summaries` are append-only: the migrations set triggers that refuse an UPDATE.
+Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`, `hidden`, `instructions`,
+`nodes` and `summaries` are append-only: the migrations set triggers that refuse an UPDATE.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Float,
+    FromClause,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    bindparam,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
-from proxy.store.database import Connection
+from proxy.store.database import StoreConnection
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -33,34 +48,38 @@ NAME: Final = Text().with_variant(Text(collation="C"), "postgresql")
 """Hexadecimal names and ids: compared byte by byte, whatever the language of the database."""
 
 
-def _session() -> Column[Any]:
-    return Column("session", NAME, primary_key=True)
+def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool = False) -> Iterator[Column[Any]]:
+    """Give columns of one type."""
+    for name in names:
+        yield Column(name, kind, nullable=nullable, primary_key=primary_key)
+
+
+def _keys(kind: Any, *names: str) -> Iterator[Column[Any]]:
+    """Give the columns of a primary key, which begins with the session."""
+    yield from _columns(NAME, "session", primary_key=True)
+    yield from _columns(kind, *names, primary_key=True)
 
 
 SESSIONS: Final = Table(
     "sessions",
-    METADATA,
-    _session(),
-    Column("tenant", Text, nullable=False),
-    Column("id", Text, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("updated_at", BigInteger, nullable=False),
-    Column("head", NAME, nullable=False),
-    Column("instructions", NAME),
-    Column("arrival", Text),
-    Column("messages", Integer, nullable=False),
-    Column("rounds", Integer, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("requests", Integer, nullable=False),
-    Column("tokens_sent", BigInteger, nullable=False),
-    Column("tokens_saved", BigInteger, nullable=False),
-    Column("model", Text),
-    Column("tools", NAME),
-    Column("scale", Float),
+    METADATA,  # in the order of the fields of `SessionRow`
+    *_keys(NAME),
+    *_columns(Text, "tenant", "id"),
+    *_columns(BigInteger, "created_at", "updated_at"),
+    *_columns(NAME, "head"),
+    *_columns(NAME, "instructions", nullable=True),
+    *_columns(Text, "arrival", nullable=True),
+    *_columns(Integer, "messages", "rounds"),
+    *_columns(BigInteger, "tokens"),
+    *_columns(Integer, "requests"),
+    *_columns(BigInteger, "tokens_sent", "tokens_saved"),
+    *_columns(Text, "model", nullable=True),
+    *_columns(NAME, "tools", nullable=True),
+    *_columns(Float, "scale", nullable=True),
     Column("hidden", Integer, nullable=False, server_default=text("0")),
     Column("summaries", Integer, nullable=False, server_default=text("0")),
-    Column("cost", Float),
-    Column("calls", Text),  # a JSON array of names; NULL where there are none
+    *_columns(Float, "cost", nullable=True),
+    *_columns(Text, "calls", nullable=True),  # a JSON array of names; NULL where there are none
     # (tenant, id) is unique because `session` is computed from the two.
     Index(None, "id", "tenant"),
     Index(None, "tenant", "updated_at", "session"),
@@ -71,190 +90,124 @@ SESSIONS: Final = Table(
 INSTRUCTIONS: Final = Table(
     "instructions",
     METADATA,
-    _session(),
-    Column("version", NAME, primary_key=True),
-    Column("messages", Text, nullable=False),  # a JSON array of the messages' own texts
-    Column("tokens", Integer, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
+    *_keys(NAME, "version"),
+    *_columns(Text, "messages"),  # a JSON array of the messages' own texts
+    *_columns(Integer, "tokens"),
+    *_columns(BigInteger, "created_at"),
 )
 """The versions of what leads the requests. Append-only."""
 
-BODIES: Final = Table(
-    "bodies",
-    METADATA,
-    _session(),
-    Column("body", NAME, primary_key=True),
-    Column("tokens", Integer, nullable=False),
-    Column("text", Text, nullable=False),
-)
+BODIES: Final = Table("bodies", METADATA, *_keys(NAME, "body"), *_columns(Integer, "tokens"), *_columns(Text, "text"))
 """Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
+
+_RECORDED_WHERE: Final = text("source = 'upstream' AND recorded IS NOT NULL")
 
 NODES: Final = Table(
     "nodes",
     METADATA,
-    _session(),
-    Column("node", NAME, primary_key=True),
-    Column("parent", NAME, nullable=False),
-    Column("depth", Integer, nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("tokens_total", BigInteger, nullable=False),
-    Column("body", NAME, nullable=False),
-    Column("tokens", Integer, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("partial", Boolean, nullable=False),
-    Column("exchange", Text),
-    Column("agent", Text),
-    Column("policy", Text),
-    Column("arrival", Text),  # changes, as `encoding` writes them, at position 0
-    Column("created_at", BigInteger, nullable=False),
-    Column("content", NAME),  # `nodes.content_key` of what it says
-    Column("recorded", Text),  # the tenant, where every assistant message up to here came from upstream
+    *_keys(NAME, "node"),
+    *_columns(NAME, "parent", "body"),
+    *_columns(Integer, "depth", "round", "tokens"),
+    *_columns(BigInteger, "tokens_total", "created_at"),
+    *_columns(Text, "source"),
+    *_columns(Boolean, "partial"),
+    *_columns(Text, "exchange", "agent", "policy", nullable=True),
+    *_columns(Text, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
+    *_columns(NAME, "content", nullable=True),  # `content_key` of what it says
+    # The tenant, where every assistant message up to here came from upstream.
+    *_columns(Text, "recorded", nullable=True),
     Index(None, "session", "content"),
-    Index(
-        "ix_nodes_recorded",
-        "recorded",
-        "node",
-        sqlite_where=text("source = 'upstream' AND recorded IS NOT NULL"),
-        postgresql_where=text("source = 'upstream' AND recorded IS NOT NULL"),
-    ),
+    Index("ix_nodes_recorded", "recorded", "node", sqlite_where=_RECORDED_WHERE, postgresql_where=_RECORDED_WHERE),
 )
 """The tree of messages. Append-only."""
 
 HIDDEN: Final = Table(
     "hidden",
     METADATA,
-    _session(),
-    Column("node", NAME, primary_key=True),
-    Column("exchange", Text),
-    Column("before", Text, nullable=False),  # a JSON array of the messages' own texts, as strings; so is `after`
-    Column("reply", Text),  # the text of a message
-    Column("after", Text, nullable=False),
-    Column("tokens", Integer, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
+    *_keys(NAME, "node"),
+    *_columns(Text, "before", "after"),  # JSON arrays of the messages' own texts, as strings
+    *_columns(Text, "reply", nullable=True),  # the text of a message
+    *_columns(Text, "exchange", nullable=True),
+    *_columns(Integer, "tokens"),
+    *_columns(BigInteger, "created_at"),
 )
 """What the client was not shown of replies. Append-only."""
 
 SUMMARIES: Final = Table(
     "summaries",
     METADATA,
-    _session(),
-    Column("id", NAME, primary_key=True),
-    Column("node", NAME, nullable=False),
-    Column("tip", NAME, nullable=False),
-    Column("recipe", NAME, nullable=False),
-    Column("until", Integer, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("status", NAME, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("state", Text, nullable=False),  # a JSON object
-    Column("tokens", Integer, nullable=False),
-    Column("covered_messages", Integer, nullable=False),
-    Column("covered_tokens", Integer, nullable=False),
-    Column("predecessor", NAME),
-    Column("asked", Boolean, nullable=False),
-    Column("usage", Text),  # a JSON object
-    Column("cost", Float),
-    Column("exchange", Text),
-    Column("created_at", BigInteger, nullable=False),
+    *_keys(NAME, "id"),
+    *_columns(NAME, "node", "tip", "recipe", "status"),
+    *_columns(NAME, "predecessor", nullable=True),
+    *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
+    *_columns(Text, "reason", "model", "text", "state"),  # `state`, as `usage`, is a JSON object
+    *_columns(Text, "usage", "exchange", nullable=True),
+    *_columns(Boolean, "asked"),
+    *_columns(Float, "cost", nullable=True),
+    *_columns(BigInteger, "created_at"),
     Index(None, "session", "recipe", "status", "until", "created_at", "id"),
     Index(None, "session", "recipe", "created_at", "id"),
 )
 """Summaries by a model, and the attempts at them. Append-only."""
 
 LEASES: Final = Table(
-    "leases",
-    METADATA,
-    _session(),
-    Column("name", Text, primary_key=True),
-    Column("holder", Text, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
+    "leases", METADATA, *_keys(Text, "name"), *_columns(Text, "holder"), *_columns(BigInteger, "expires_at")
 )
 """What only one worker at a time may do for a session, who does it, and until when at most."""
 
 CUTS: Final = Table(
     "cuts",
     METADATA,
-    _session(),
-    Column("node", NAME, primary_key=True),
-    Column("policy", Text, primary_key=True),
-    Column("agent", Text, primary_key=True),  # "" where no agent is named
-    Column("version", Text, nullable=False),
-    Column("position", Integer, nullable=False),
-    Column("tokens", Integer, nullable=False),
-    Column("messages", Integer, nullable=False),
-    Column("tool_calls", Integer, nullable=False),
-    Column("exchange", Text),
-    Column("created_at", BigInteger, nullable=False),
-    Column("changes", Text, nullable=False),  # as `encoding` writes them
+    *_keys(NAME, "node"),
+    *_columns(Text, "policy", "agent", primary_key=True),  # `agent` is "" where none is named
+    *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
+    *_columns(Text, "version", "changes"),  # `changes` as `cuts` encodes them
+    *_columns(Text, "exchange", nullable=True),
+    *_columns(BigInteger, "created_at"),
     Index(None, "session", "policy", "agent", "position", "node"),
 )
 """Where views were trimmed up to, and how; never changed once made."""
 
+_PENDING_WHERE: Final = text("status = 'pending'")
+
 EXCHANGES: Final = Table(
     "exchanges",
     METADATA,
-    _session(),
-    Column("id", NAME, primary_key=True),
-    Column("created_at", BigInteger, nullable=False),
-    Column("settled_at", BigInteger),
-    Column("status", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("base", NAME, nullable=False),
-    Column("digest", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("agent", Text),
-    Column("policy", Text, nullable=False),
-    Column("policy_version", Text, nullable=False),
-    Column("stream", Boolean, nullable=False),
-    Column("parameters", Text, nullable=False),  # a JSON object
-    Column("tools", NAME),
-    Column("instructions", NAME),
-    Column("messages", Text, nullable=False),  # JSON arrays of names, as the next two
-    Column("nodes", Text, nullable=False),
-    Column("replies", Text, nullable=False),
-    Column("cut_node", NAME),
-    Column("tokens_before", BigInteger, nullable=False),
-    Column("tokens_sent", BigInteger, nullable=False),
-    Column("receipt", Text, nullable=False),  # a JSON object
-    Column("idempotency", NAME),  # hash of the client's key for this request
+    *_keys(NAME, "id"),
+    *_columns(BigInteger, "created_at", "tokens_before", "tokens_sent"),
+    *_columns(BigInteger, "settled_at", nullable=True),
+    *_columns(NAME, "base"),
+    *_columns(Text, "status", "kind", "digest", "model", "policy", "policy_version"),
+    *_columns(Text, "agent", nullable=True),
+    *_columns(Boolean, "stream"),
+    *_columns(Text, "parameters", "receipt"),  # JSON objects
+    *_columns(Text, "messages", "nodes", "replies"),  # JSON arrays of names
+    *_columns(NAME, "tools", "instructions", "cut_node", nullable=True),
+    *_columns(NAME, "idempotency", nullable=True),  # hash of the client's key for this request
     Index(None, "id"),
     Index(None, "session", "created_at", "id"),
     Index(None, "session", "digest", "created_at", "id"),
-    Index(
-        "ix_exchanges_pending",
-        "session",
-        "id",
-        sqlite_where=text("status = 'pending'"),
-        postgresql_where=text("status = 'pending'"),
-    ),
+    Index("ix_exchanges_pending", "session", "id", sqlite_where=_PENDING_WHERE, postgresql_where=_PENDING_WHERE),
 )
 """Requests and how they ended."""
 
-FORMS: Final = Table(
-    "forms",
-    METADATA,
-    _session(),
-    Column("node", NAME, primary_key=True),
-    Column("body", NAME, primary_key=True),
-    Column("exchange", Text, nullable=False),
-)
+FORMS: Final = Table("forms", METADATA, *_keys(NAME, "node", "body"), *_columns(Text, "exchange"))
 """Other texts of stored messages, as clients sent them back, each with the exchange that did first."""
 
-SECRETS: Final = Table(
-    "secrets",
-    METADATA,
-    Column("name", Text, primary_key=True),
-    Column("value", Text, nullable=False),  # hexadecimal
-)
-"""What all workers must share and nobody else may know. Of no session."""
+SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
+"""What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
 
 OF_A_SESSION: Final = (LEASES, SUMMARIES, HIDDEN, FORMS, CUTS, EXCHANGES, NODES, BODIES, INSTRUCTIONS, SESSIONS)
 """Every table that a session has rows in, its own row last."""
 
 
-def insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+def matching(table: FromClause, *names: str) -> list[ColumnElement[bool]]:
+    """Return what makes a row be of the session `key` and have the values that are given by the names of columns."""
+    asked = [table.c[name] == bindparam(name, type_=table.c[name].type) for name in names]
+    return [table.c.session == bindparam("key"), *asked]
+
+
+def insert_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:
     """Insert `rows`; those whose primary key is there already are left as they are."""
     if rows:
         # One is told from several faster here than there.

@@ -1,16 +1,16 @@
 """SQLite: one writer thread with group commit, and readers beside it.
 
-SQLite takes one writer at a time. So every write goes to one thread, which commits all units that wait as
-one transaction. A caller hears of its unit after the COMMIT. Units run in the order of submission, each in a
-savepoint: one that fails does not take its neighbours with it. A transaction begins with BEGIN IMMEDIATE,
-which waits for another process's lock. One that begins as a read and turns into a write fails at once
-("database is locked"), whatever the time-out.
+SQLite takes one writer at a time. So every write goes to one thread, which commits all units that wait as one
+transaction. A caller hears of its unit after the COMMIT. Units run in the order of submission, each in a savepoint: one
+that fails does not take its neighbours with it. A transaction begins with BEGIN IMMEDIATE, which waits for another
+process's lock. One that begins as a read and turns into a write fails at once ("database is locked"), whatever the
+time-out.
 
-Short reads run on the event loop: that is faster than the way to a thread and back. Long reads run in
-threads, and so do all for a second after one on the event loop was slow (a cold disk).
+Short reads run on the event loop: that is faster than the way to a thread and back. Long reads run in threads, and so
+do all for a second after one on the event loop was slow (a cold disk).
 
-Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a
-statement to its rows takes five times as long as SQLite does.
+Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a statement to its
+rows takes five times as long as SQLite does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias, cast
-from weakref import ref
 
 from msgspec import Struct
 from sqlalchemy import Boolean, Connection, Engine, Executable, Float, NullPool, UpdateBase, create_engine, event
@@ -46,20 +45,15 @@ from proxy.store.database import Parameters, Result, Unit, closed, translated, u
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
-BUSY_SECONDS: Final = 15
-"""How long to wait for another process's lock."""
+BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
 _READERS: Final = 4
-_BATCH: Final = 256
-"""Units of one transaction at most, so that the first of them is not kept waiting without bound."""
-_SLOW_SECONDS: Final = 0.05
-"""A read that held the event loop this long is slow."""
-_SPARED_SECONDS: Final = 1.0
-"""How long reads then run in threads."""
-_STATEMENTS: Final = 256
-"""Prepared statements that a connection keeps; there are about a hundred."""
+_BATCH: Final = 256  # units of one transaction at most, so that the first of them is not kept waiting without bound
+_SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
+_SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
+_STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
 _CACHE_KB: Final = 16_384
-"""Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of
-some dozen sessions change: it would read them again, and write them twice."""
+"""Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of some dozen
+sessions change: it would read them again, and write them twice."""
 _CHECKPOINT_PAGES: Final = 4_000
 """Of the write-ahead log, 16 MB: a COMMIT that finds it larger also copies it into the file."""
 
@@ -76,9 +70,6 @@ def create_file(path: Path) -> None:
     """Make the file, readable and writable by its owner alone, and put it into WAL mode.
 
     SQLite gives the files it puts beside it (`-wal`, `-shm`) the same mode. One that is there stays as it is.
-
-    Raises:
-        StoreUnavailable: it cannot be made.
     """
     if not path.parent.is_dir():
         raise StoreUnavailable(
@@ -135,14 +126,8 @@ class _Write(Struct, frozen=True, kw_only=True):
     durable: bool
 
 
-class _Failed(Struct, frozen=True, kw_only=True):
-    """What a unit raised."""
-
-    error: Exception
-
-
-_Outcome: TypeAlias = tuple[_Write, Any]
-"""A write and what its unit returned, or `_Failed`."""
+_Outcome: TypeAlias = tuple[_Write, Any, Exception | None]
+"""A write, what its unit returned, and what it raised."""
 
 
 class SqliteDatabase:
@@ -152,19 +137,13 @@ class SqliteDatabase:
     in_order: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, which must exist (`create_file`); blocks for a moment.
-
-        Raises:
-            StoreUnavailable: it cannot be opened.
-        """
+        """Open `path`, which must exist (`create_file`); blocks for a moment."""
         self._path = path
         self._closed = False
         self._submitting = threading.Lock()
         """Guards `_closed` and `_pending`."""
-        self._pending: list[_Write] = []
-        """What was submitted in this turn of an event loop."""
-        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
-        """What the writer takes, up to None."""
+        self._pending: list[_Write] = []  # what was submitted in this turn of an event loop
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # what the writer takes, up to None
         self._durable = True
         """Whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)."""
         with translated():
@@ -210,8 +189,8 @@ class SqliteDatabase:
     ) -> asyncio.Future[Result]:
         """Have `unit` run in the next transaction.
 
-        The writer gets what an event loop submits in one turn at once. It would wake for the first unit, and
-        then compete with the loop for the interpreter's lock (GIL) at every statement.
+        The writer gets what an event loop submits in one turn at once. It would wake for the first unit, and then
+        compete with the loop for the interpreter's lock (GIL) at every statement.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -244,12 +223,9 @@ class SqliteDatabase:
 
     def _read_here(self, unit: Unit[Result]) -> Result:
         started = time.monotonic()
-        raw = self._near
-        raw.execute("BEGIN")
         try:
-            return unit(SqliteConnection(raw))
+            return _read_with(self._near, unit)
         finally:
-            _roll_back(raw)
             now = time.monotonic()
             if now - started > _SLOW_SECONDS:
                 self._slow_until = now + _SPARED_SECONDS
@@ -260,11 +236,7 @@ class SqliteDatabase:
             if raw is None:
                 raw = self._reader.raw = connect(self._path)
                 self._connections.append(raw)
-            raw.execute("BEGIN")
-            try:
-                return unit(SqliteConnection(raw))
-            finally:
-                _roll_back(raw)
+            return _read_with(raw, unit)
 
     # ----------------------------------------------------------------------------------- writing
 
@@ -299,29 +271,39 @@ class SqliteDatabase:
                 raw.executescript(_DURABLE if durable else _PASSING)
                 self._durable = durable
             raw.execute("BEGIN IMMEDIATE")
-            outcomes = [(job, self._run(job, alone=len(batch) == 1)) for job in batch]
+            outcomes = [(job, *self._run(job, alone=len(batch) == 1)) for job in batch]
             raw.execute("COMMIT")
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             # The transaction as a whole failed (locked, full, or the one unit in it): nobody's unit is kept.
             _roll_back(raw)
-            return [(job, _Failed(error=_reported(why))) for job in batch]
+            return [(job, None, _reported(why)) for job in batch]
         return outcomes
 
-    def _run(self, job: _Write, *, alone: bool) -> Any:
+    def _run(self, job: _Write, *, alone: bool) -> tuple[Any, Exception | None]:
         """Run one unit so that its failure takes back its own work and nothing else."""
         raw = self._writing
         if alone:  # the transaction itself can be taken back
-            return job.unit(SqliteConnection(raw))
+            return job.unit(SqliteConnection(raw)), None
         raw.execute("SAVEPOINT unit")
+        result, error = None, None
         try:
             result = job.unit(SqliteConnection(raw))
         except Exception as why:
             if not raw.in_transaction:
                 raise  # SQLite has taken back everything (the disk is full or fails)
             raw.execute("ROLLBACK TO unit")
-            result = _Failed(error=_reported(why))
+            error = _reported(why)
         raw.execute("RELEASE unit")
-        return result
+        return result, error
+
+
+def _read_with(raw: sqlite3.Connection, unit: Unit[Result]) -> Result:
+    """Run a unit on one state of the database."""
+    raw.execute("BEGIN")
+    try:
+        return unit(SqliteConnection(raw))
+    finally:
+        _roll_back(raw)
 
 
 def _tell(outcomes: list[_Outcome]) -> None:
@@ -335,12 +317,12 @@ def _tell(outcomes: list[_Outcome]) -> None:
 
 
 def _resolve(outcomes: list[_Outcome]) -> None:
-    for job, result in outcomes:
+    for job, result, error in outcomes:
         if job.future.done():  # the caller was cancelled; its write is done all the same
-            if isinstance(result, _Failed):
-                _LOG.error("a write failed after its caller was cancelled: %s", result.error)
-        elif isinstance(result, _Failed):
-            job.future.set_exception(result.error)
+            if error is not None:
+                _LOG.error("a write failed after its caller was cancelled: %s", error)
+        elif error is not None:
+            job.future.set_exception(error)
         else:
             job.future.set_result(result)
 
@@ -398,9 +380,6 @@ class SqliteRows:
         return None if row is None else row[0]
 
 
-NO_ROWS: Final = SqliteRows([], tuple)
-
-
 class SqliteConnection:
     """A connection of `sqlite3` that executes SQLAlchemy's statements. It neither begins nor commits."""
 
@@ -419,7 +398,7 @@ class SqliteConnection:
                 return self._execute_many(statement, parameters)
             parameters = parameters[0]
         asked = cast("_Values", parameters or {})
-        compiled = _compiled(statement, asked)
+        compiled = _compiled(statement, tuple(asked) if isinstance(statement, UpdateBase) else ())
         if compiled.fixed:
             asked = {**compiled.fixed, **asked}
         values = compiled.pick(asked)
@@ -428,27 +407,26 @@ class SqliteConnection:
         else:
             cursor = self._raw.execute(compiled.text, values)
         if cursor.description is None:
-            return NO_ROWS
+            return SqliteRows([], tuple)
         return SqliteRows(cursor.fetchall(), compiled.make or compiled.maker(cursor.description))
 
     def _execute_many(self, statement: Executable, several: Sequence[_Values]) -> SqliteRows:
         if several:
-            compiled = _compiled(statement, several[0])
+            compiled = _compiled(statement, tuple(several[0]) if isinstance(statement, UpdateBase) else ())
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
             fixed, pick = compiled.fixed, compiled.pick
             self._raw.executemany(compiled.text, [pick({**fixed, **asked} if fixed else asked) for asked in several])
-        return NO_ROWS
+        return SqliteRows([], tuple)
 
 
 class _Compiled:
     """A statement as SQLite takes it."""
 
-    def __init__(self, statement: Executable, columns: list[str]) -> None:
-        """Compile a statement; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+    def __init__(self, statement: Executable, columns: tuple[str, ...]) -> None:
         if not isinstance(statement, SelectBase | UpdateBase | TextClause):
             raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
-        compiler = statement.compile(dialect=_DIALECT, column_keys=columns or None)
+        compiler = statement.compile(dialect=_DIALECT, column_keys=list(columns) or None)
         binds: Mapping[str, BindParameter[Any]] = compiler.binds
         for bind in binds.values():
             kind = bind.type.dialect_impl(_DIALECT)
@@ -466,8 +444,7 @@ class _Compiled:
         """Takes the values out, in the order of their places."""
         self.make: _MakeRow | None = None
         """Makes a row; None before the first execution, which tells the names of the columns."""
-        self.texts: dict[tuple[int, ...], str] = {}
-        """Texts with room for so many values in each list."""
+        self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
         self._columns = len(exported)
         self._converters = [
             (place, convert)
@@ -516,33 +493,10 @@ class _Compiled:
         return self.make
 
 
-class _Variants:
-    """What a statement was compiled to, kept as long as the statement lives."""
-
-    __slots__ = ("by_names", "sets", "statement")
-
-    def __init__(self, statement: Executable) -> None:
-        name = id(statement)
-        self.statement = ref(statement, lambda _: _CACHE.pop(name, None))
-        self.sets = isinstance(statement, UpdateBase)
-        """Whether it sets the columns that are named: for each set of names it has a text of its own."""
-        self.by_names: dict[tuple[str, ...], _Compiled] = {}
-
-
-_CACHE: Final[dict[int, _Variants]] = {}
-"""By the `id` of statements: a table of weak keys takes far longer."""
-
-
-def _compiled(statement: Executable, asked: _Values) -> _Compiled:
-    """Return what a statement is for SQLite, compiled at its first use with parameters of these names."""
-    variants = _CACHE.get(id(statement))
-    if variants is None or variants.statement() is not statement:
-        variants = _CACHE[id(statement)] = _Variants(statement)
-    names = tuple(asked) if variants.sets else ()
-    found = variants.by_names.get(names)
-    if found is None:
-        found = variants.by_names[names] = _Compiled(statement, list(names))
-    return found
+@lru_cache(maxsize=512)
+def _compiled(statement: Executable, columns: tuple[str, ...]) -> _Compiled:
+    """Return what a statement is for SQLite; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+    return _Compiled(statement, columns)
 
 
 def _picker(order: tuple[str, ...]) -> Callable[[_Values], tuple[Any, ...]]:

@@ -1,8 +1,4 @@
-"""The store, as the floors above see it: each method is one unit of work.
-
-It holds no rule of its own: it opens the database, keeps from it what it cannot hold, and hands the
-work to the functions beside it. It knows nothing of HTTP, policies or tokens.
-"""
+"""The store as other rooms use it: each method is one unit of work, done by the functions beside it."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import StoreUnavailable
-from proxy.store import cuts, exchanges, sessions, summaries, tree
+from proxy.store import cuts, exchanges, history, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import begin, settle
-from proxy.store.history import Branches, recall
+from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.records import (
@@ -39,23 +35,19 @@ from proxy.store.records import (
     is_plain,
     session_key,
 )
-from proxy.store.sessions import make_secret, secret_of
 from proxy.store.sqlite import SqliteDatabase, create_file
-from proxy.store.tree import Lineage, hidden_at, lineage_of
+from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
 
-_FEW: Final = 64
-"""Messages that are read or written within a millisecond."""
-_SMALL: Final = 256 * 1024
-"""Bytes of texts of which the same is true."""
+_FEW: Final = 64  # messages that are read or written within a millisecond
 
 
 class Store:
     """Everything that is kept. Any number of them, in any number of processes, may share one database.
 
-    Every method raises `StoreUnavailable` where the database cannot be used. A write whose caller is
-    cancelled is done all the same. `key` is a session's internal name (`records.session_key`).
-    What is asked for by a name that cannot be stored is not there.
+    Every method raises `StoreUnavailable` where the database cannot be used. A write whose caller is cancelled is done
+    all the same. `key` is a session's internal name (`records.session_key`). What is asked for by a name that cannot be
+    stored is not there.
     """
 
     def __init__(self, database: Database) -> None:
@@ -68,9 +60,7 @@ class Store:
     async def open(cls, url: str, *, migrate: bool = True) -> Store:
         """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
 
-        Raises:
-            ConfigurationError: it is no URL of a supported database.
-            StoreUnavailable: it cannot be opened or migrated.
+        Raises `ConfigurationError` if it is no URL of a supported database.
         """
         address = address_of(url)
         if migrate:
@@ -91,11 +81,7 @@ class Store:
         await self._database.close()
 
     async def ready(self) -> None:
-        """Return if the database answers and its tables are those of this version.
-
-        Raises:
-            StoreUnavailable: it does not, or they are not; the message says what to do.
-        """
+        """Return if the database answers and its tables are those of this version."""
         found, wanted = await self._database.read(current), await asyncio.to_thread(expected)
         if found != wanted:
             raise StoreUnavailable(
@@ -114,45 +100,42 @@ class Store:
 
     async def session(self, tenant: str, session: str) -> SessionRow | None:
         """Return a session by its owner and its id."""
-        return await self._database.read(partial(sessions.session_of, key=session_key(tenant, session)))
+        return await self._database.read(partial(tree.session_of, key=session_key(tenant, session)))
 
     async def sessions(
         self, tenant: str | None, *, limit: int, after: str | None = None
     ) -> tuple[list[SessionRow], str | None]:
         """Return up to `limit` sessions of a tenant (None: of all), the last used first, and the next cursor.
 
-        Raises:
-            InvalidRequest: `after` is no cursor.
+        Raises `InvalidRequest` if `after` is no cursor.
         """
         cursor = None if after is None else Cursor.read(after)
         if tenant is not None and not is_plain(tenant):
             return [], None
-        return await self._database.read(partial(sessions.sessions_page, tenant=tenant, limit=limit, after=cursor))
+        return await self._database.read(partial(tree.sessions_page, tenant=tenant, limit=limit, after=cursor))
 
     async def find(self, session: str) -> list[SessionRow]:
         """Return the sessions with this id, whoever owns them."""
         if not is_plain(session):
             return []
-        return await self._database.read(partial(sessions.sessions_named, session=session))
+        return await self._database.read(partial(tree.sessions_named, session=session))
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
-        return await self._database.write(partial(sessions.delete_session, key=key))
+        return await self._database.write(partial(tree.delete_session, key=key))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
 
-        Raises:
-            NotFound: there is no such session.
+        Raises `NotFound` if there is no such session.
         """
         return export_session(self._database, key)
 
     async def load(self, tenant: str, session: str, records: Iterable[Mapping[str, Any]]) -> SessionRow:
         """Make a session of the records of an export; see `loading`.
 
-        Raises:
-            Conflict: there is a session with this id.
-            InvalidRequest: a record is wrong; the message names its line.
+        Raises `Conflict` if there is a session with this id, `InvalidRequest` if a record is wrong; the message names
+        its line.
         """
         archive = await asyncio.to_thread(read_records, records)
         unit = partial(load, tenant=tenant, session=session, archive=archive)
@@ -163,10 +146,8 @@ class Store:
 
         It is many writes where the history is long. If the caller is cancelled, all of them are done.
 
-        Raises:
-            NotFound: the tenant has no such session, or it has no such node.
-            Conflict: there is a session with this id, or it was deleted while it was made.
-            InvalidRequest: the id cannot be stored.
+        Raises `NotFound` if the tenant has no such session, or it has no such node, `Conflict` if there is a session
+        with this id, or it was deleted while it was made, `InvalidRequest` if the id cannot be stored.
         """
         return await asyncio.shield(self._forks.start(fork_session(self._database, tenant, source_key, node, as_id)))
 
@@ -181,19 +162,13 @@ class Store:
         return await self._database.read(unit)
 
     async def recorded(self, tenant: str, node: str) -> list[str]:
-        """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream.
-
-        So were all the assistant messages before it.
-        """
+        """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""
         if not is_plain(tenant):
             return []
         return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node), short=True)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
-        """Return the branch from its root to `node`, oldest first; empty where it is not there.
-
-        With `below`, only what lies deeper than that, and `node` itself.
-        """
+        """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
         if not node or not is_plain(node):
             return []
         return await self._database.read(partial(tree.path_to, key=key, node=node, below=below))
@@ -223,22 +198,22 @@ class Store:
         """Return the cut that was made at exactly this node."""
         if not _are_plain(node, policy, agent):
             return None
-        return await self._database.read(partial(cuts.cut_at, key=key, node=node, policy=policy, agent=agent))
+        unit = partial(cuts.standing_at, key=key, node=node, policy=policy, agent=agent)
+        found = await self._database.read(unit)
+        return None if found is None else found.cut
 
     async def summaries(self, key: str, head: str, policy: str, agent: str | None) -> list[tuple[Summary, int]]:
-        """Return the summaries of the branch that ends at `head`, as `cuts.summaries_of` does."""
+        """Return the summaries of the branch that ends at `head`, as `history.summaries_of` does."""
         if not head or not _are_plain(head, policy, agent):
             return []
-        return await self._database.read(partial(cuts.summaries_of, key=key, head=head, policy=policy, agent=agent))
+        return await self._database.read(partial(history.summaries_of, key=key, head=head, policy=policy, agent=agent))
 
     # --------------------------------------------------------------------------------- summaries
 
     async def keep_summary(self, key: str, row: SummaryRow) -> bool:
-        """Keep a summary by a model, or the attempt at one, and book its cost; a second time changes nothing.
+        """Keep a summary by a model, or the attempt at one, and book its cost; return whether it is kept.
 
-        Returns:
-            Whether it is kept. It is not where the session is gone, nor where it is ready and another one of
-            its recipe that is ready covers the very same messages: then its cost alone is booked.
+        It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         """
         return await self._database.write(partial(summaries.keep_summary, key=key, row=row))
 
@@ -249,10 +224,9 @@ class Store:
     async def prepared(
         self, key: str, nodes: Collection[str], recipe: str
     ) -> tuple[SummaryRow | None, SummaryRow | None]:
-        """Return two summaries of a recipe on the branch that these nodes are of, None for what is not there.
+        """Return the summary of a recipe that covers most of a branch, and the one that was tried last; None if none.
 
-        The first is the ready one that covers most, the second the one that was tried last, whatever became
-        of it. One is on the branch where its `node` or its `tip` is among `nodes`.
+        A summary is on the branch where its `node` or its `tip` is among `nodes`.
         """
         if not nodes or not is_plain(recipe):
             return None, None
@@ -267,8 +241,8 @@ class Store:
     async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
         """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
 
-        It is taken where nobody has it, where it has expired by `at`, and where `holder` has it already
-        (then it is prolonged). It expires at `until`. False where there is no such session.
+        It is free where it has expired by `at`; its holder may prolong it. It expires at `until`. False where there is
+        no such session.
         """
         return await self._database.write(
             partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until)
@@ -296,24 +270,15 @@ class Store:
     # --------------------------------------------------------------------------------- exchanges
 
     def begin(self, opening: Opening) -> asyncio.Future[None]:
-        """Store a request with its new messages; a second time changes nothing.
-
-        It is done when the future is. Whoever cancels that hears nothing more of it.
-
-        Raises:
-            InvalidRequest: a name in it holds what cannot be stored.
-        """
+        """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         return self._database.start(partial(begin, opening=opening), durable=False)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 
-        Where the session was deleted meanwhile, nothing comes back: the result is empty. Where it is there
-        again without the messages before this exchange, the exchange is settled as failed.
-
-        `began` is what `begin` returned for the exchange, where that may not be done yet. Beginning and end
-        then are one transaction, where that can be. It raises what that raised.
+        The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
+        where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
         if began is not None and not self._database.in_order:
             await began
@@ -323,9 +288,8 @@ class Store:
         return settled
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
-        """Settle what a process left pending as interrupted, at the time `at`; return how many there were.
+        """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.
 
-        With `marks`, only exchanges whose id ends with one of them.
         The process may live after all (another worker's, another host's): its own settling still counts.
         """
         return await self._database.write(partial(exchanges.interrupt_pending, at=at, marks=marks))
@@ -341,8 +305,7 @@ class Store:
     ) -> tuple[list[ExchangeRow], str | None]:
         """Return up to `limit` exchanges of a session, newest first, and the next cursor.
 
-        Raises:
-            InvalidRequest: `after` is no cursor.
+        Raises `InvalidRequest` if `after` is no cursor.
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._database.read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))

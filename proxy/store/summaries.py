@@ -1,49 +1,35 @@
 """Summaries by a model, and who may make one.
 
-A summary belongs to a branch. Two of its nodes tell which: the last that it covers, and the end of the
-branch on which it was made. An append reads the messages that are still sent, and one of the two is nearly
-always among those.
+A summary belongs to a branch. Two of its nodes tell which: the last that it covers, and the end of the branch on which
+it was made. An append reads the messages that are still sent, and one of the two is nearly always among those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import orjson
 from sqlalchemy import ColumnElement, Select, bindparam, delete, or_, select, tuple_, update
 from sqlalchemy.sql.dml import ReturningInsert
 
-from proxy.store.database import Connection, Row
-from proxy.store.encoding import encode_data
-from proxy.store.records import Amount, SummaryRow, SummaryStatus, Time, require_plain, sanitize
-from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new
-from proxy.store.sessions import locked_session
+from proxy.store.cuts import encode_data
+from proxy.store.database import Row, StoreConnection
+from proxy.store.records import SummaryRow, SummaryStatus, sanitize
+from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
+from proxy.store.tree import locked_session
 
 _AT_ONCE: Final = 64
 """Summaries looked at in one question. The first nearly always holds the one wanted."""
 
-_Values: TypeAlias = dict[str, Any]
-
-_OF_SESSION: Final = SUMMARIES.c.session == bindparam("key")
-_ALL: Final = select(SUMMARIES).where(_OF_SESSION).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
-_ONE: Final = select(SUMMARIES).where(_OF_SESSION, SUMMARIES.c.id == bindparam("id"))
-_IS_THERE: Final = select(SUMMARIES.c.id).where(_OF_SESSION, SUMMARIES.c.id == bindparam("id"))
-_OF_RECIPE: Final = SUMMARIES.c.recipe == bindparam("recipe")
-_IS_READY: Final = SUMMARIES.c.status == SummaryStatus.READY.value
-_STANDS: Final = (
-    select(SUMMARIES.c.id)
-    .where(
-        _OF_SESSION,
-        _OF_RECIPE,
-        _IS_READY,
-        SUMMARIES.c.until == bindparam("until", type_=SUMMARIES.c.until.type),
-        SUMMARIES.c.node == bindparam("node"),
-    )
-    .limit(1)
+_ALL: Final = (
+    select(SUMMARIES).where(*matching(SUMMARIES)).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
 )
+_ONE: Final = select(SUMMARIES).where(*matching(SUMMARIES, "id"))
+_IS_READY: Final = SUMMARIES.c.status == SummaryStatus.READY.value
+_STANDS: Final = select(SUMMARIES.c.id).where(*matching(SUMMARIES, "recipe", "until", "node"), _IS_READY).limit(1)
 _STANDS_ASKED: Final = _STANDS.where(SUMMARIES.c.asked)
 _BOOK: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
 
@@ -53,7 +39,7 @@ def _places(*order: str, only: tuple[ColumnElement[bool], ...] = ()) -> tuple[Se
     columns = [SUMMARIES.c[name] for name in order]
     first = (
         select(SUMMARIES.c.node, SUMMARIES.c.tip, *columns)
-        .where(_OF_SESSION, _OF_RECIPE, *only)
+        .where(*matching(SUMMARIES, "recipe"), *only)
         .order_by(*(column.desc() for column in columns))
         .limit(_AT_ONCE)
     )
@@ -61,67 +47,26 @@ def _places(*order: str, only: tuple[ColumnElement[bool], ...] = ()) -> tuple[Se
     return first, first.where(tuple_(*columns) < tuple_(*last))
 
 
-_READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))
-"""The one that covers most first."""
-_TRIED: Final = _places("created_at", "id")
-"""The newest first."""
+_READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))  # the one that covers most first
+_TRIED: Final = _places("created_at", "id")  # the newest first
 
 
-class SummaryRecord(msgspec.Struct, frozen=True, tag_field="record", tag="summary", kw_only=True):
-    """A row as an export has it: of one that is ready."""
-
-    id: str
-    node: str
-    tip: str
-    recipe: str
-    until: Amount
-    generation: Amount
-    model: str
-    text: str
-    state: dict[str, Any]
-    tokens: Amount
-    covered_messages: Amount
-    covered_tokens: Amount
-    created_at: Time
-    predecessor: str | None = None
-    asked: bool = False
-
-    def read(self, depths: Mapping[str, int], descends: Callable[[str, str], bool]) -> SummaryRow:
-        """Return the summary; what it cost was paid where it was made.
-
-        Args:
-            depths: of the nodes that there are.
-            descends: tells whether a node is below another one, or that one itself.
-
-        Raises:
-            ValueError: it is not of a branch of these nodes.
-            InvalidRequest: a name in it cannot be stored.
-        """
-        require_plain(id=self.id, recipe=self.recipe, model=self.model, predecessor=self.predecessor)
-        for node in (self.node, self.tip):
-            if node not in depths:
-                raise ValueError(f"it is of a branch with {node}, which is none of the nodes")
-        if depths[self.node] != self.until or not descends(self.tip, self.node):
-            raise ValueError(f"it covers {self.until} messages, and its nodes are not of such a branch")
-        if self.covered_messages > self.until or not self.text:
-            raise ValueError(f"it says nothing of {self.until} messages, or speaks of more")
-        made = msgspec.structs.asdict(self)
-        return SummaryRow(**made, status=SummaryStatus.READY, reason="", usage=None, cost=None, exchange=None)
-
-
-def keep_summary(connection: Connection, key: str, row: SummaryRow) -> bool:
+def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool:
     """Keep a summary, or the attempt at one, and book its cost with the session; return whether it is kept.
 
-    One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one
-    recipe and cover the same messages, the first is kept: who made the second had lost the lease meanwhile.
+    One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one recipe and
+    cover the same messages, the first is kept: who made the second had lost the lease meanwhile.
     """
     session = locked_session(connection, key)
     if session is None:
         return False
-    if connection.execute(_IS_THERE, {"key": key, "id": row.id}).one_or_none() is not None:
+    if connection.execute(_ONE, {"key": key, "id": row.id}).one_or_none() is not None:
         return True
-    is_kept = row.status is not SummaryStatus.READY or not _stands(connection, key, row)
-    booked: _Values = {}
+    # One that covers the same messages already, and is used as soon, stands in the way.
+    asked = {"key": key, "recipe": row.recipe, "until": row.until, "node": row.node}
+    standing = connection.execute(_STANDS_ASKED if row.asked else _STANDS, asked).one_or_none()
+    is_kept = row.status is not SummaryStatus.READY or standing is None
+    booked: dict[str, Any] = {}
     if is_kept:
         add_summaries(connection, key, [row])
         booked["summaries"] = session.summaries + 1
@@ -132,75 +77,64 @@ def keep_summary(connection: Connection, key: str, row: SummaryRow) -> bool:
     return is_kept
 
 
-def add_summaries(connection: Connection, key: str, rows: Collection[SummaryRow]) -> None:
-    """Store summaries as they are."""
-    insert_new(connection, SUMMARIES, [_values(key, row) for row in rows])
+def add_summaries(connection: StoreConnection, key: str, rows: Collection[SummaryRow]) -> None:
+    """Store summaries as they are, but for what no text holds: a model may write anything."""
+    own = [
+        msgspec.structs.asdict(row)
+        | {
+            "session": key,
+            "status": row.status.value,
+            "reason": sanitize(row.reason),
+            "model": sanitize(row.model),
+            "text": sanitize(row.text),
+            "state": encode_data(row.state),
+            "usage": None if row.usage is None else encode_data(row.usage),
+        }
+        for row in rows
+    ]
+    insert_new(connection, SUMMARIES, own)
 
 
-def summary_rows(connection: Connection, key: str) -> list[SummaryRow]:
+def summary_rows(connection: StoreConnection, key: str) -> list[SummaryRow]:
     """Return every summary of the session, and every attempt at one, newest first."""
     return [_summary(row) for row in connection.execute(_ALL, {"key": key})]
 
 
 def prepared_on(
-    connection: Connection, key: str, branch: Collection[str], recipe: str
+    connection: StoreConnection, key: str, branch: Collection[str], recipe: str
 ) -> tuple[SummaryRow | None, SummaryRow | None]:
     """Return two summaries of a branch, by some of its nodes, each None where there is none.
 
     The first is the ready one that covers most, the second the one that was tried last.
     """
     nodes = frozenset(branch)
-    tried = _first_on(connection, key, nodes, recipe, _TRIED)
-    if tried is None:
-        return None, None
-    attempt = _row_of(connection, key, tried)
-    ready = _first_on(connection, key, nodes, recipe, _READY)
-    if ready is None or ready == tried:
-        return (None if ready is None else attempt), attempt
-    return _row_of(connection, key, ready), attempt
-
-
-def _stands(connection: Connection, key: str, row: SummaryRow) -> bool:
-    """Tell whether a ready one of the recipe covers the same messages already, and is used as soon."""
-    asked = {"key": key, "recipe": row.recipe, "until": row.until, "node": row.node}
-    stands = _STANDS_ASKED if row.asked else _STANDS
-    return connection.execute(stands, asked).one_or_none() is not None
+    attempt = _first_on(connection, key, nodes, recipe, _TRIED)
+    ready = None if attempt is None else _first_on(connection, key, nodes, recipe, _READY, attempt)
+    return ready, attempt
 
 
 def _first_on(
-    connection: Connection, key: str, nodes: frozenset[str], recipe: str, places: tuple[Select[Any], Select[Any]]
-) -> str | None:
-    """Return the id of the first one whose place is on the branch."""
+    connection: StoreConnection,
+    key: str,
+    nodes: frozenset[str],
+    recipe: str,
+    places: tuple[Select[Any], Select[Any]],
+    known: SummaryRow | None = None,
+) -> SummaryRow | None:
+    """Return the first one whose place is on the branch; `known` is not read again."""
     first, following = places
     asked = {"key": key, "recipe": recipe}
     found = connection.execute(first, asked).all()
     while found:
         for row in found:
             if row.node in nodes or row.tip in nodes:
-                name: str = row.id
-                return name
+                if known is not None and row.id == known.id:
+                    return known
+                whole = connection.execute(_ONE, {"key": key, "id": row.id}).one_or_none()
+                return None if whole is None else _summary(whole)
         last = {f"last_{name}": value for name, value in found[-1]._asdict().items()}
         found = connection.execute(following, asked | last).all()
     return None
-
-
-def _row_of(connection: Connection, key: str, name: str) -> SummaryRow | None:
-    row = connection.execute(_ONE, {"key": key, "id": name}).one_or_none()
-    return None if row is None else _summary(row)
-
-
-def _values(key: str, row: SummaryRow) -> _Values:
-    values = msgspec.structs.asdict(row)
-    return values | {
-        "session": key,
-        "status": row.status.value,
-        # A model may write anything, and a provider may say anything.
-        "reason": sanitize(row.reason),
-        "model": sanitize(row.model),
-        "text": sanitize(row.text),
-        "state": encode_data(row.state),
-        "usage": None if row.usage is None else encode_data(row.usage),
-    }
 
 
 def _summary(row: Row) -> SummaryRow:
@@ -215,11 +149,11 @@ def _summary(row: Row) -> SummaryRow:
 # ----------------------------------------------------------------------------------------------------- leases
 
 _RELEASE: Final = delete(LEASES).where(
-    LEASES.c.session == bindparam("key"), LEASES.c.name == bindparam("lease"), LEASES.c.holder == bindparam("by")
+    *matching(LEASES), LEASES.c.name == bindparam("lease"), LEASES.c.holder == bindparam("by")
 )
 
 
-def take_lease(connection: Connection, key: str, name: str, holder: str, at: int, until: int) -> bool:
+def take_lease(connection: StoreConnection, key: str, name: str, holder: str, at: int, until: int) -> bool:
     """Take a lease, or prolong it, if nobody else has it at the time `at`; return whether `holder` has it.
 
     False where there is no such session.
@@ -231,7 +165,7 @@ def take_lease(connection: Connection, key: str, name: str, holder: str, at: int
     return taken.scalar_one_or_none() is not None
 
 
-def release_lease(connection: Connection, key: str, name: str, holder: str) -> None:
+def release_lease(connection: StoreConnection, key: str, name: str, holder: str) -> None:
     """Give a lease back; nothing happens where somebody else has it."""
     connection.execute(_RELEASE, {"key": key, "lease": name, "by": holder})
 

@@ -1,31 +1,169 @@
-"""The messages of a session: nodes, their texts, versions of instructions, and what clients were not shown.
+"""The rows of a session: the session itself, its nodes, their texts, versions of instructions, and hidden rounds.
 
-Nodes form a tree like git's commits. Texts are stored once per session, to the byte. All of it is append-
-only.
+Nodes form a tree like git's commits. Texts are stored once per session, to the byte. All but the session's own row is
+append-only. The secrets of the installation are here too.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, except_, func, literal_column, select, true
+from sqlalchemy import (
+    Executable,
+    FromClause,
+    ScalarSelect,
+    Select,
+    bindparam,
+    delete,
+    except_,
+    func,
+    literal_column,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Message
-from proxy.store.database import Connection, Row
-from proxy.store.encoding import decode_changes, encode_changes, stored_message
-from proxy.store.records import Amount, Body, BranchRow, InstructionsRow, Mark, NodeRow, Source, Time, sanitize
-from proxy.store.schema import BODIES, HIDDEN, INSTRUCTIONS, NODES, SESSIONS, insert_new
+from proxy.store.cuts import decode_changes, encode_changes, stored_message
+from proxy.store.database import Row, StoreConnection
+from proxy.store.records import Body, BranchRow, Cursor, InstructionsRow, Mark, NodeRow, SessionRow, Source, sanitize
+from proxy.store.schema import (
+    BODIES,
+    HIDDEN,
+    INSTRUCTIONS,
+    NODES,
+    OF_A_SESSION,
+    SECRETS,
+    SESSIONS,
+    insert_into,
+    insert_new,
+    matching,
+)
 from proxy.trimming import Change, Hidden
+
+# --------------------------------------------------------------------------------------------------- sessions
+
+_SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
+_NEWEST_VERSION: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS))
+_LOCKED: Final = _SESSION.with_for_update()  # SQLite leaves it out: its one writer holds all
+
+
+_EMPTY: Final[dict[str, Any]] = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {
+    "head": ROOT
+}
+"""What a session that holds nothing has in its columns."""
+
+
+def session_of(connection: StoreConnection, key: str) -> SessionRow | None:
+    """Return the session with this internal name."""
+    row = connection.execute(_SESSION, {"key": key}).one_or_none()
+    return None if row is None else session_in(row)
+
+
+def session_in(row: Row) -> SessionRow:
+    """Return the session in a row that begins with the columns of `SESSIONS`."""
+    values = dict(zip(SessionRow.__struct_fields__, row, strict=False))
+    values["calls"] = decode_calls(values["calls"])
+    return SessionRow(**values)
+
+
+def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
+    """Return the session as it is now, and keep other writers from it until the transaction ends."""
+    row = connection.execute(_LOCKED, {"key": key}).one_or_none()
+    return None if row is None else session_in(row)
+
+
+def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow]:
+    """Return the sessions with this id, whoever owns them, by owner."""
+    found = select(SESSIONS).where(SESSIONS.c.id == session).order_by(SESSIONS.c.tenant)
+    return [session_in(row) for row in connection.execute(found)]
+
+
+def sessions_page(
+    connection: StoreConnection, tenant: str | None, limit: int, after: Cursor | None
+) -> tuple[list[SessionRow], str | None]:
+    """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
+    found = select(SESSIONS).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session.desc()).limit(limit + 1)
+    if tenant is not None:
+        found = found.where(SESSIONS.c.tenant == tenant)
+    if after is not None:
+        found = found.where(tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name))
+    rows = [session_in(row) for row in connection.execute(found)]
+    if len(rows) <= limit:
+        return rows, None
+    last = rows[limit - 1]
+    return rows[:limit], str(Cursor(time=last.updated_at, name=last.key))
+
+
+def open_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> str | None:
+    """Make the session where there is none, and lock it as `locked_session` does.
+
+    Returns the version of its newest instructions.
+    """
+    if connection.dialect.name == "sqlite":  # the one writer holds all, and nearly always it is there
+        found = connection.execute(_NEWEST_VERSION, {"key": key}).one_or_none()
+        if found is not None:
+            return cast("str | None", found.instructions)
+    made = connection.execute(_open(connection.dialect.name), _new(key, tenant, session, at))
+    return cast("str | None", made.scalar_one_or_none())
+
+
+def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
+    """Make a session that holds nothing yet; return whether there was none."""
+    made = insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
+    return connection.execute(made, _new(key, tenant, session, at)).one_or_none() is not None
+
+
+def delete_session(connection: StoreConnection, key: str) -> bool:
+    """Delete the session with everything it has; return whether there was one."""
+    if locked_session(connection, key) is None:
+        return False
+    for table in OF_A_SESSION:
+        connection.execute(delete(table).where(table.c.session == key))
+    return True
+
+
+@cache
+def _open(dialect: str) -> Executable:
+    insert = insert_into(dialect, SESSIONS)
+    if isinstance(insert, postgresql.Insert):
+        # A row is locked by what writes to it, even if that is what was there. No index sees a change.
+        return insert.on_conflict_do_update(
+            index_elements=[SESSIONS.c.session], set_={"arrival": SESSIONS.c.arrival}
+        ).returning(SESSIONS.c.instructions)
+    return insert.returning(SESSIONS.c.instructions)
+
+
+def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
+    """Return the row of a session that holds nothing yet."""
+    return _EMPTY | {"session": key, "tenant": tenant, "id": session, "created_at": at, "updated_at": at}
+
+
+# ---------------------------------------------------------------------------------------------------- secrets
+
+
+def secret_of(connection: StoreConnection, name: str) -> bytes | None:
+    """Return the secret with this name, 32 bytes."""
+    found: str | None = connection.execute(select(SECRETS.c.value).where(SECRETS.c.name == name)).scalar_one_or_none()
+    return None if found is None else bytes.fromhex(found)
+
+
+def make_secret(connection: StoreConnection, name: str) -> bytes:
+    """Return the secret with this name, a new one where there is none."""
+    fresh = secrets.token_bytes(32)
+    insert_new(connection, SECRETS, [{"name": name, "value": fresh.hex()}])
+    return secret_of(connection, name) or fresh
+
 
 # ------------------------------------------------------------------------------------------------------ texts
 
@@ -33,27 +171,27 @@ _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
 _BEYOND_HEX: Final = "g"
 
-_TEXT: Final = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == bindparam("body"))
+_TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
 _BY_PREFIX: Final = (
     select(BODIES.c.body, BODIES.c.text)
-    .where(BODIES.c.session == bindparam("key"), BODIES.c.body >= bindparam("from"), BODIES.c.body < bindparam("to"))
+    .where(*matching(BODIES), BODIES.c.body >= bindparam("from"), BODIES.c.body < bindparam("to"))
     .limit(2)
 )
+_VERSION: Final = select(INSTRUCTIONS).where(*matching(INSTRUCTIONS, "version"))
 _NEWEST: Final = (
     select(INSTRUCTIONS)
     .join(SESSIONS, SESSIONS.c.session == INSTRUCTIONS.c.session)
-    .where(INSTRUCTIONS.c.session == bindparam("key"), INSTRUCTIONS.c.version == SESSIONS.c.instructions)
-)
-_VERSION: Final = select(INSTRUCTIONS).where(
-    INSTRUCTIONS.c.session == bindparam("key"), INSTRUCTIONS.c.version == bindparam("version")
+    .where(*matching(INSTRUCTIONS), INSTRUCTIONS.c.version == SESSIONS.c.instructions)
 )
 
 
-def add_bodies(connection: Connection, key: str, bodies: Mapping[str, Body]) -> None:
+def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
-    insert_new(
-        connection, BODIES, [_text_row(key, name, body.message.raw, body.tokens) for name, body in bodies.items()]
-    )
+    rows = [
+        {"session": key, "body": name, "tokens": body.tokens, "text": body.message.raw.decode()}
+        for name, body in bodies.items()
+    ]
+    insert_new(connection, BODIES, rows)
 
 
 def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
@@ -61,20 +199,20 @@ def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
     return {body_of(body.message): body for body in bodies}
 
 
-def add_tools(connection: Connection, key: str, tools: bytes) -> str:
+def add_tools(connection: StoreConnection, key: str, tools: bytes) -> str:
     """Store the text of `tools`; return its name."""
     name = body_id(tools)
-    insert_new(connection, BODIES, [_text_row(key, name, tools, 0)])
+    insert_new(connection, BODIES, [{"session": key, "body": name, "tokens": 0, "text": tools.decode()}])
     return name
 
 
-def tools_of(connection: Connection, key: str, body: str) -> bytes | None:
+def tools_of(connection: StoreConnection, key: str, body: str) -> bytes | None:
     """Return the text of tools with this name."""
     text: str | None = connection.execute(_TEXT, {"key": key, "body": body}).scalar_one_or_none()
     return text.encode() if text is not None and not is_message(text.encode()) else None
 
 
-def message_of(connection: Connection, key: str, prefix: str) -> tuple[str, Message] | None:
+def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str, Message] | None:
     """Return name and message of the text whose name begins so; None where there is none, or several."""
     if not _PREFIX.fullmatch(prefix):
         return None
@@ -85,7 +223,13 @@ def message_of(connection: Connection, key: str, prefix: str) -> tuple[str, Mess
 
 
 def add_instructions(
-    connection: Connection, key: str, messages: Sequence[Message], tokens: int, at: int, *, there: str | None = None
+    connection: StoreConnection,
+    key: str,
+    messages: Sequence[Message],
+    tokens: int,
+    at: int,
+    *,
+    there: str | None = None,
 ) -> str:
     """Store a version of the instructions; return its name, the same for the same messages.
 
@@ -100,12 +244,10 @@ def add_instructions(
     return version
 
 
-def instructions_of(connection: Connection, key: str, version: str | None) -> InstructionsRow | None:
+def instructions_of(connection: StoreConnection, key: str, version: str | None) -> InstructionsRow | None:
     """Return a version of the instructions, or the newest where `version` is None."""
-    if version is None:
-        row = connection.execute(_NEWEST, {"key": key}).one_or_none()
-    else:
-        row = connection.execute(_VERSION, {"key": key, "version": version}).one_or_none()
+    asked = {"key": key} if version is None else {"key": key, "version": version}
+    row = connection.execute(_NEWEST if version is None else _VERSION, asked).one_or_none()
     if row is None:
         return None
     return InstructionsRow(
@@ -123,36 +265,23 @@ def is_message(raw: bytes) -> bool:
     return raw.lstrip(b" \t\r\n").startswith(b"{")
 
 
-def _text_row(key: str, name: str, raw: bytes, tokens: int) -> dict[str, Any]:
-    return {"session": key, "body": name, "tokens": tokens, "text": raw.decode()}
-
-
 # ------------------------------------------------------------------------------------------------------ nodes
 
-_AT_ONCE: Final = 500
-"""Names in one question: databases limit them."""
+_AT_ONCE: Final = 500  # names in one question: databases limit them
 
-_NODES_OF: Final = NODES.c.session == bindparam("key")
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
-_NAMED: Final = select(NODES.c.node, NODES.c.depth, NODES.c.round, NODES.c.tokens_total, NODES.c.recorded).where(
-    _NODES_OF, _AMONG
-)
-_DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(_NODES_OF, _AMONG)
+_PLACE_COLUMNS: Final = ("node", "depth", "round", "tokens_total", "recorded")
+_NAMED: Final = select(*(NODES.c[name] for name in _PLACE_COLUMNS)).where(*matching(NODES), _AMONG)
+_DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(*matching(NODES), _AMONG)
 _PARENTS: Final = (
     select(NODES.c.parent)
-    .where(_NODES_OF, NODES.c.content == bindparam("content"))
+    .where(*matching(NODES, "content"))
     .order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
     .limit(bindparam("most", type_=NODES.c.depth.type))
 )
 
-_NODE_COLUMNS: Final = (
-    *("node", "parent", "depth", "round", "tokens_total", "body", "tokens", "source", "partial", "exchange"),
-    *("agent", "policy", "arrival", "created_at"),
-)
-"""In the order in which `_node` takes them."""
-_MARKED: Final = ("node", "depth", "body", "tokens", "arrival")
-"""In the order in which `_mark` takes them."""
-
+_NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name != "message"])
+_MARK_COLUMNS: Final = Mark.__struct_fields__
 
 _RECORDED: Final = (
     select(SESSIONS.c.id)
@@ -175,34 +304,36 @@ def _text_of(table: FromClause) -> ScalarSelect[str]:
     return found.correlate(table).scalar_subquery()
 
 
-_ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(_NODES_OF, _AMONG)
+_ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(*matching(NODES), _AMONG)
 
 
 @cache
 def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     """Climb from a node to its root, a row at a time; `texts` are looked up on the way."""
-    up = select(NODES).where(_NODES_OF, NODES.c.node == bindparam("node")).cte("up", recursive=True)
-    step = select(NODES).where(_NODES_OF, NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
+    up = select(NODES).where(*matching(NODES, "node")).cte("up", recursive=True)
+    step = select(NODES).where(*matching(NODES), NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
-        # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages
-        # long. So it is told to look each parent up by its primary key.
+        # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages long. So it
+        # is told to look each parent up by its primary key.
         above = step.limit(1).lateral("above")
         step = select(*above.c).select_from(up.join(above, true()))
     up = up.union_all(step)
     if not texts:
-        return select(*(up.c[name] for name in _MARKED)).order_by(up.c.depth)
+        return select(*(up.c[name] for name in _MARK_COLUMNS)).order_by(up.c.depth)
     return select(*(up.c[name] for name in _NODE_COLUMNS), _text_of(up)).order_by(up.c.depth)
 
 
-_CHILDLESS: Final = except_(select(NODES.c.node).where(_NODES_OF), select(NODES.c.parent).where(_NODES_OF))
+_CHILDLESS: Final = except_(
+    select(NODES.c.node).where(*matching(NODES)), select(NODES.c.parent).where(*matching(NODES))
+)
 _LEAVES: Final = (
     select(NODES.c.node, NODES.c.depth, NODES.c.created_at)
-    .where(_NODES_OF, NODES.c.node.in_(_CHILDLESS))
+    .where(*matching(NODES), NODES.c.node.in_(_CHILDLESS))
     .order_by(NODES.c.created_at.desc(), NODES.c.node)
 )
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class NodePlace(Struct, frozen=True, kw_only=True):
     """A node with the sums that its children go on from."""
 
     node: str
@@ -221,10 +352,8 @@ class NewNode(Struct, frozen=True, kw_only=True):
     created_at: int
     partial: bool = False
     exchange: str | None = None
-    agent: str | None = None
-    """Who wrote it, where the message itself does not say."""
-    vouched: bool = False
-    """Whether it is known to have come from upstream, though the client brought it."""
+    agent: str | None = None  # who wrote it, where the message itself does not say
+    vouched: bool = False  # whether it is known to have come from upstream, though the client brought it
     policy: str | None = None
     arrival: tuple[Change, ...] | None = None
 
@@ -233,7 +362,7 @@ class UnknownBase(LookupError):
     """The node under which others should be put is not stored."""
 
 
-def depths_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, int]:
+def depths_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, int]:
     """Return the depth, 1 under the root, of those of `nodes` that are stored."""
     return {
         row.node: row.depth
@@ -242,24 +371,24 @@ def depths_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[st
     }
 
 
-def parents_of(connection: Connection, key: str, content: str, depth: int, most: int) -> list[str]:
+def parents_of(connection: StoreConnection, key: str, content: str, depth: int, most: int) -> list[str]:
     """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
     asked = {"key": key, "content": content, "depth": depth, "most": most}
     return [row.parent for row in connection.execute(_PARENTS, asked)]
 
 
-def recorded_in(connection: Connection, tenant: str, node: str) -> list[str]:
+def recorded_in(connection: StoreConnection, tenant: str, node: str) -> list[str]:
     """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream."""
     return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node}).scalars())
 
 
-def rows_of(connection: Connection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
+def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
     """Return these nodes by depth; those that are not stored are left out."""
     rows = [_node(row) for some in in_parts(nodes) for row in connection.execute(_ROWS, {"key": key, "nodes": some})]
     return sorted(rows, key=lambda row: row.depth)
 
 
-def path_to(connection: Connection, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
+def path_to(connection: StoreConnection, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
     """Return the branch that ends at `node`, oldest first; nothing where there is none.
 
     With `below`, only what lies deeper than that, and `node` itself.
@@ -268,13 +397,13 @@ def path_to(connection: Connection, key: str, node: str, *, below: int = 0) -> l
     return [_node(row) for row in connection.execute(_path(connection.dialect.name, texts=True), asked)]
 
 
-def marks_to(connection: Connection, key: str, node: str, *, below: int = 0) -> list[Mark]:
+def marks_to(connection: StoreConnection, key: str, node: str, *, below: int = 0) -> list[Mark]:
     """Return what `path_to` does, without the texts: who resends a history has them."""
     asked = {"key": key, "node": node, "below": below}
     return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
-def leaves(connection: Connection, key: str) -> list[BranchRow]:
+def leaves(connection: StoreConnection, key: str) -> list[BranchRow]:
     """Return the nodes that nothing follows, newest first."""
     return [
         BranchRow(head=row.node, depth=row.depth, updated_at=row.created_at)
@@ -283,32 +412,29 @@ def leaves(connection: Connection, key: str) -> list[BranchRow]:
 
 
 def insert_nodes(
-    connection: Connection,
+    connection: StoreConnection,
     key: str,
     base: str,
     messages: Sequence[NewNode],
     replies: Sequence[NewNode],
     *,
     tenant: str | None = None,
-    under: Place | None = None,
-) -> tuple[list[Place], list[Place]]:
+    under: NodePlace | None = None,
+) -> tuple[list[NodePlace], list[NodePlace]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
-    Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is
-    whose conversation it is, where a request without an id may be found by it. `under` is where `base`
-    stands; who gives it knows that the first of `messages` does not stand there yet, so none of these do.
+    Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is whose
+    conversation it is, where a request without an id may be found by it. `under` is where `base` stands; who gives it
+    knows that the first of `messages` does not stand there yet, so none of these do.
 
-    Returns:
-        Where the messages stand, and where the replies do.
-
-    Raises:
-        UnknownBase: `base` is not stored; nothing was written.
+    Returns where the messages stand, and where the replies do; raises `UnknownBase`, and writes nothing, where `base`
+    is not stored.
     """
     contents = [content_hash(new_node.body.message) for new_node in (*messages, *replies)]
     names = names_under(base, contents[: len(messages)])
     end = names[-1] if names else base
     siblings = [child(end, content) for content in contents[len(messages) :]]
-    stored = {ROOT: Place(node=ROOT, depth=0, round=0, tokens_total=0, recorded=tenant)}
+    stored = {ROOT: NodePlace(node=ROOT, depth=0, round=0, tokens_total=0, recorded=tenant)}
     stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
@@ -326,17 +452,17 @@ def insert_nodes(
 
 
 def insert_node_rows(
-    connection: Connection,
+    connection: StoreConnection,
     key: str,
     new_nodes: Sequence[tuple[str, str, NewNode]],
-    stored: dict[str, Place] | None = None,
+    stored: dict[str, NodePlace] | None = None,
     contents: Sequence[bytes] | None = None,
-) -> list[Place]:
+) -> list[NodePlace]:
     """Make nodes of (parent, node, new_node), parents before children; those in `stored` are there already.
 
     `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
-    places = stored if stored is not None else {ROOT: Place(node=ROOT, depth=0, round=0, tokens_total=0)}
+    places = stored if stored is not None else {ROOT: NodePlace(node=ROOT, depth=0, round=0, tokens_total=0)}
     rows: list[dict[str, Any]] = []
     for number, (parent, node, new_node) in enumerate(new_nodes):
         if node not in places:
@@ -354,21 +480,19 @@ def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
         yield names[start : start + _AT_ONCE]
 
 
-def places_of(connection: Connection, key: str, nodes: Sequence[str]) -> dict[str, Place]:
+def places_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, NodePlace]:
     """Return where those of `nodes` stand that are stored."""
     return {
-        row.node: Place(
-            node=row.node, depth=row.depth, round=row.round, tokens_total=row.tokens_total, recorded=row.recorded
-        )
+        row.node: NodePlace(**row._asdict())
         for some in in_parts([node for node in nodes if node != ROOT])
         for row in connection.execute(_NAMED, {"key": key, "nodes": some})
     }
 
 
-def _below(under: Place, name: str, new_node: NewNode) -> Place:
+def _below(under: NodePlace, name: str, new_node: NewNode) -> NodePlace:
     role = new_node.body.message.role
     known = role != "assistant" or new_node.source is Source.UPSTREAM or new_node.vouched
-    return Place(
+    return NodePlace(
         node=name,
         depth=under.depth + 1,
         round=under.round + (role == "user"),
@@ -377,8 +501,8 @@ def _below(under: Place, name: str, new_node: NewNode) -> Place:
     )
 
 
-def _node_row(key: str, under: Place, place: Place, new_node: NewNode, content: bytes) -> dict[str, Any]:
-    arrival = new_node.arrival
+def _node_row(key: str, under: NodePlace, place: NodePlace, new_node: NewNode, content: bytes) -> dict[str, Any]:
+    message, arrival = new_node.body.message, new_node.arrival
     return {
         "session": key,
         "node": place.node,
@@ -386,12 +510,12 @@ def _node_row(key: str, under: Place, place: Place, new_node: NewNode, content: 
         "depth": place.depth,
         "round": place.round,
         "tokens_total": place.tokens_total,
-        "body": body_of(new_node.body.message),
+        "body": body_of(message),
         "tokens": new_node.body.tokens,
         "source": new_node.source.value,
         "partial": new_node.partial,
         "exchange": new_node.exchange,
-        "agent": _agent_in(new_node.body.message) or new_node.agent,
+        "agent": sanitize(message.agent or "") or new_node.agent,
         "policy": new_node.policy,
         # The position is the node's own, which its depth tells, wherever the branch was thought to begin.
         "arrival": None if arrival is None else encode_changes([replace(change, position=0) for change in arrival]),
@@ -401,54 +525,28 @@ def _node_row(key: str, under: Place, place: Place, new_node: NewNode, content: 
     }
 
 
-def _agent_in(message: Message) -> str | None:
-    agent = message.agent
-    return None if agent is None else sanitize(agent)
-
-
 def _node(row: Row) -> NodeRow:
-    # By place: a branch has thousands of rows, and looking columns up by name costs more than all the rest.
-    (node, parent, depth, rounds, total, body, tokens, source, partial, exchange, agent, policy, arrival, at, text) = (
-        row
-    )
-    return NodeRow(
-        node=node,
-        parent=parent,
-        depth=depth,
-        round=rounds,
-        tokens_total=total,
-        body=body,
-        message=stored_message(text.encode()),
-        tokens=tokens,
-        source=Source(source),
-        partial=partial,
-        exchange=exchange,
-        agent=agent,
-        policy=policy,
-        arrival=None if arrival is None else _arrival_at(depth - 1, arrival),
-        created_at=at,
-    )
+    values = dict(zip(_NODE_COLUMNS, row, strict=False))
+    values["message"] = stored_message(row[-1].encode())
+    values["source"] = Source(values["source"])
+    return NodeRow(**_with_arrival(values))
 
 
 def _mark(row: Row) -> Mark:
-    node, depth, body, tokens, arrival = row
-    return Mark(
-        node=node,
-        depth=depth,
-        body=body,
-        tokens=tokens,
-        arrival=None if arrival is None else _arrival_at(depth - 1, arrival),
-    )
+    return Mark(**_with_arrival(dict(zip(_MARK_COLUMNS, row, strict=True))))
 
 
-def _arrival_at(position: int, text: str) -> tuple[Change, ...]:
-    return tuple(replace(change, position=position) for change in decode_changes(text))
+def _with_arrival(values: dict[str, Any]) -> dict[str, Any]:
+    """Decode what `on_arrival` decided about a message; its position is that of the message."""
+    if values["arrival"] is not None:
+        position, changes = values["depth"] - 1, decode_changes(values["arrival"])
+        values["arrival"] = tuple([replace(change, position=position) for change in changes])
+    return values
 
 
 # ---------------------------------------------------------------------- the tools that the newest reply calls
 
-_NEAR: Final = 64
-"""Messages among which the reply is looked for, from the end upwards."""
+_NEAR: Final = 64  # messages among which the reply is looked for, from the end upwards
 
 
 def calls_of(reply: Message, *, partial: bool) -> tuple[str, ...]:
@@ -457,7 +555,7 @@ def calls_of(reply: Message, *, partial: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys([sanitize(call.name) for call in whole.calls]))
 
 
-def calls_at(connection: Connection, key: str, end: str, depth: int) -> tuple[str, ...]:
+def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tuple[str, ...]:
     """Return the names of the tools that the last message of a branch calls, results after it not counted.
 
     The branch ends at the node `end`, which has this `depth`.
@@ -480,44 +578,12 @@ def decode_calls(text: str | None) -> tuple[str, ...]:
 
 # ------------------------------------------------------------------------------ what the client was not shown
 
-_HIDDEN_OF: Final = HIDDEN.c.session == bindparam("key")
-_HIDDEN_NODES: Final = select(HIDDEN.c.node).where(_HIDDEN_OF)
-_HIDDEN_ROWS: Final = select(HIDDEN.c.node, HIDDEN.c.before, HIDDEN.c.reply, HIDDEN.c.after, HIDDEN.c.tokens).where(
-    _HIDDEN_OF, HIDDEN.c.node.in_(bindparam("nodes", expanding=True))
-)
-_MADE: Final = select(NODES.c.node).where(
-    NODES.c.session == bindparam("key"),
-    NODES.c.node.in_(bindparam("nodes", expanding=True)),
-    NODES.c.exchange == bindparam("exchange"),
-)
+_HIDDEN_NODES: Final = select(HIDDEN.c.node).where(*matching(HIDDEN))
+_HIDDEN_ROWS: Final = select(HIDDEN).where(*matching(HIDDEN), HIDDEN.c.node.in_(bindparam("nodes", expanding=True)))
+_MADE: Final = select(NODES.c.node).where(*matching(NODES, "exchange"), _AMONG)
 
 
-class HiddenRecord(msgspec.Struct, frozen=True, tag_field="record", tag="hidden", kw_only=True):
-    """A row as an export has it."""
-
-    node: str
-    before: tuple[str, ...]
-    reply: str | None
-    after: tuple[str, ...]
-    tokens: Amount
-    created_at: Time
-
-    def read(self) -> Hidden:
-        """Return what it says.
-
-        Raises:
-            ValueError: a text in it is no message.
-        """
-        reply = None if self.reply is None else _checked_text(self.reply)
-        return Hidden(
-            before=tuple(map(_checked_text, self.before)),
-            reply=reply,
-            after=tuple(map(_checked_text, self.after)),
-            tokens=self.tokens,
-        )
-
-
-def keep_hidden(connection: Connection, key: str, replies: Mapping[str, Hidden], *, exchange: str, at: int) -> int:
+def keep_hidden(connection: StoreConnection, key: str, replies: Mapping[str, Hidden], *, exchange: str, at: int) -> int:
     """Keep what the client was not shown of some replies, by node; return of how many.
 
     A node that another exchange made stays what it was: views that hold it already must not change.
@@ -529,19 +595,31 @@ def keep_hidden(connection: Connection, key: str, replies: Mapping[str, Hidden],
 
 
 def add_hidden(
-    connection: Connection, key: str, rows: Iterable[tuple[str, Hidden, int]], *, exchange: str | None
+    connection: StoreConnection, key: str, rows: Iterable[tuple[str, Hidden, int]], *, exchange: str | None
 ) -> int:
     """Store (node, what was hidden, when) of nodes that have nothing yet; return how many they are."""
-    new = [_hidden_row(key, node, hidden, exchange, at) for node, hidden, at in rows]
+    new = [
+        {
+            "session": key,
+            "node": node,
+            "exchange": exchange,
+            "before": _texts(hidden.before),
+            "reply": None if hidden.reply is None else hidden.reply.raw.decode(),
+            "after": _texts(hidden.after),
+            "tokens": hidden.tokens,
+            "created_at": at,
+        }
+        for node, hidden, at in rows
+    ]
     insert_new(connection, HIDDEN, new)
     return len(new)
 
 
-def hidden_at(connection: Connection, key: str, nodes: Collection[str], total: int) -> dict[str, Hidden]:
+def hidden_at(connection: StoreConnection, key: str, nodes: Collection[str], total: int) -> dict[str, Hidden]:
     """Return what the client was not shown of those of `nodes` where there is something.
 
-    `total` is how many such nodes the session has: if they are fewer than `nodes`, theirs are the names that
-    are looked through.
+    `total` is how many such nodes the session has: if they are fewer than `nodes`, theirs are the names that are looked
+    through.
     """
     wanted: Sequence[str] = list(nodes)
     if total < len(wanted):
@@ -551,19 +629,6 @@ def hidden_at(connection: Connection, key: str, nodes: Collection[str], total: i
         row.node: _hidden(row)
         for some in in_parts(wanted)
         for row in connection.execute(_HIDDEN_ROWS, {"key": key, "nodes": some})
-    }
-
-
-def _hidden_row(key: str, node: str, hidden: Hidden, exchange: str | None, at: int) -> dict[str, Any]:
-    return {
-        "session": key,
-        "node": node,
-        "exchange": exchange,
-        "before": _texts(hidden.before),
-        "reply": None if hidden.reply is None else hidden.reply.raw.decode(),
-        "after": _texts(hidden.after),
-        "tokens": hidden.tokens,
-        "created_at": at,
     }
 
 
@@ -578,109 +643,3 @@ def _texts(messages: Iterable[Message]) -> str:
 
 def _messages(texts: str) -> tuple[Message, ...]:
     return tuple([stored_message(text.encode()) for text in orjson.loads(texts)])
-
-
-def _checked_text(text: str) -> Message:
-    orjson.loads(text)
-    raw = text.encode()
-    if not is_message(raw):
-        raise ValueError("what was hidden of the reply is no message")
-    return stored_message(raw)
-
-
-# ------------------------------------------------------------------------ where nodes stand on their branches
-
-_STEP: Final = 64
-"""Messages that are read of a branch until a known one is looked for among them; then four times as many."""
-
-
-class _Run(Struct, frozen=True, kw_only=True):
-    """Messages of one branch that follow one another, and what lies below them."""
-
-    start: int
-    """Position of the first of them."""
-    nodes: list[str]
-    totals: list[int]
-    """For each, the tokens of the branch up to it, its own included."""
-    below: _Run | None
-    """Where the message before the first one stands; None where that is the root."""
-
-
-class Lineage:
-    """The branches that end at some nodes."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._runs: dict[str, _Run] = {}
-        self._depths: dict[str, int] = {}
-
-    def __contains__(self, node: object) -> bool:
-        """Tell whether a node is on one of the branches."""
-        return node in self._runs
-
-    def depth(self, end: str) -> int:
-        """Return the number of messages of the branch that ends at `end`; 0 where there is none."""
-        return self._depths.get(end, 0)
-
-    def node_at(self, end: str, position: int) -> str | None:
-        """Return the node at a position of the branch that ends at `end`; None where it has no such one."""
-        if not 0 <= position < self.depth(end):
-            return None
-        run = self._run_at(end, position)
-        return run.nodes[position - run.start]
-
-    def tokens(self, end: str, start: int, stop: int) -> int:
-        """Return the tokens of the messages from `start` to before `stop`, on the branch to `end`."""
-        return self._total(end, stop) - self._total(end, start)
-
-    def add(self, end: str, depth: int, marks: list[Mark], below: str | None) -> None:
-        """Take in the branch that ends at `end`: `marks` follow `below`, which is known (None: the root)."""
-        self._depths[end] = depth
-        if not marks:
-            return
-        start = marks[0].depth - 1
-        run = self._runs[below] if below is not None else None
-        before = run.totals[start - 1 - run.start] if run is not None else 0
-        totals = accumulate((mark.tokens for mark in marks), initial=before)
-        next(totals)
-        new = _Run(start=start, nodes=[mark.node for mark in marks], totals=list(totals), below=run)
-        self._runs.update(dict.fromkeys(new.nodes, new))
-
-    def _total(self, end: str, stop: int) -> int:
-        """Return the tokens of the first `stop` messages, of as many as there are."""
-        last = min(stop, self.depth(end)) - 1
-        if last < 0:
-            return 0
-        run = self._run_at(end, last)
-        return run.totals[last - run.start]
-
-    def _run_at(self, end: str, position: int) -> _Run:
-        run = self._runs[end]
-        while position < run.start and run.below is not None:
-            run = run.below
-        return run
-
-
-def lineage_of(connection: Connection, key: str, ends: Collection[str]) -> Lineage:
-    """Return the branches that end at these nodes; those that are not stored are left out."""
-    found = Lineage()
-    depths = depths_of(connection, key, list(ends))
-    # The longest first: it holds most of the others.
-    for end, depth in sorted(depths.items(), key=lambda item: -item[1]):
-        found.add(end, depth, *_unknown(connection, key, end, depth, found))
-    return found
-
-
-def _unknown(connection: Connection, key: str, end: str, depth: int, known: Lineage) -> tuple[list[Mark], str | None]:
-    """Return what of a branch is not known, oldest first, and the node before it that is (None: the root)."""
-    parts: list[list[Mark]] = []
-    below: str | None = end if end in known else None
-    step = _STEP
-    while below is None and depth > 0:
-        read = marks_to(connection, key, end, below=max(depth - step, 0))
-        # What comes before a known one is known too.
-        first = bisect_left(read, True, key=lambda mark: mark.node not in known)
-        below = read[first - 1].node if first else None
-        parts.append(read[first:] if not parts else read[first:-1])
-        end, depth, step = read[0].node, max(depth - step, 0), step * 4
-    return list(chain.from_iterable(reversed(parts))), below

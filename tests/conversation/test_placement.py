@@ -8,7 +8,7 @@ from msgspec.structs import astuple
 
 from proxy.conversation import (
     ROOT,
-    Answered,
+    AnsweredEarlier,
     content_hash,
     is_placed_anew,
     nearest_place,
@@ -195,6 +195,6 @@ def test_an_append_is_placed_anew_unless_it_repeats_what_is_there(
 def test_the_head_goes_to_the_better_of_two_replies(
     complete: bool, created_at: int, replies: list[str], takes: bool
 ) -> None:
-    twin = Answered(base="b", replies=replies, complete=True, created_at=1, exchange="x")
-    mine = Answered(base="b", replies=(), complete=complete, created_at=created_at, exchange="y")
+    twin = AnsweredEarlier(base="b", replies=replies, complete=True, created_at=1, exchange="x")
+    mine = AnsweredEarlier(base="b", replies=(), complete=complete, created_at=created_at, exchange="y")
     assert takes_head("h", mine, [twin]) is takes

@@ -11,7 +11,7 @@ from proxy.errors import InvalidRequest
 from proxy.store.exchanges import SettleSnapshot, settle_snapshot
 from proxy.store.records import Body, Status
 from proxy.store.store import Store
-from proxy.store.tree import Place
+from proxy.store.tree import NodePlace
 from tests.support.talk import Talk, body, message, opening, settlement
 
 pytestmark = pytest.mark.anyio
@@ -209,10 +209,10 @@ async def test_where_the_base_stands_is_told_if_the_first_message_is_new_there(s
     one, two = await talk.say("one", "1"), await talk.say("two", "2")
     new, known = body("user", "new"), body("user", "two")
     if store._database.blocks:
-        assert (await found(talk, "exc", new, known, base=one.head)).under == Place(
+        assert (await found(talk, "exc", new, known, base=one.head)).under == NodePlace(
             node=one.head, depth=2, round=1, tokens_total=10, recorded="tenant"
         )
-        assert (await found(talk, "exc", known, base=two.head)).under == Place(
+        assert (await found(talk, "exc", known, base=two.head)).under == NodePlace(
             node=two.head, depth=4, round=2, tokens_total=20, recorded="tenant"
         )
     for base, messages in ((one.head, [known, new]), (one.head, []), ("ab" * 20, [new]), (ROOT, [new])):

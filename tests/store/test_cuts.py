@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from proxy.store.cuts import DecodedCuts
-from proxy.store.encoding import decode_cut, encode_cut
+from proxy.store.cuts import DecodedCuts, decode_cut, encode_cut
 from proxy.store.records import Kept, StandingCut
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap, Summary

@@ -24,10 +24,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from proxy.config import StoreUrl
 from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.store.database import (
-    Connection,
     Database,
     PostgresServer,
     SqliteFile,
+    StoreConnection,
     address_of,
     is_worth_another_try,
     translated,
@@ -46,12 +46,12 @@ async def database(store_url: str) -> AsyncGenerator[Database]:
     await store.close()
 
 
-def put(connection: Connection, name: str) -> str:
+def put(connection: StoreConnection, name: str) -> str:
     insert_new(connection, SECRETS, [{"name": name, "value": "00"}])
     return name
 
 
-def names(connection: Connection) -> set[str]:
+def names(connection: StoreConnection) -> set[str]:
     return set(connection.execute(select(SECRETS.c.name)).scalars())
 
 
@@ -61,7 +61,7 @@ async def test_what_is_written_is_there_when_the_write_returns(database: Databas
 
 
 async def test_a_unit_that_fails_leaves_nothing_and_raises_its_own_error(database: Database) -> None:
-    def fail(connection: Connection) -> None:
+    def fail(connection: StoreConnection) -> None:
         put(connection, "half")
         raise LookupError("no")
 
@@ -73,7 +73,7 @@ async def test_a_unit_that_fails_leaves_nothing_and_raises_its_own_error(databas
 
 
 async def test_of_many_units_at_once_only_the_failing_one_is_lost(database: Database) -> None:
-    def unit(connection: Connection, number: int) -> int:
+    def unit(connection: StoreConnection, number: int) -> int:
         put(connection, str(number))
         if number % 7 == 3:
             raise LookupError(str(number))
@@ -93,7 +93,7 @@ async def test_a_write_is_done_though_its_caller_is_cancelled(database: Database
     loop = asyncio.get_running_loop()
     begun = asyncio.Event()
 
-    def slow(connection: Connection) -> None:
+    def slow(connection: StoreConnection) -> None:
         put(connection, "first")
         loop.call_soon_threadsafe(begun.set)
         # On PostgreSQL the unit runs in the loop's own thread, which must not be held up.
@@ -134,7 +134,7 @@ SOME = select(SECRETS.c.name).where(SECRETS.c.name.in_(bindparam("names", expand
 OTHERS = select(SECRETS.c.name).where(SECRETS.c.name.not_in(bindparam("names", expanding=True)))
 
 
-def put_connection(connection: Connection, *names: str) -> None:
+def put_connection(connection: StoreConnection, *names: str) -> None:
     connection.execute(insert(SECRETS), [{"name": name, "value": f"<{name}>"} for name in names])
 
 
@@ -142,7 +142,7 @@ async def test_a_row_is_read_by_place_by_name_and_as_a_whole(database: Database)
     await database.write(lambda connection: put_connection(connection, "a"))
     one = select(SECRETS.c.value, SECRETS.c.name.label("called"), func.length(SECRETS.c.name))
 
-    def read(connection: Connection) -> tuple[Any, ...]:
+    def read(connection: StoreConnection) -> tuple[Any, ...]:
         (row,) = connection.execute(one)
         value, name, length = row
         return value, name, length, row.value, row.called, list(row._asdict().items())[:2], len(row)
@@ -154,7 +154,7 @@ async def test_each_way_of_taking_rows(database: Database) -> None:
     await database.write(lambda connection: put_connection(connection, "a", "b"))
     of_name = select(SECRETS).where(SECRETS.c.name == bindparam("asked"))
 
-    def read(connection: Connection) -> list[Any]:
+    def read(connection: StoreConnection) -> list[Any]:
         run = connection.execute
         with pytest.raises(MultipleResultsFound):
             run(NAMES).one_or_none()
@@ -181,7 +181,7 @@ async def test_a_list_of_any_length_is_asked_for(database: Database, count: int)
     asked = [f"n{number:03}" for number in range(count)]
     await database.write(lambda connection: put_connection(connection, "n000", "n001", "n004", "other"))
 
-    def read(connection: Connection, statement: Any) -> set[str]:
+    def read(connection: StoreConnection, statement: Any) -> set[str]:
         return set(connection.execute(statement, {"names": asked}).scalars())
 
     stored = {"n000", "n001", "n004", "other"}
@@ -193,7 +193,7 @@ async def test_names_of_any_characters_are_found(database: Database) -> None:
     strange = ["", "'", '"', "\\", "?", ":names", "%s", "[1]", "\u2028", "\U0001f600", "\x01", " a ", "{}"]
     await database.write(lambda connection: put_connection(connection, *strange, "other"))
 
-    def read(connection: Connection) -> set[str]:
+    def read(connection: StoreConnection) -> set[str]:
         return set(connection.execute(SOME, {"names": strange}).scalars())
 
     assert await database.read(read) == set(strange)
@@ -211,7 +211,7 @@ async def test_what_is_true_or_false_stays_so(database: Database) -> None:
     ]
     both = select(NODES.c.node, NODES.c.partial).order_by(NODES.c.node)
 
-    def flags(connection: Connection) -> list[Any]:
+    def flags(connection: StoreConnection) -> list[Any]:
         connection.execute(insert(NODES), rows)
         torn = connection.execute(both.where(NODES.c.partial == true())).scalars()
         return [*(row.partial for row in connection.execute(both)), *torn]
@@ -222,7 +222,7 @@ async def test_what_is_true_or_false_stays_so(database: Database) -> None:
 async def test_one_update_sets_what_each_call_names(database: Database) -> None:
     change = update(SECRETS).where(SECRETS.c.name == bindparam("the_name"))
 
-    def work(connection: Connection) -> list[str]:
+    def work(connection: StoreConnection) -> list[str]:
         put_connection(connection, "a", "b")
         connection.execute(change, {"the_name": "a", "value": "new"})
         connection.execute(change, {"value": "renamed", "name": "c", "the_name": "b"})
@@ -232,7 +232,7 @@ async def test_one_update_sets_what_each_call_names(database: Database) -> None:
 
 
 async def test_an_insert_tells_what_it_made(database: Database) -> None:
-    def make(connection: Connection) -> Any:
+    def make(connection: StoreConnection) -> Any:
         new = insert_into(connection.dialect.name, SECRETS).on_conflict_do_nothing().returning(SECRETS.c.name)
         return connection.execute(new, {"name": "a", "value": "1"}).scalar_one_or_none()
 
@@ -240,7 +240,7 @@ async def test_an_insert_tells_what_it_made(database: Database) -> None:
 
 
 async def test_a_statement_without_parameters_and_one_with_values_of_its_own(database: Database) -> None:
-    def work(connection: Connection) -> list[str]:
+    def work(connection: StoreConnection) -> list[str]:
         put_connection(connection, "a", "b", "c")
         connection.execute(delete(SECRETS).where(SECRETS.c.name == "b"))
         page = NAMES.where(SECRETS.c.name > bindparam("after")).limit(1)

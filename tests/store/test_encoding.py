@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store.encoding import Decided, decode_changes, decode_cut, encode_changes, encode_cut, encode_data
+from proxy.store.cuts import Decided, decode_changes, decode_cut, encode_changes, encode_cut, encode_data
 from proxy.trimming import Account, Change, Gap, Summary
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

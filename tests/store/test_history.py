@@ -15,7 +15,7 @@ from proxy.conversation import ROOT, Kind, Manner
 from proxy.dialects import Message
 from proxy.errors import Conflict
 from proxy.store import store as module
-from proxy.store.database import Connection, Parameters, Rows
+from proxy.store.database import Parameters, Rows, StoreConnection
 from proxy.store.history import Branches, recall
 from proxy.store.records import Body, HistoryQuery, HistorySnapshot, Kept, Mark, Status, TooLong
 from proxy.store.store import Store
@@ -36,10 +36,10 @@ def marks(*names: str) -> tuple[Mark, ...]:
 def test_what_was_kept_is_known_as_far_as_the_names_agree() -> None:
     branches = Branches()
     branches.keep("s", 1, marks("a", "b", "c"))
-    assert branches.beginning("s", 1, ["a", "b", "c", "d"]) == marks("a", "b", "c")
-    assert branches.beginning("s", 1, ["a", "b"]) == marks("a", "b")
-    assert branches.beginning("s", 1, ["a", "x", "y"]) == marks("a")
-    assert branches.beginning("s", 1, []) == ()
+    assert branches.beginning("s", ["a", "b", "c", "d"]) == (1, marks("a", "b", "c"))
+    assert branches.beginning("s", ["a", "b"]) == (1, marks("a", "b"))
+    assert branches.beginning("s", ["a", "x", "y"]) == (1, marks("a"))
+    assert branches.beginning("s", []) == (1, ())
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
@@ -47,14 +47,14 @@ def test_a_common_beginning_is_found_wherever_it_ends(kept: int, asked: int, com
     branches = Branches()
     branches.keep("s", 1, marks(*(f"n{i}" for i in range(kept))))
     names = [f"n{i}" if i < common else f"x{i}" for i in range(asked)]
-    assert len(branches.beginning("s", 1, names)) == min(kept, asked, common)
+    assert len(branches.beginning("s", names)[1]) == min(kept, asked, common)
 
 
 def test_a_session_made_again_is_another_one() -> None:
     branches = Branches()
     branches.keep("s", 1, marks("a"))
-    assert branches.beginning("s", 2, ["a"]) == ()
-    assert branches.beginning("t", 1, ["a"]) == ()
+    assert branches.beginning("s", ["a"])[0] != 2
+    assert branches.beginning("t", ["a"]) == (0, ())
 
 
 def test_those_that_were_not_used_for_the_longest_go() -> None:
@@ -63,18 +63,18 @@ def test_those_that_were_not_used_for_the_longest_go() -> None:
     branches.keep("t", 1, marks("a", "b"))
     branches.keep("s", 1, marks("a", "b", "c"))
     branches.keep("u", 1, marks("a"))
-    assert branches.beginning("t", 1, ["a"]) == ()
-    assert branches.beginning("s", 1, ["a", "b", "c"]) == marks("a", "b", "c")
+    assert branches.beginning("t", ["a"]) == (0, ())
+    assert branches.beginning("s", ["a", "b", "c"]) == (1, marks("a", "b", "c"))
     branches.keep("u", 1, marks(*"abcdef"))  # more than there is room for
-    assert branches.beginning("u", 1, ["a"]) == marks("a")
+    assert branches.beginning("u", ["a"]) == (1, marks("a"))
 
 
-def test_what_was_there_lately_is_guessed_whatever_has_become_of_the_session() -> None:
+def test_a_branch_is_known_with_the_time_at_which_its_session_was_made() -> None:
     branches = Branches()
-    assert branches.guess("s", ["a"]) == (0, 0)
+    assert branches.beginning("s", ["a"]) == (0, ())
     branches.keep("s", 7, marks("a", "b"))
-    assert branches.guess("s", ["a", "b", "c"]) == (2, 7)
-    assert branches.guess("s", ["x"]) == (0, 7)
+    assert branches.beginning("s", ["a", "b", "c"]) == (7, marks("a", "b"))
+    assert branches.beginning("s", ["x"]) == (7, ())
 
 
 async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
@@ -456,7 +456,7 @@ async def test_without_summaries_and_hidden_rounds_nothing_is_asked_for(store: S
         recipe=RECIPE,
     )
 
-    def unit(connection: Connection) -> list[str]:
+    def unit(connection: StoreConnection) -> list[str]:
         asked: list[str] = []
 
         class Noted:

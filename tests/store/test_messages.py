@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from proxy.conversation import ROOT, body_id, content_hash, names_under
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store import tree as lineage
+from proxy.store import tree
+from proxy.store.archive import HiddenRecord
+from proxy.store.history import Lineage
 from proxy.store.records import Body, Reply, SessionRow, Settled
 from proxy.store.store import Store
 from proxy.store.tree import (
-    HiddenRecord,
-    Lineage,
     calls_of,
     decode_calls,
     encode_calls,
@@ -421,7 +421,7 @@ async def test_what_branches_share_is_read_once(store: Store) -> None:
         read.append(len(marks))
         return list(marks)
 
-    with patch.object(lineage, "marks_to", counted):
+    with patch.object(tree, "marks_to", counted):
         found = await store.lineage(talk.key, ends)
     assert all(found.depth(end) == 302 for end in ends)
     assert max(read) < 300

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select, text
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Connection, PostgresServer, address_of
+from proxy.store.database import PostgresServer, StoreConnection, address_of
 from proxy.store.postgres import PostgresDatabase
 from tests.support import postgres
 
@@ -26,7 +26,7 @@ def opened(url: str) -> PostgresDatabase:
     return PostgresDatabase(address)
 
 
-def one(connection: Connection) -> object:
+def one(connection: StoreConnection) -> object:
     return connection.execute(select(text("1"))).scalar_one_or_none()
 
 
@@ -48,7 +48,7 @@ async def test_transactions_that_block_each_other_are_tried_again(empty_postgres
     database = opened(empty_postgres)
     tries = 0
 
-    def crossing(connection: Connection, order: tuple[int, int]) -> None:
+    def crossing(connection: StoreConnection, order: tuple[int, int]) -> None:
         nonlocal tries
         tries += 1
         for place in order:
@@ -58,7 +58,7 @@ async def test_transactions_that_block_each_other_are_tried_again(empty_postgres
     await asyncio.gather(*(database.write(partial(crossing, order=order)) for order in ((1, 2), (2, 1))))
     assert tries > 2
 
-    def sums(connection: Connection) -> list[int]:
+    def sums(connection: StoreConnection) -> list[int]:
         return list(connection.execute(text("SELECT n FROM t")).scalars())
 
     assert await database.read(sums) == [2, 2]
@@ -102,7 +102,7 @@ async def test_a_connection_just_used_is_not_tried_out(empty_postgres: str, monk
 async def test_a_server_that_ends_the_connection_in_a_transaction_is_unavailable(empty_postgres: str) -> None:
     database = opened(empty_postgres)
 
-    def die(connection: Connection) -> None:
+    def die(connection: StoreConnection) -> None:
         connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     with pytest.raises(StoreUnavailable):

@@ -10,18 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
-from proxy.store.records import (
-    LIMIT,
-    Amount,
-    Cursor,
-    Time,
-    TooLong,
-    allow,
-    is_plain,
-    require_plain,
-    sanitize,
-    session_key,
-)
+from proxy.store.records import LIMIT, Amount, Cursor, Time, is_plain, require_plain, sanitize, session_key
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
@@ -88,13 +77,3 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         Cursor.read(text)
     assert refused.value.param == "after"
-
-
-@pytest.mark.parametrize("most", [None, 3, 4])
-def test_what_is_allowed_is_read(most: int | None) -> None:
-    allow(3, most)
-
-
-def test_more_is_not() -> None:
-    with pytest.raises(TooLong):
-        allow(3, 2)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Table, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from proxy.store.database import Connection
+from proxy.store.database import StoreConnection
 from proxy.store.schema import (
     BODIES,
     HIDDEN,
@@ -52,10 +52,10 @@ async def test_the_log_cannot_be_changed_only_deleted(store: Store, table: Table
     settled = await say(talk, "hello", reply("hi", asides.HIDDEN))
     assert await store.keep_summary(talk.key, summary("a", settled.head, 2))
 
-    def change(connection: Connection) -> None:
+    def change(connection: StoreConnection) -> None:
         connection.execute(update(table).values(values))
 
-    def count(connection: Connection) -> int | None:
+    def count(connection: StoreConnection) -> int | None:
         found: int | None = connection.execute(select(func.count()).select_from(table)).scalar_one_or_none()
         return found
 
@@ -72,7 +72,7 @@ async def test_what_is_there_already_stays(store: Store) -> None:
     await store._database.write(partial(insert_new, table=SECRETS, rows=[{"name": "a", "value": "ff"}, rows[1]]))
     await store._database.write(partial(insert_new, table=SECRETS, rows=[]))
 
-    def stored(connection: Connection) -> list[tuple[str, str]]:
+    def stored(connection: StoreConnection) -> list[tuple[str, str]]:
         found = connection.execute(text("SELECT name, value FROM secrets ORDER BY name"))
         return [(row.name, row.value) for row in found]
 

@@ -11,12 +11,12 @@ from sqlalchemy import func, select
 
 from proxy.conversation import ROOT
 from proxy.errors import ConfigurationError, InvalidRequest, StoreUnavailable
-from proxy.store.database import Connection
+from proxy.store.database import StoreConnection
 from proxy.store.migrate import downgrade
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
-from proxy.store.sessions import open_session
 from proxy.store.store import Store
+from proxy.store.tree import open_session
 from proxy.trimming import Cut
 from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message
@@ -95,7 +95,7 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
         assert await store.keep_summary(talk.key, summary("a", second.head, 4))
         assert await store.lease(talk.key, "recipe", "worker", 1_000, 2_000)
 
-    def rows(connection: Connection) -> dict[str, dict[str, int]]:
+    def rows(connection: StoreConnection) -> dict[str, dict[str, int]]:
         counted: dict[str, dict[str, int]] = {}
         for table in OF_A_SESSION:
             found = select(table.c.session, func.count().label("rows")).group_by(table.c.session)

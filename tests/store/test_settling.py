@@ -12,7 +12,7 @@ from sqlalchemy import text as sql_text
 from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
 from proxy.errors import StoreUnavailable
 from proxy.store import exchanges as settling
-from proxy.store.database import Connection, Parameters, Rows, SqlDialect
+from proxy.store.database import Parameters, Rows, SqlDialect, StoreConnection
 from proxy.store.exchanges import settle
 from proxy.store.records import Body, Reply, SessionRow, Settled, Source, Status
 from proxy.store.store import Store
@@ -540,7 +540,7 @@ async def test_costs_add_up_whatever_came_of_the_request(store: Store) -> None:
 class Counted:
     """A connection that takes down what is executed on it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection
         self.statements: list[str] = []
 
@@ -553,10 +553,10 @@ class Counted:
         return self._connection.execute(statement, parameters)
 
 
-async def statements(store: Store, unit: Callable[[Connection], object]) -> list[str]:
+async def statements(store: Store, unit: Callable[[StoreConnection], object]) -> list[str]:
     """Return the kinds of the statements that a unit executes."""
 
-    def counting(connection: Connection) -> list[str]:
+    def counting(connection: StoreConnection) -> list[str]:
         counted = Counted(connection)
         unit(counted)
         return counted.statements

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 from sqlalchemy import (
@@ -36,7 +37,7 @@ from sqlalchemy.schema import CreateTable
 from proxy.errors import StoreUnavailable
 from proxy.store import sqlite
 from proxy.store import sqlite as statements
-from proxy.store.database import Connection, Unit
+from proxy.store.database import StoreConnection, Unit
 from proxy.store.sqlite import SqliteConnection, SqliteDatabase, connect, create_file, sqlite_engine
 
 pytestmark = pytest.mark.anyio
@@ -51,11 +52,11 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def put(connection: Connection, name: str) -> None:
+def put(connection: StoreConnection, name: str) -> None:
     connection.execute(text("INSERT INTO names VALUES (:name)"), {"name": name})
 
 
-def names(connection: Connection) -> list[str]:
+def names(connection: StoreConnection) -> list[str]:
     return sorted(connection.execute(text("SELECT name FROM names")).scalars())
 
 
@@ -74,13 +75,13 @@ class Held:
     async def __aexit__(self, *_: object) -> None:
         await self._write
 
-    def _hold(self, connection: Connection) -> None:
+    def _hold(self, connection: StoreConnection) -> None:
         self._begun.set()
         assert self._go_on.wait(10)
         put(connection, "held")
 
 
-def setting(connection: Connection, name: str) -> object:
+def setting(connection: StoreConnection, name: str) -> object:
     return connection.execute(text(f"PRAGMA {name}")).scalar_one_or_none()
 
 
@@ -107,7 +108,7 @@ async def test_only_durable_commits_wait_for_the_disk(path: Path) -> None:
     database = SqliteDatabase(path)
     found: list[tuple[object, object]] = []
 
-    def note(connection: Connection) -> None:
+    def note(connection: StoreConnection) -> None:
         found.append((setting(connection, "synchronous"), setting(connection, "wal_autocheckpoint")))
 
     for durable in (True, False, False, True):
@@ -158,7 +159,7 @@ async def test_a_lock_that_is_held_too_long_is_told_and_harms_no_later_write(
 async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: Path) -> None:
     database = SqliteDatabase(path)
 
-    def fill(connection: Connection) -> None:
+    def fill(connection: StoreConnection) -> None:
         # No smaller than the file is: it cannot insert_nodes any more.
         connection.execute(text("PRAGMA max_page_count = 1"))
         for number in range(2_000):
@@ -192,7 +193,7 @@ async def test_a_transaction_that_cannot_be_committed_is_told_and_harms_no_later
         "CREATE TABLE b (id INTEGER REFERENCES a (id) DEFERRABLE INITIALLY DEFERRED)"
     )
 
-    def orphan(connection: Connection) -> None:
+    def orphan(connection: StoreConnection) -> None:
         put(connection, "orphan")
         connection.execute(text("INSERT INTO b VALUES (1)"))  # it is the COMMIT that finds fault with it
 
@@ -210,7 +211,7 @@ class Where:
         self.threads: dict[str, str] = {}
 
     def unit(self, name: str) -> Unit[None]:
-        def write(connection: Connection) -> None:
+        def write(connection: StoreConnection) -> None:
             self.threads[name] = threading.current_thread().name
             put(connection, name)
 
@@ -234,7 +235,7 @@ async def test_units_run_in_the_order_of_submission(path: Path) -> None:
     database = SqliteDatabase(path)
     order: list[int] = []
 
-    def note(_: Connection, number: int) -> None:
+    def note(_: StoreConnection, number: int) -> None:
         order.append(number)
 
     async with Held(database), asyncio.TaskGroup() as tasks:
@@ -263,7 +264,7 @@ async def test_after_a_slow_read_on_the_event_loop_reads_run_in_threads_for_a_wh
 async def test_a_unit_that_fails_takes_back_its_own_work_only(path: Path) -> None:
     database = SqliteDatabase(path)
 
-    def fail(connection: Connection) -> None:
+    def fail(connection: StoreConnection) -> None:
         put(connection, "failed")
         raise KeyError("mine")
 
@@ -319,7 +320,7 @@ async def test_a_lock_of_another_process_holds_up_no_event_loop(path: Path) -> N
 async def test_a_short_read_waits_for_nothing_here(path: Path) -> None:
     database, runs = SqliteDatabase(path), list[str]()
 
-    def busy_at_first(_: Connection) -> str:
+    def busy_at_first(_: StoreConnection) -> str:
         runs.append(threading.current_thread().name)
         if len(runs) == 1:
             with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
@@ -345,7 +346,7 @@ async def test_a_short_read_sees_one_state_and_holds_up_no_checkpoint(path: Path
     database = SqliteDatabase(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
 
-        def twice(connection: Connection) -> list[list[str]]:
+        def twice(connection: StoreConnection) -> list[list[str]]:
             before = names(connection)
             other.execute("INSERT INTO names VALUES ('a')")
             return [before, names(connection)]
@@ -361,7 +362,7 @@ async def test_a_short_read_sees_one_state_and_holds_up_no_checkpoint(path: Path
 async def test_a_short_read_that_fails_leaves_the_others_their_state(path: Path) -> None:
     database = SqliteDatabase(path)
 
-    def fail(connection: Connection) -> list[str]:
+    def fail(connection: StoreConnection) -> list[str]:
         names(connection)
         raise LookupError
 
@@ -396,7 +397,7 @@ async def test_a_read_sees_one_state_and_cannot_hold_up_the_writer(path: Path) -
     database = SqliteDatabase(path)
     begun, go_on = threading.Event(), threading.Event()
 
-    def twice(connection: Connection) -> list[list[str]]:
+    def twice(connection: StoreConnection) -> list[list[str]]:
         before = names(connection)
         begun.set()
         assert go_on.wait(10)
@@ -416,7 +417,7 @@ async def test_a_read_whose_caller_left_before_its_turn_is_not_begun(path: Path)
     database = SqliteDatabase(path)
     go_on, ran = threading.Event(), list[str]()
 
-    def wait(_: Connection) -> None:
+    def wait(_: StoreConnection) -> None:
         assert go_on.wait(10)
 
     async with asyncio.TaskGroup() as tasks:
@@ -446,7 +447,7 @@ async def test_the_log_says_what_failed_for_a_caller_who_left(path: Path, caplog
     database = SqliteDatabase(path)
     begun, go_on = threading.Event(), threading.Event()
 
-    def fail(_: Connection) -> None:
+    def fail(_: StoreConnection) -> None:
         begun.set()
         assert go_on.wait(10)
         raise StoreUnavailable("The store cannot be used. It is a test.")
@@ -468,7 +469,7 @@ def test_what_an_event_loop_that_ended_had_asked_for_is_done(path: Path, then: s
     database = SqliteDatabase(path)
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold(_: Connection) -> None:
+    def hold(_: StoreConnection) -> None:
         begun.set()
         assert go_on.wait(10)
 
@@ -591,7 +592,7 @@ def test_a_statement_is_compiled_once(connection: SqliteConnection, monkeypatch:
     compiled: list[object] = []
     compile_ = statements._Compiled
 
-    def counting(statement: select, columns: list[str]) -> object:  # type: ignore[valid-type]
+    def counting(statement: select, columns: tuple[str, ...]) -> object:  # type: ignore[valid-type]
         compiled.append(statement)
         return compile_(statement, columns)
 
@@ -600,17 +601,19 @@ def test_a_statement_is_compiled_once(connection: SqliteConnection, monkeypatch:
     for size in range(9):
         assert connection.execute(several, {"ids": list(range(size))}).all() == []
     assert compiled == [several]
-    (form,) = statements._CACHE[id(several)].by_names.values()
+    form = statements._compiled(several, ())
+    assert compiled == [several]
     assert sorted(form.texts) == [(0,), (1,), (2,), (4,), (8,)]
 
 
-def test_a_statement_made_for_one_call_leaves_nothing_behind(connection: SqliteConnection) -> None:
+def test_statements_made_for_one_call_are_forgotten_in_the_end(connection: SqliteConnection) -> None:
+    several = [select(THINGS).where(THINGS.c.id == number) for number in range(600)]
+    first = ref(several[0])
+    for statement in several:
+        connection.execute(statement).all()
+    del several, statement
     gc.collect()
-    before = len(statements._CACHE)
-    for number in range(20):
-        connection.execute(select(THINGS).where(THINGS.c.id == number)).all()
-    gc.collect()
-    assert len(statements._CACHE) == before
+    assert first() is None
 
 
 def test_threads_that_meet_at_a_new_statement_all_get_its_rows(connection: SqliteConnection) -> None:

@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.errors import InvalidRequest
+from proxy.store.archive import SummaryRecord
 from proxy.store.records import SummaryStatus
 from proxy.store.store import Store
-from proxy.store.summaries import SummaryRecord
 from tests.support.asides import RECIPE, failed, summary
 from tests.support.talk import Talk
 
