@@ -13,7 +13,6 @@ from __future__ import annotations
 from proxy.conversation.ids import (
     ROOT,
     array_of,
-    body_id,
     body_of,
     chain,
     child,
@@ -36,6 +35,7 @@ from proxy.conversation.placement import (
 )
 from proxy.conversation.reconcile import APPENDING, Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
 from proxy.conversation.spans import Round, open_calls, rounds, span_start, spans
+from proxy.dialects import body_id
 
 __all__ = [
     "APPENDING",

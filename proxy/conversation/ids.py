@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-from proxy.dialects import Message, hash_of
+from proxy.dialects import Message, body_id, hash_of
 
 ROOT: Final = ""
 """The parent of every first message. It is no node itself."""
@@ -102,8 +102,3 @@ def array_of(messages: Iterable[Message]) -> bytes:
 def content_key(content: bytes) -> str:
     """Return a short name, 16 hexadecimal digits, for a `content_hash`: enough to look places up by."""
     return content[:8].hex()
-
-
-def body_id(raw: bytes) -> str:
-    """Return the name of a text, 40 hexadecimal digits: equal texts have equal names, wherever they stand."""
-    return blake2b(raw, digest_size=20, person=b"palimpsest-body").hexdigest()

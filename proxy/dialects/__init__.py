@@ -24,6 +24,7 @@ from proxy.dialects.base import (
     Span,
     SpokenRole,
     ToolDefinition,
+    body_id,
     dialect_named,
     hash_of,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "Span",
     "SpokenRole",
     "ToolDefinition",
+    "body_id",
     "dialect_named",
     "hash_of",
 ]

@@ -104,6 +104,11 @@ def hash_of(canonical: bytes) -> bytes:
     return blake2b(canonical, digest_size=20, person=b"palimpsest-text").digest()
 
 
+def body_id(raw: bytes) -> str:
+    """Return the id of a text, 40 hexadecimal digits: equal texts have equal ids, wherever they stand."""
+    return blake2b(raw, digest_size=20, person=b"palimpsest-body").hexdigest()
+
+
 class Facts:
     """What follows from one message text alone; shared by every message with it. None: not asked for yet."""
 

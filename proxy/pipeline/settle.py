@@ -10,7 +10,6 @@ from typing import Final
 from msgspec.structs import asdict, replace
 
 from proxy.dialects import Message
-from proxy.dialects.jsontext import sound
 from proxy.errors import PalimpsestError
 from proxy.models import cost
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
@@ -89,7 +88,7 @@ class Exchange:
             return None
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         opening = self._opening
-        waits = store.waits_for_beginnings and opening is not None and not opening.done()
+        waits = opening is not None and not opening.done() and store.waits_for_beginnings
         storing = self._store(answered, scale, work)
         if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
             # Nearly always. A submitted write completes even if the caller is cancelled: no task is needed.
@@ -182,7 +181,7 @@ def settlement_of(
         cut=new_cut,
         tokens_before=report.tokens_before,
         tokens_sent=report.tokens_sent,
-        receipt=sound(receipt),  # usage and errors are a stranger's words
+        receipt=receipt,
         kept=_kept(history, new_cut) if new_cut is not None else None,
         vouched=history.vouched,
         scale=scale,

@@ -34,6 +34,7 @@ from proxy.conversation import (
     place_finished,
     takes_head,
 )
+from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import Row, StoreConnection
@@ -322,7 +323,7 @@ class ExchangeEnd:
             "settled_at": settlement.settled_at,
             "tokens_before": settlement.tokens_before,
             "tokens_sent": settlement.tokens_sent,
-            "receipt": orjson.dumps(dict(settlement.receipt)).decode(),
+            "receipt": orjson.dumps(sound(dict(settlement.receipt))).decode(),
         }
         """What changes in the exchange's row."""
         self.session_row: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}

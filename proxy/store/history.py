@@ -173,7 +173,7 @@ class HistoryReader:
         found = HistorySnapshot(
             arrival=arrival, updated_at=session.updated_at, scale=session.scale, model=session.model
         )
-        if arrival.composed:
+        if arrival.kind is Kind.APPEND:
             found = self._of_append(session, found)
         elif arrival.fresh:
             found = self._of_resend(session, found, has_cuts=has_cuts)
@@ -222,7 +222,7 @@ class HistoryReader:
         """Return the request, and the one that it may repeat: an announced retry may come after others."""
         connection, key, question = self._connection, self._key, self._question
         incoming = question.incoming
-        if incoming.speaks and incoming.mode is not Mode.APPEND:
+        if incoming.replies and incoming.mode is not Mode.APPEND:
             return incoming, None  # it says itself where it belongs
         asked = {"key": key, "digest": incoming.digest}
         row: Row | None = None

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from proxy.conversation.ids import (
     ROOT,
     array_of,
-    body_id,
     body_of,
     chain,
     content_hash,
@@ -17,7 +16,7 @@ from proxy.conversation.ids import (
     node_id,
     version_of,
 )
-from proxy.dialects import Facts, Message
+from proxy.dialects import Facts, Message, body_id
 from proxy.dialects.chat.message import ChatMessage
 
 ASK = ChatMessage(b'{"role":"user","content":"hello"}')

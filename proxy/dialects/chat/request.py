@@ -15,7 +15,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, hash_of
+from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, body_id, hash_of
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText, has_calls
 from proxy.dialects.jsontext import (
@@ -256,7 +256,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         raise _wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
     facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
-    facts.content = hash_of(canonical(data))
+    facts.content, facts.body = hash_of(canonical(data)), body_id(raw)
     return facts, data
 
 
