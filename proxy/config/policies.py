@@ -196,17 +196,16 @@ def _merged(name: str, policies: Written, built_in: Mapping[str, Policy]) -> Any
     first = _base(policies[line[-1]])
     if len(line) == 1 and first is None:
         return policies[name]
-    merged = _inherited(built_in[first].model_dump()) if first is not None and first in built_in else {}
+    merged = _inherited(built_in[first]) if first is not None and first in built_in else {}
     for each in reversed(line):
-        written = policies[each]
-        if isinstance(written, Policy):
-            written = _inherited(written.model_dump())
-        if not isinstance(written, Mapping):  # reported as that policy's own mistake
-            continue
-        own = cast("Mapping[str, Any]", written)
-        merged = laid_over(merged, own if each == name else _inherited(own))
+        merged = laid_over(merged, policies[each] if each == name else _inherited(policies[each]))
     return merged
 
 
-def _inherited(policy: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in policy.items() if key not in _OWN}
+def _inherited(policy: Any) -> dict[str, Any]:
+    """Return what others take over; nothing of what is no policy, which is reported as its own mistake."""
+    if isinstance(policy, Policy):
+        policy = policy.model_dump()
+    elif not isinstance(policy, Mapping):
+        return {}
+    return {key: value for key, value in cast("Mapping[str, Any]", policy).items() if key not in _OWN}

@@ -178,7 +178,9 @@ def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, t
             field = annotation.model_fields.get(str(step))
             annotation = field.annotation if field is not None else None
         elif get_origin(annotation) in {Union, UnionType}:
-            annotation = next((member for member in arguments if _has_tag(_bare(member), str(step))), annotation)
+            tagged = [member for member in arguments if _has_tag(_bare(member), str(step))]
+            if tagged:
+                annotation = tagged[0]
             continue
         else:
             owner = None

@@ -50,12 +50,9 @@ class Reload:
     def __init__(self, loaded: Loaded, takes: Takes) -> None:
         """Follow the source of `loaded`; `takes` puts changes into force."""
         self._source = loaded.source
-        self._settings = loaded.settings
-        """The settings in force."""
-        self._accepted = loaded.content
-        """The content of the file when it was last accepted."""
-        self._seen: bytes | str | None = loaded.content
-        """The content of the file at the last look; a text if it could not be read: why."""
+        self._settings = loaded.settings  # those in force
+        self._accepted = loaded.content  # the content of the file when it was last accepted
+        self._seen: bytes | str | None = loaded.content  # at the last look; a text says why it could not be read
         self._takes = takes
         self._turn = anyio.Lock()
 

@@ -9,31 +9,20 @@ from unicodedata import category
 
 from proxy.errors import InvalidRequest
 
-# What a request may carry.
+# What a request may carry; the response says session and policy too.
 SESSION_ID: Final = "x-session-id"
-"""Names the session; the response says it too."""
 SESSION_MODE: Final = "x-session-mode"
-"""How the session is used: `auto`, `append` or `full`."""
 CONTEXT_POLICY: Final = "x-context-policy"
-"""Names the policy, or `off`; the response says which one was in force."""
 AGENT_NAME: Final = "x-agent-name"
-"""Names the agent that asks."""
 
-# What a response carries besides.
+# What a response carries besides: sizes if nothing were trimmed, and as sent; edits that changed something.
 EXCHANGE_ID: Final = "x-exchange-id"
-"""Names the exchange."""
 CONTEXT_TOKENS_BEFORE: Final = "x-context-tokens-before"
-"""Tokens of the request if nothing were trimmed."""
 CONTEXT_TOKENS_SENT: Final = "x-context-tokens-sent"
-"""Tokens that were sent upstream."""
 CONTEXT_MESSAGES_BEFORE: Final = "x-context-messages-before"
-"""Messages of the request if nothing were trimmed."""
 CONTEXT_MESSAGES_SENT: Final = "x-context-messages-sent"
-"""Messages that were sent upstream."""
 CONTEXT_EDITS: Final = "x-context-edits"
-"""Types of the edits that changed something, separated by commas."""
 CONTEXT_WARNING: Final = "x-context-warning"
-"""What was repaired or skipped."""
 
 _OWN: Final = frozenset({AGENT_NAME.encode(), EXCHANGE_ID.encode()})
 _OWN_PREFIXES: Final = (b"x-session-", b"x-context-")

@@ -176,9 +176,7 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
 
     `fields` are those of `text`, at least one; `value` is JSON text. A new field comes last.
     """
-    if name not in fields:
-        if value is None:
-            return text
+    if name not in fields and value is not None:
         end = text.rindex(b"}")
         return b"%b,%b:%b%b" % (text[:end], orjson.dumps(name), value, text[end:])
     wanted = {known: value if known == name else old for known, old in fields.items()}

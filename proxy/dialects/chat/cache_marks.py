@@ -98,19 +98,16 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
     if not _may_be_marked(tools):
         return False
     listed = orjson.loads(tools)
-    return is_array(listed) and any(_is_marked(tool) or _is_marked_inside(tool) for tool in listed)
+    return is_array(listed) and any(map(_is_marked, listed))
 
 
 def _holds_mark(message: Message) -> bool:
     """Tell whether a message has a mark: itself, one of its content parts or one of its calls."""
     if not _may_be_marked(message.raw):
         return False
-    data = message.data
-    if _is_marked(data):
-        return True
-    content, calls = data.get("content"), data.get("tool_calls")
+    content, calls = message.data.get("content"), message.data.get("tool_calls")
     items = [*(content if is_array(content) else [content]), *(calls if is_array(calls) else [])]
-    return any(_is_marked(item) or _is_marked_inside(item) for item in items)
+    return _is_marked(message.data) or any(map(_is_marked, items))
 
 
 def _may_be_marked(text: bytes) -> bool:
@@ -118,12 +115,9 @@ def _may_be_marked(text: bytes) -> bool:
 
 
 def _is_marked(item: Any) -> bool:
-    return is_object(item) and any(item.get(name) is not None for name in CACHE_MARKS)
-
-
-def _is_marked_inside(item: Any) -> bool:
-    """Tell whether an object holds a mark one level deeper, as in {"type": "function", "function": {…}}."""
-    return is_object(item) and any(_is_marked(inner) for inner in item.values())
+    """Tell whether an object holds a mark, or one level deeper: {"type": "function", "function": {…}}."""
+    levels = [item, *item.values()] if is_object(item) else []
+    return any(is_object(level) and level.get(name) is not None for level in levels for name in CACHE_MARKS)
 
 
 def _with_mark(message: Message, rules: _Rules) -> Message | None:

@@ -50,14 +50,12 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 def read_completion(body: Any) -> Completion:
     """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
-    if not isinstance(body, dict):
+    if not is_object(body):
         return Completion(choices=(), usage=None, id=None, model=None, error=None)
-    data: JsonObject = body
     choices: list[ReplyChoice] = []
-    listed = data.get("choices")
-    for position, item in enumerate(_objects(listed) if listed else ()):
+    for position, item in enumerate(_objects(body.get("choices"))):
         message = item.get("message")
-        if isinstance(message, dict):
+        if is_object(message):
             index, finish = item.get("index"), item.get("finish_reason")
             choices.append(
                 ReplyChoice(
@@ -68,13 +66,13 @@ def read_completion(body: Any) -> Completion:
             )
     if len(choices) > 1:
         choices.sort(key=lambda choice: choice.index)
-    usage = data.get("usage")
+    usage = body.get("usage")
     return Completion(
         choices=tuple(choices),
-        usage=usage if isinstance(usage, dict) else None,
-        id=_name(data, "id"),
-        model=_name(data, "model"),
-        error=_error(data),
+        usage=usage if is_object(usage) else None,
+        id=_name(body, "id"),
+        model=_name(body, "model"),
+        error=_error(body),
     )
 
 
@@ -148,7 +146,7 @@ def usage_only(chunk: Any) -> bool:
 
 
 def _objects(value: Any) -> list[JsonObject]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return [item for item in value if is_object(item)] if is_array(value) else []
 
 
 def _name(item: JsonObject, name: str) -> str | None:

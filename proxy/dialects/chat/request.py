@@ -364,10 +364,18 @@ def _no_json(why: orjson.JSONDecodeError) -> InvalidRequest:
 def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError) -> InvalidRequest:
     """Return the error for half of a character, naming the message that holds it."""
     try:
-        value = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):  # it is wrong in other ways too
         return _no_json(why)
-    param = _place_of_surrogate(value)
+    param: str | None = None  # as where it is the name of a field
+    for name, field in fields.items() if is_object(fields) else ():
+        if name == "messages" and is_array(field):
+            found = (f"messages[{at}]" for at, message in enumerate(field) if _holds_surrogate(message))
+            param = next(found, None)
+        elif _holds_surrogate(field) and not _holds_surrogate(name):
+            param = name
+        if param is not None:
+            break
     where = f"'{param}'" if param is not None else "The body"
     return InvalidRequest(
         f"{where} holds a lone surrogate, the half of a character that UTF-16 writes in two "
@@ -376,19 +384,6 @@ def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError) -> InvalidRequest:
         param=param,
         code="invalid_json",
     )
-
-
-def _place_of_surrogate(value: Any) -> str | None:
-    """Return the message, else the field, that holds a lone surrogate; None where it is a field's name."""
-    fields: dict[str, Any] = value if is_object(value) else {}
-    for name, field in fields.items():
-        if name == "messages" and is_array(field):
-            for position, message in enumerate(field):
-                if _holds_surrogate(message):
-                    return f"messages[{position}]"
-        elif _holds_surrogate(field):
-            return None if _holds_surrogate(name) else name
-    return None
 
 
 def _holds_surrogate(value: Any) -> bool:
