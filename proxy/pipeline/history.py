@@ -199,7 +199,7 @@ class HistoryLoader:
             id=session,
             arrival=arrival,
             composed=composed,
-            digest=incoming.digest,
+            digest=incoming.names[-1] if incoming.names else ROOT,
             entries=known + _new_entries(fresh, snapshot.depth),
             nodes=nodes,
             fresh=fresh,

@@ -11,11 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Call, JsonObject, Message
+from proxy.dialects.chat.completion import as_stored
 from proxy.dialects.chat.own_tools import Parted, answerable
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.prepare import unused
-from proxy.pipeline.relay import Answered, OwnCall, as_stored
+from proxy.pipeline.relay import Answered, OwnCall
 from proxy.pipeline.settle import Exchange
 from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
 from proxy.store import session_key

@@ -15,9 +15,8 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.completion import CompletionAccumulator, read_completion
-from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import is_object, mended, read, write
+from proxy.dialects.chat.completion import CompletionAccumulator, as_stored, read_completion
+from proxy.dialects.jsontext import is_object, read, write
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client, Headers
@@ -98,13 +97,13 @@ def read_answer(body: bytes, status: int) -> Answered:
         completion = read_completion(read(body))
     except ValueError:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    replies = tuple([(as_stored(choice.message), False) for choice in completion.choices])
-    if not replies:
+    messages = list(map(as_stored, [choice.message for choice in completion.choices]))
+    if not messages:
         error = words_of(completion.error) or _NO_REPLY
         return Answered(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
     return Answered(
         status=Status.COMPLETE,
-        replies=replies,
+        replies=tuple([(message, False) for message in messages]),
         finish_reasons=tuple([choice.finish_reason for choice in completion.choices]),
         usage=completion.usage,
         model=completion.model,
@@ -260,16 +259,6 @@ class StreamRelay:
 def error_event(body: JsonObject) -> bytes:
     """Return the event that ends a broken stream; `body` is an error's, in OpenAI's shape."""
     return b"data: " + write(body) + b"\n\n"
-
-
-def as_stored(message: JsonObject) -> Message:
-    """Return a reply as it is stored: what no parser would take again is mended."""
-    made = ChatMessage.of(message)
-    try:
-        made.data  # noqa: B018 - it is parsed here, or never
-    except orjson.JSONDecodeError:
-        return ChatMessage.of(mended(message))
-    return made
 
 
 def words_of(error: Any) -> str | None:

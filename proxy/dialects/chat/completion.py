@@ -21,7 +21,8 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.jsontext import is_array, is_object, write
+from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.jsontext import is_array, is_object, mended, write
 
 
 class ReplyChoice(Struct, frozen=True, kw_only=True):
@@ -420,3 +421,13 @@ def made_answer(
         chunks.append({"choices": [], "usage": _NOTHING_SPENT})
     events = [b"data: %b\n\n" % orjson.dumps(answer | chunk) for chunk in chunks]
     return b"text/event-stream", b"".join([*events, b"data: [DONE]\n\n"])
+
+
+def as_stored(message: JsonObject) -> Message:
+    """Return a reply as it is stored: what no parser would take again is mended."""
+    made = ChatMessage.of(message)
+    try:
+        made.data  # noqa: B018 - it is parsed here, or never
+    except orjson.JSONDecodeError:
+        return ChatMessage.of(mended(message))
+    return made
