@@ -276,8 +276,8 @@ class SqliteDatabase:
             except Exception:
                 if len(batch) == 1:
                     raise
-                # One unit failed. All run again, with a savepoint each, so that it takes back only its own work. Savepoints
-                # from the start would cost a small exchange a tenth of its CPU time (case small-64-json).
+                # One unit failed. All run again, with a savepoint each, so that it takes back only its own work.
+                # Savepoints from the start would cost a small exchange a tenth of its CPU time (case small-64-json).
                 _roll_back(raw)
                 raw.execute("BEGIN IMMEDIATE")
                 outcomes = [(job, *self._run(job)) for job in batch]

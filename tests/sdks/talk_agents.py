@@ -6,13 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
-from agents import (  # type: ignore[import-not-found]  # it has an environment of its own
-    Agent,
-    OpenAIChatCompletionsModel,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled  # type: ignore[import-not-found]  # it has an environment of its own
 from openai import AsyncOpenAI
 
 from tests.sdks.conversation import QUESTIONS, SYSTEM, TOOLS
