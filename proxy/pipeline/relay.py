@@ -15,7 +15,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.completion import CompletionAccumulator, as_stored, read_completion
+from proxy.dialects.chat.completion import CompletionAccumulator, as_stored, read_completion, replies_of
 from proxy.dialects.jsontext import is_object, read, write
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
@@ -97,7 +97,7 @@ def read_answer(body: bytes, status: int) -> Answered:
         completion = read_completion(read(body))
     except ValueError:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    messages = list(map(as_stored, [choice.message for choice in completion.choices]))
+    messages = replies_of(completion)
     if not messages:
         error = words_of(completion.error) or _NO_REPLY
         return Answered(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)

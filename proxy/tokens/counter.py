@@ -14,8 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.config import TokenMethod
-from proxy.conversation import body_of
-from proxy.dialects import Message
+from proxy.dialects import Message, body_id
 from proxy.tokens.calibration import Calibration
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 
@@ -81,7 +80,7 @@ class TokenCounter:
         keys: list[tuple[EncodingName, str]] = []
         for message in messages:  # hashing a long text takes time, so it is done before the lock is taken
             facts = message.facts
-            keys.append((encoding, (facts.body if facts is not None else None) or body_of(message)))
+            keys.append((encoding, (facts.body if facts is not None else None) or body_id(message.raw)))
         cached = self._counts
         counts: list[int] = []
         new: list[int] = []

@@ -431,3 +431,8 @@ def as_stored(message: JsonObject) -> Message:
     except orjson.JSONDecodeError:
         return ChatMessage.of(mended(message))
     return made
+
+
+def replies_of(completion: Completion) -> list[Message]:
+    """Return the replies of a completion as they are stored."""
+    return [as_stored(choice.message) for choice in completion.choices]
