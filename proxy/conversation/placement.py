@@ -32,14 +32,17 @@ class StoredMessage(Protocol):
     @property
     def node(self) -> str:
         """Its name."""
+        ...
 
     @property
     def parent(self) -> str:
         """The node before it."""
+        ...
 
     @property
     def depth(self) -> int:
         """Messages from the root to it, itself included."""
+        ...
 
     @property
     def agent(self) -> str | None:
@@ -48,6 +51,7 @@ class StoredMessage(Protocol):
     @property
     def message(self) -> Message:
         """What it says."""
+        ...
 
 
 Stored = TypeVar("Stored", bound=StoredMessage)

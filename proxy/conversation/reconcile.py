@@ -111,9 +111,11 @@ class Stored(Protocol):
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the depth (1 under the root) of each of these few nodes that is stored."""
+        ...
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of stored messages with this content, those at about `depth` first; not all."""
+        ...
 
 
 class Log(Struct, frozen=True, kw_only=True):

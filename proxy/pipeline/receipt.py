@@ -149,8 +149,8 @@ def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
             or any(last[key] != value for key, value in named.items())
             or last["start"] + len(last["before"]) != change.position
         ):
-            last = {**named, "start": change.position, "before": [], "after": []}
-            runs.append(last)
+            runs.append({**named, "start": change.position, "before": [], "after": []})
+        last = runs[-1]
         last["before"].append(change.tokens_before)
         last["after"].append(change.tokens_after)
     return runs

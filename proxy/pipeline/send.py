@@ -152,7 +152,7 @@ class UpstreamSender:
             order = demanded_order(answer.status, await _read(answer))
             if order is None or order in attempt.orders:
                 return answer
-            demanded: frozenset[RoleOrder] = attempt.orders | {order}
+            demanded: frozenset[RoleOrder] = frozenset({*attempt.orders, order})
             if self._body(attempt, demanded) == self._body(attempt, attempt.orders):
                 return answer
             attempt.orders = demanded

@@ -40,12 +40,14 @@ class Rows(Protocol):
 
     def all(self) -> Sequence[Row]:
         """Return every row."""
+        ...
 
     def one_or_none(self) -> Row | None:
         """Return the one row, None where there is none; raises MultipleResultsFound."""
 
     def scalars(self) -> Iterable[Any]:
         """Return the first value of every row."""
+        ...
 
     def scalar_one_or_none(self) -> Any:
         """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
@@ -63,12 +65,14 @@ class StoreConnection(Protocol):
     @property
     def dialect(self) -> SqlDialect:
         """Which SQL is spoken."""
+        ...
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
         """Execute a statement, once or once for each of several parameters.
 
         A statement that is run often is made once and kept: making one costs more than running it.
         """
+        ...
 
 
 Result = TypeVar("Result")
@@ -84,6 +88,7 @@ class Database(Protocol):
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread."""
+        ...
 
     async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
         """Run a unit in a transaction, and return what it returned once that is durable.
@@ -92,9 +97,11 @@ class Database(Protocol):
         need not be `durable` may be lost with the power, not with the process, until a later durable one returns.
         `again`: it may run twice, where a lost connection may have taken its COMMIT along.
         """
+        ...
 
     def start(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> asyncio.Future[Result]:
         """Do what `write` does, without a task of the caller's: it is done when the future is."""
+        ...
 
     async def close(self) -> None:
         """Finish what was submitted, and let go of the database."""
