@@ -170,8 +170,9 @@ class StreamRelay:
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until `[DONE]` or the end; return what came last without an end, and what is shown of it."""
+        plain = self._answer.readable
         try:
-            while not self._done and (chunk := await self._answer.chunk(plain=self._answer.readable)):
+            while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
                 for event in self._events.feed(chunk):
                     if self._done:
@@ -228,6 +229,8 @@ class StreamRelay:
     async def _rest(self) -> bytes:
         """Return what is still to come after `[DONE]`. A connection read to its end is used again."""
         rest = b""
+        if self._answer.ended:  # as a rule
+            return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
                 while not self._answer.ended and (chunk := await self._answer.chunk(plain=self._answer.readable)):
