@@ -233,7 +233,7 @@ class StreamRelay:
             return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
-                while not self._answer.ended and (chunk := await self._answer.chunk(plain=self._answer.readable)):
+                while chunk := await self._answer.chunk(plain=self._answer.readable):
                     rest += chunk
             except UpstreamError:
                 pass
