@@ -328,7 +328,7 @@ class Dialect(ABC):
     """One API's rules for messages."""
 
     name: ClassVar[str]
-    """As in the store and the metrics: `chat`, `responses`, `messages`."""
+    """The name of its folder, such as `chat`."""
 
     @abstractmethod
     def message(self, raw: bytes) -> Message:

@@ -88,7 +88,7 @@ Form = Callable[[Message, bool], Message]
 
 
 class OwnRound(Struct, kw_only=True):
-    """A reply with calls of the proxy's own and, where it stands between two others, nobody else's."""
+    """A reply with calls of the proxy's tools. All but the last of an exchange have no other calls."""
 
     message: Message
     """As it is sent back."""

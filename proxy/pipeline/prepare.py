@@ -118,7 +118,7 @@ class Preparer:
             history, made = await self._plan(history, context, request.model, planning)
             if whole or not made.needs_whole:
                 break
-            whole = True  # another version of the policy decides over what the cut dropped, too
+            whole = True  # the policy changed: load what the cut dropped as well, and plan again
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)

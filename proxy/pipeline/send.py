@@ -185,8 +185,8 @@ class UpstreamSender:
             reply = overflow.reply or prepared.request.reply_tokens or _LEAST_REPLY
             # A reply limit as large as the window does not count against it: the reply ends where that ends.
             room = (window - (reply if reply < window else _LEAST_REPLY)) * _MARGIN
-        # By upstream's own count of this request, where it tells one. A smaller scale than usual, or than 1,
-        # may be due to the very text that goes.
+        # Scale by upstream's own count of this request, if it gives one; never below the usual scale or 1, since a
+        # low scale may come from text that is about to be dropped.
         scale = max(overflow.asked / before if overflow.asked and before else 1.0, planning.scale, 1.0)
         target = before // 2 if room is None else min(before // 2, int(room / scale))
         for _ in range(_TRIALS):

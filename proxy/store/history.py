@@ -193,7 +193,7 @@ class HistoryReader:
             raise TooLong
 
     def _glance(self) -> tuple[SessionRow | None, int | None, bool]:
-        """Look whether the log has of the request what it lately had, and no more: nearly always it has.
+        """Check in one query that the store still has exactly the part of this request that the process remembers.
 
         Returns the session, how many of the request's names are stored (None: not known), and whether there may be a
         cut of the question's policy and agent.

@@ -201,10 +201,9 @@ class Settlement(Struct, frozen=True, kw_only=True):
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
     finished: bool = False
-    """Whether a reply that is stored already answered it: there are no `replies`, yet `messages` become nodes, and if
-    it `moves_head` the head goes to the last of them, to `base` where there are none. Of an append, results that
-    stand there already are no new nodes, and the head stays where the session went on meanwhile. No cut is kept:
-    nothing was sent."""
+    """Whether a stored reply answered the request. `messages` become nodes, there are no `replies`, no cut is kept. If
+    `moves_head`, the head goes to the last message (to `base` if there is none). For an append: results already
+    there are not stored again; the head stays if the session went on."""
     cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
     carried: tuple[str, ...] = ()
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
@@ -330,8 +329,7 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     marks: Sequence[Mark] = ()  # what was noted about the messages that the client sends again, oldest first
     rows: Sequence[NodeRow] = ()  # the stored messages that an append goes on from, oldest first
     carried: tuple[str, ...] = ()
-    """The nodes of the last of these rows, where they are shown with the depth that they are going to have:
-    what was said since the calls that the request answers, and behind that the block of the calls."""
+    """Nodes to repeat at a new place: first what was said after the calls, then the block of calls and results."""
     cut: StandingCut | None = None  # the newest cut of the branch
     instructions: tuple[Message, ...] = ()  # the newest stored instructions, for an append that brings none
     updated_at: int | None = None  # when the session's last exchange ended; None where there is no session yet

@@ -220,8 +220,8 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     prepared: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
     keeps: bool = True  # whether a new cut is kept for the next request; where it is not, `cost: auto` never pays
     fork: int | None = None
-    """Position where this request branches off from others. A trim that changes nothing beyond it puts the cut
-    there, where all of them can use it."""
+    """Position at which this request leaves others. If a trim changes nothing after it, the cut is put there, so
+    that all of them can use it."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
