@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions` on raw ASGI: reads the request, hands it to the pipeline, watches the client.
 
-The way in; the main flow is in `pipeline/exchange.py`. `ClientConnection` is the client's side of it; the passthrough uses it too.
+The way in; the main flow is in `pipeline/exchange.py`. `ClientConnection` is the client's side of a request; the
+passthrough uses it too.
 """
 
 from __future__ import annotations
