@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return in how many processes tests run: one more than processors, since many tests wait for others."""
+    """Return in how many processes tests run: two more than processors, since many tests wait for others."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors + 1, 8)
+    return min(processors + 2, 8)
 
 
 @pytest.fixture

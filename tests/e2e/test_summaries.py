@@ -188,7 +188,7 @@ FAULTS = {
     "sum-fault:429": "answered 429",
     "sum-fault:500": "answered 500 (server_error)",
     "sum-fault:html": "answered 502",
-    "sum-fault:bad-json": "no JSON",
+    "sum-fault:bad-json": "not JSON",
     "sum-fault:drop-before": "cannot be reached",
     "sum-ctx:100": "too long",
 }
