@@ -167,9 +167,7 @@ class ChatCompletions:
         exchange.mark("summed")
 
     async def _settle(self, exchange: Exchange, answered: Answered) -> None:
-        settled = await exchange.settle(answered)
-        if settled is not None and settled.replies:
-            self._begin_summary(exchange, settled)
+        await exchange.settle(answered, partial(self._begin_summary, exchange))
 
     def _begin_summary(self, exchange: Exchange, settled: Settled) -> None:
         """Begin the summary that was asked for, now that the messages are stored as nodes."""

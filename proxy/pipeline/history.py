@@ -6,6 +6,7 @@ The store finds the place, by the rules of `conversation.reconcile`, and reads w
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -101,6 +102,7 @@ class HistoryLoader:
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
+        self._offering = threading.Lock()  # `_put_together` may run in several threads
 
     async def load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
         """Find the request's session, and its place there. `whole`: read the messages that a cut dropped, too.
@@ -227,8 +229,14 @@ class HistoryLoader:
         for message, mark in zip(messages, marks, strict=False):
             facts = message.facts
             body = facts.body if facts is not None and facts.body is not None else body_of(message)
-            if body != mark.body and (key := (session + mark.node, body)) not in self._variants:
-                self._variants[key] = True
+            if body == mark.body:
+                continue
+            key = (session + mark.node, body)
+            with self._offering:
+                is_new = key not in self._variants
+                if is_new:
+                    self._variants[key] = True
+            if is_new:
                 new.append((mark.node, message))
         return tuple(new)
 

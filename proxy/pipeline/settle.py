@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import asdict, replace
@@ -70,7 +71,7 @@ class Exchange:
                 self._stored = False  # there is nothing to settle
                 raise
 
-    async def settle(self, answered: Answered) -> Settled | None:
+    async def settle(self, answered: Answered, then: Callable[[Settled], None]) -> Settled | None:
         """Store how the exchange ended; return what was stored. None: nothing is, or it was settled before."""
         if self._settled:
             return None
@@ -89,19 +90,24 @@ class Exchange:
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         opening = self._opening
         waits = opening is not None and not opening.done() and store.waits_for_beginnings
-        storing = self._store(answered, scale, work)
+        storing = self._store(answered, scale, work, then)
         if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
             # Nearly always. A submitted write completes even if the caller is cancelled: no task is needed.
             return await storing
         return await services.background.finish(storing)
 
-    async def _store(self, answered: Answered, scale: float | None, work: int) -> Settled:
+    async def _store(
+        self, answered: Answered, scale: float | None, work: int, then: Callable[[Settled], None]
+    ) -> Settled:
         services = self._services
         spent = cost(answered.usage, self.prepared.facts.dollars)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, spent, scale
         )
-        return await services.store.settle(settlement, self._opening)
+        settled = await services.store.settle(settlement, self._opening)
+        if settled.replies:
+            then(settled)
+        return settled
 
 
 def opening_of(prepared: Prepared, now: int) -> Opening:

@@ -341,7 +341,7 @@ class ExchangeEnd:
                 return self._finished()
         except tree.UnknownBase:
             receipt = {**settlement.receipt, "error": _GONE}
-            self.exchange_row |= {"status": Status.FAILED.value, "receipt": orjson.dumps(receipt).decode()}
+            self.exchange_row |= {"status": Status.FAILED.value, "receipt": orjson.dumps(sound(receipt)).decode()}
         return Settled(head=self._session.head, nodes=(), replies=())
 
     def _with_replies(self) -> Settled:

@@ -170,7 +170,7 @@ class SqliteDatabase:
             try:
                 return self._read_here(unit)
             except sqlite3.Error as why:
-                if why.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                if getattr(why, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
                     raise _reported(why) from why
             finally:
                 self._near_lock.release()

@@ -85,21 +85,22 @@ class Answer:
         `plain` undoes the content encoding, where it is `readable`. Raises `UpstreamTimeout` if nothing came
         for `read_timeout`, `UpstreamUnreachable` if the connection broke, after all that came was returned.
         """
-        try:
-            piece = await self._content.readany()
-        except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
-            piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
-            if not piece:
-                raise self._error_of(why) from why
-        if not (plain and self.encoding and piece):
-            return piece
-        if self._inflate is None:
-            self._inflate = zlib.decompressobj(_WINDOW_BITS[self.encoding]).decompress
-        try:
-            inflated = self._inflate(piece)
-        except zlib.error as why:
-            raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
-        return inflated or await self.chunk(plain=True)
+        while True:
+            try:
+                piece = await self._content.readany()
+            except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
+                piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
+                if not piece:
+                    raise self._error_of(why) from why
+            if not (plain and self.encoding and piece):
+                return piece
+            if self._inflate is None:
+                self._inflate = zlib.decompressobj(_WINDOW_BITS[self.encoding]).decompress
+            try:
+                if inflated := self._inflate(piece):
+                    return inflated
+            except zlib.error as why:
+                raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
 
     async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
         """Yield the body's bytes as they come; see `chunk`."""

@@ -224,7 +224,8 @@ async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandler
         response = await send_once(request)
     except _LOST as why:
         answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
-        repeatable = any(name in request.headers for name in _IDEMPOTENCY_KEYS)
+        spent = isinstance(request.body, Payload) and request.body.consumed  # a body that came in pieces is gone
+        repeatable = not spent and any(name in request.headers for name in _IDEMPOTENCY_KEYS)
         if not isinstance(request, _Request) or not request.reused or answered or not repeatable:
             raise
         request.needs_new_connection = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from proxy.dialects.chat.request import ChatRequest, parse_chat_request
 from proxy.errors import UpstreamTimeout
 from proxy.models import Catalogue
 from proxy.pipeline import Answered, ClientRequest, HistoryLoader
+from proxy.pipeline.background import Background
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
@@ -206,3 +208,30 @@ async def test_events_are_timed_in_milliseconds(talk: Talk) -> None:
     exchange = Exchange(replace(made, received=time.monotonic() - 2), SERVICES)
     exchange.mark("late")
     assert exchange.timings["late"] >= 2000
+
+
+async def test_what_follows_a_settlement_is_done_even_if_the_client_leaves_meanwhile(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    stored, going_on = asyncio.Event(), asyncio.Event()
+    settled = SimpleNamespace(replies=("node",))
+    done: list[Any] = []
+
+    async def settle(*_: object) -> Any:
+        going_on.set()
+        await stored.wait()
+        return settled
+
+    background = Background()
+    knowledge = SimpleNamespace(now=9, learn=lambda *_: None)
+    store = SimpleNamespace(settle=settle, waits_for_beginnings=False)
+    services: Any = SimpleNamespace(background=background, knowledge=knowledge, store=store, counter=COUNTER)
+    exchange._services = services
+    partial = Answered(status=Status.PARTIAL, replies=((message("assistant", "tw"), True),))
+    settling = background.start(exchange.settle(partial, done.append))
+    await going_on.wait()
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    stored.set()
+    await background.drain()
+    assert done == [settled]

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp.connector
@@ -16,7 +17,7 @@ import pytest
 
 from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamBusy, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream import Destination, Upstream, connections
+from proxy.upstream import Answer, Destination, Upstream, connections
 from tests.upstream.wire import OK, Provider, ask, connected, listening, until, with_header
 
 pytestmark = pytest.mark.anyio
@@ -292,6 +293,25 @@ async def test_an_encoded_answer_can_be_read_plain() -> None:
         with pytest.raises(UpstreamUnreachable, match="encoded"):
             await answer.read()
         await answer.aclose()
+
+
+async def test_an_encoded_answer_may_come_in_pieces_that_hold_nothing_yet() -> None:
+    body = gzip.compress(b'{"a":1}')
+    data = b"\x1f\x8b\x08\x08" + bytes(4) + b"\0\xff" + b"n" * 3000 + b"\0" + body[10:]
+    pieces = [data[at : at + 1] for at in range(len(data))]
+
+    class Content:
+        async def readany(self) -> bytes:
+            return pieces.pop(0) if pieces else b""
+
+        def at_eof(self) -> bool:
+            return not pieces
+
+    response: Any = SimpleNamespace(
+        status=200, raw_headers=(), headers={"content-encoding": "gzip"}, content=Content(), close=lambda: None
+    )
+    answer = Answer(response, lambda why: UpstreamUnreachable(str(why)))
+    assert await answer.read() == b'{"a":1}'
 
 
 async def test_an_unknown_encoding_is_not_undone() -> None:

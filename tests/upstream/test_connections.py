@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -134,6 +135,18 @@ async def test_a_lost_request_that_may_arrive_twice_is_sent_once_more(name: byte
         assert (await ask(upstream, headers=[(name, b"k")], content=b"2"))[1] == b"ok"
         assert [request[-1:] for request in provider.requests] == [b"1", b"2", b"2"]
         assert provider.connections == 2
+
+
+async def test_a_body_that_came_in_pieces_is_not_sent_again() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"hello "
+        yield b"world"
+
+    async with connected(provider := Provider(OK, b"", OK)) as upstream:
+        await ask(upstream)
+        with pytest.raises(UpstreamUnreachable):
+            await ask(upstream, headers=KEY, content=pieces())
+        assert len(provider.requests) == 2
 
 
 async def test_it_is_sent_again_on_a_new_connection_only() -> None:
