@@ -192,11 +192,10 @@ class Policy(Section, frozen=True):
 def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
     """Yield the edits of the list `name` to which one before them leaves nothing."""
     for place, edit in enumerate(edits):
-        for earlier, other in enumerate(edits[:place]):
-            if _leaves_nothing_to(other, edit):
-                said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
-                yield said, name, place
-                break
+        before = (at for at, other in enumerate(edits[:place]) if _leaves_nothing_to(other, edit))
+        if (earlier := next(before, None)) is not None:
+            said = f"{edit.type} can never do anything here: {name}[{earlier}] does as much before it"
+            yield said, name, place
 
 
 def _leaves_nothing_to(first: Edit, second: Edit) -> bool:

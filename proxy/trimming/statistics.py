@@ -177,8 +177,7 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
             seen = dict.fromkeys(identifiers(beginning_of(text, _READ)), 1)
             for call in message.calls:
                 seen |= dict.fromkeys(identifiers(beginning_of(call.arguments, _READ)), _OFTEN)
-                if not message.is_result:
-                    calls[call.name] += 1
+                calls[call.name] += 1
             values.update(seen)
             if message.is_result and _FAILED.match(text):
                 name = names.get(message.answers or "", message.name)
