@@ -146,9 +146,7 @@ class Catalogue:
     def _facts(self, model: str, base_url: str | None, quarter: int) -> ModelFacts:
         rule, fallback = _first(self._rules, model), _first(self._fallbacks, model)
         listed = published(model, base_url, datetime.fromtimestamp(quarter * _SHELF_LIFE, UTC))
-        rules = cache_rules(model, base_url) or _overridden(
-            CacheRules(), fallback
-        )
+        rules = cache_rules(model, base_url) or _overridden(CacheRules(), fallback)
         source: PriceSource = "assumed"
         dollars: Dollars | None = None
         if rule is not None and rule.prices is not None:
