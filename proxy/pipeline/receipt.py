@@ -149,8 +149,9 @@ def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
             or any(last[key] != value for key, value in named.items())
             or last["start"] + len(last["before"]) != change.position
         ):
-            last = {**named, "start": change.position, "before": [], "after": []}
-            runs.append(last)
+            started: JsonObject = {**named, "start": change.position, "before": [], "after": []}
+            runs.append(started)
+            last = started
         last["before"].append(change.tokens_before)
         last["after"].append(change.tokens_after)
     return runs

@@ -153,7 +153,8 @@ class UpstreamSender:
             order = demanded_order(answer.status, await _read(answer))
             if order is None or order in attempt.orders:
                 return answer
-            demanded: frozenset[RoleOrder] = attempt.orders | {order}
+            asked: frozenset[RoleOrder] = frozenset({order})
+            demanded = attempt.orders | asked
             if self._body(attempt, demanded) == self._body(attempt, attempt.orders):
                 return answer
             attempt.orders = demanded
