@@ -98,11 +98,10 @@ class Preparer:
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
         tools = request.tools
-        definitions = offered(
-            settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=context.policy is None
-        )
-        if definitions:
-            offer = offer_tools(request, definitions)
+        virtual = settings.virtual_tools
+        if virtual.recall_context or virtual.compress_chat_history:
+            off = context.policy is None
+            offer = offer_tools(request, offered(virtual, has_tools=request.has_tools, stateless=stateless, off=off))
             own, tools = offer.names, offer.tools
         whole = False
         while True:

@@ -100,7 +100,8 @@ class Exchange:
         self, answered: Answered, scale: float | None, work: int, then: Callable[[Settled], None]
     ) -> Settled:
         services = self._services
-        spent = cost(answered.usage, self.prepared.facts.dollars)
+        dollars = self.prepared.facts.dollars
+        spent = None if dollars is None else cost(answered.usage, dollars)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, spent, scale
         )

@@ -86,7 +86,7 @@ class Application:
                 return
             if self._authenticator is not None:
                 try:
-                    self._authenticator.check_host(connection.header(b"host"))
+                    self._authenticator.check_host(connection.first.get(b"host"))
                 except PalimpsestError as why:
                     await connection.fail(why)
                     return

@@ -44,13 +44,9 @@ class ClientConnection:
         self._body_read = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first header of this lower-case name."""
-        return self.first.get(name)
-
     async def body(self, limit: int) -> bytes:
         """Return the request's body; raises `TooLarge`, or `ClientLeft` where it breaks off."""
-        return await bounded(self.pieces(), self.header(b"content-length"), limit)
+        return await bounded(self.pieces(), self.first.get(b"content-length"), limit)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
@@ -173,7 +169,7 @@ class ChatEndpoint:
         caller = self._authenticator.admit(connection.first)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")
-        encoding = connection.header(b"content-encoding") or b"identity"
+        encoding = connection.first.get(b"content-encoding") or b"identity"
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         body = await connection.body(self._limit)

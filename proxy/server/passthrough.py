@@ -73,11 +73,11 @@ class Passthrough:
         sent = headers.to_upstream(
             connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
         )
-        length = connection.header(b"content-length")
+        length = connection.first.get(b"content-length")
         body: bytes | AsyncIterable[bytes] = connection.pieces()
         if length is not None and length != b"0":
             sent.append((b"content-length", length))
-        elif connection.header(b"transfer-encoding") is None:
+        elif connection.first.get(b"transfer-encoding") is None:
             body = b"".join([piece async for piece in connection.pieces()])
         target = path + (b"?" + connection.query if connection.query else b"")
         answer = await self._upstream.ask(base, connection.method, target.decode("latin-1"), sent, body)

@@ -100,8 +100,8 @@ async def test_an_error_is_a_response_before_the_start_and_an_event_after_it() -
 
 async def test_headers_are_found_by_lower_case_name() -> None:
     connection = _Server().connect((b"a", b"1"), (b"a", b"2"))
-    assert connection.header(b"a") == b"1"
-    assert connection.header(b"b") is None
+    assert connection.first.get(b"a") == b"1"
+    assert connection.first.get(b"b") is None
 
 
 class _Work:
