@@ -19,6 +19,7 @@ from proxy.dialects.chat.completion import (
     ToolName,
     made_answer,
     read_completion,
+    replies_of,
     usage_only,
 )
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
@@ -637,3 +638,9 @@ def test_an_answer_as_a_stream_amounts_to_the_same_reply(reply: Data, usage: boo
         "tool_calls": choice.message.get("tool_calls"),
     }
     assert (read.usage is not None) is usage
+
+
+def test_replies_are_stored_so_that_every_parser_takes_them() -> None:
+    sound, half = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a\ud83d"}
+    completion = read_completion({"choices": [{"index": 0, "message": sound}, {"index": 1, "message": half}]})
+    assert [reply.data["content"] for reply in replies_of(completion)] == ["a", "a\ufffd"]
