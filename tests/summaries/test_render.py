@@ -28,6 +28,7 @@ from proxy.summaries.render import (
     shown_names,
     user_text,
 )
+from proxy.trimming import Language
 from tests.trimming.histories import TRIED
 from tests.trimming.notation import messages
 
@@ -184,6 +185,22 @@ def test_with_enough_room_all_messages_are_shown_in_order() -> None:
     texts = ["Please move the parcels.", long("A"), "Never open them.", "", "Never open them."]
     shown = own_words(texts, 1000, 1000, words)
     assert shown == ["Please move the parcels.", long("A"), "Never open them."]
+
+
+def test_the_first_message_stays_the_first_though_it_is_repeated() -> None:
+    texts = ["I want to travel to Lisbon.", "In May.", "I want to travel to Lisbon.", "Thanks, sum up."]
+    assert own_words(texts, 1000, 1000, words) == ["I want to travel to Lisbon.", "In May.", "Thanks, sum up."]
+
+
+@pytest.mark.parametrize(
+    ("language", "line"),
+    [("en", "(Left out here: 1 more of the user's messages.)"), ("zh", "（另有 1 条用户消息未列出。）")],
+)
+def test_a_summary_says_how_many_messages_of_the_user_it_leaves_out(language: Language, line: str) -> None:
+    own = ("Book a flight.", *[long(name) for name in ("A", "B")])
+    text = render(replace(CONTENT, language=language, own=own), replace(LIMITS, own=60, own_short=60), words)
+    assert line in text
+    assert line not in render(replace(CONTENT, language=language, own=own), replace(LIMITS, room=9000, own=5000), words)
 
 
 def test_short_messages_come_before_the_middles_of_long_ones() -> None:
