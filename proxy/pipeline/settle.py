@@ -71,10 +71,10 @@ class Exchange:
                 self._stored = False  # there is nothing to settle
                 raise
 
-    async def settle(self, answered: Answered, then: Callable[[Settled], None]) -> Settled | None:
-        """Store how the exchange ended; return what was stored. None: nothing is, or it was settled before."""
+    async def settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
+        """Store how the exchange ended, once; call `then` with what was stored, if there is a reply."""
         if self._settled:
-            return None
+            return
         self._settled = True
         prepared, services = self.prepared, self._services
         took, scale = self.mark("settled"), None
@@ -86,19 +86,18 @@ class Exchange:
             )
         log_exchange(_LOG, log_line(self.report, prepared.history.arrival.kind, answered.status, took))
         if not self._stored:
-            return None
+            return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         opening = self._opening
         waits = opening is not None and not opening.done() and store.waits_for_beginnings
         storing = self._store(answered, scale, work, then)
         if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
             # Nearly always. A submitted write completes even if the caller is cancelled: no task is needed.
-            return await storing
-        return await services.background.finish(storing)
+            await storing
+        else:
+            await services.background.finish(storing)
 
-    async def _store(
-        self, answered: Answered, scale: float | None, work: int, then: Callable[[Settled], None]
-    ) -> Settled:
+    async def _store(self, answered: Answered, scale: float | None, work: int, then: Callable[[Settled], None]) -> None:
         services = self._services
         dollars = self.prepared.facts.dollars
         spent = None if dollars is None else cost(answered.usage, dollars)
@@ -108,7 +107,6 @@ class Exchange:
         settled = await services.store.settle(settlement, self._opening)
         if settled.replies:
             then(settled)
-        return settled
 
 
 def opening_of(prepared: Prepared, now: int) -> Opening:
