@@ -12,13 +12,14 @@ import logging
 import sqlite3
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 from msgspec import Struct
-from sqlalchemy import URL, Executable, make_url
+from sqlalchemy import URL, Executable, Insert, Update, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -53,6 +54,25 @@ class Rows(Protocol):
         """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
 
 
+class _NoRows:
+    """What a statement returned that returns nothing."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(())
+
+    def all(self) -> Sequence[Row]:
+        return ()
+
+    def one_or_none(self) -> None:
+        return None
+
+    def scalars(self) -> Iterable[Any]:
+        return ()
+
+    def scalar_one_or_none(self) -> None:
+        return None
+
+
 class SqlDialect(Protocol):
     """Which SQL is spoken."""
 
@@ -75,8 +95,49 @@ class StoreConnection(Protocol):
         ...
 
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 Unit: TypeAlias = Callable[[StoreConnection], Result]  # work on a connection; it never commits
+Batch: TypeAlias = Callable[[StoreConnection, Sequence[Item]], Sequence[Result]]
+"""Work on several callers' items at once; its results are in the order of the items. It never commits."""
+
+
+@lru_cache(maxsize=256)
+def _only_writes(statement: Executable) -> bool:
+    return isinstance(statement, Insert | Update) and not list(statement.exported_columns)
+
+
+class GatheringConnection:
+    """Gathers inserts and updates, and executes those of one statement together: before it reads, and at `flush`.
+
+    A statement costs more than a row: SQLite's writer leaves and takes the interpreter's lock (GIL) at each. Whoever
+    writes through it does not depend on the order of writes.
+    """
+
+    def __init__(self, connection: StoreConnection) -> None:
+        """Execute on `connection`."""
+        self._connection = connection
+        self._waiting: dict[tuple[Executable, tuple[str, ...]], list[Mapping[str, Any]]] = {}
+
+    @property
+    def dialect(self) -> SqlDialect:
+        """Which SQL is spoken."""
+        return self._connection.dialect
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        """Execute a statement at once if it returns rows, else later."""
+        if parameters and _only_writes(statement):
+            rows = [parameters] if isinstance(parameters, Mapping) else parameters
+            self._waiting.setdefault((statement, tuple(rows[0])), []).extend(rows)
+            return _NoRows()
+        self.flush()
+        return self._connection.execute(statement, parameters)
+
+    def flush(self) -> None:
+        """Execute what waits."""
+        waiting, self._waiting = self._waiting, {}
+        for (statement, _), rows in waiting.items():
+            self._connection.execute(statement, rows)
 
 
 class Database(Protocol):
@@ -99,8 +160,11 @@ class Database(Protocol):
         """
         ...
 
-    def start(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> asyncio.Future[Result]:
-        """Do what `write` does, without a task of the caller's: it is done when the future is."""
+    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
+        """Have `batch` run with this item, and with those of other callers that wait; done when the future is.
+
+        Nothing is kept of an item for which it raises; it then runs again without that.
+        """
         ...
 
     async def close(self) -> None:

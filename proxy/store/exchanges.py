@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 from msgspec import Struct
-from sqlalchemy import and_, bindparam, literal_column, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Text, and_, bindparam, func, literal_column, or_, select, tuple_, update
 
 from proxy.conversation import (
     APPENDING,
@@ -37,7 +37,7 @@ from proxy.conversation import (
 from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
-from proxy.store.database import Row, StoreConnection
+from proxy.store.database import GatheringConnection, Row, StoreConnection
 from proxy.store.records import (
     Body,
     Cursor,
@@ -49,10 +49,9 @@ from proxy.store.records import (
     Settlement,
     Source,
     Status,
-    require_plain,
     session_key,
 )
-from proxy.store.schema import EXCHANGES, FORMS, NODES, SESSIONS, insert_new, matching
+from proxy.store.schema import EXCHANGES, FORMS, NAME, NODES, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -129,51 +128,51 @@ def _exchange(row: Row) -> ExchangeRow:
 # ------------------------------------------------------------------------------------------------------ begin
 
 
-def begin(connection: StoreConnection, opening: Opening) -> None:
-    """Store a pending exchange with its new texts; a second time changes nothing."""
-    named = ("session", "tenant", "exchange", "model", "agent", "policy")
-    require_plain(**{name: getattr(opening, name) for name in named})
-    key = session_key(opening.tenant, opening.session)
-    newest = tree.open_session(connection, key, opening.tenant, opening.session, opening.created_at)
-    forms = [(node, body_of(form), form) for node, form in opening.forms]
-    # A form has no count of its own: it is what the stored message says, in other words.
-    texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | tree.named_bodies(opening.messages)
-    tree.add_bodies(connection, key, texts)
-    tools = None if opening.tools is None else tree.add_tools(connection, key, opening.tools)
-    instructions = None
-    if opening.instructions is not None:
-        tokens, at = opening.instructions_tokens, opening.created_at
-        instructions = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=newest)
-    exchange = opening.exchange
-    sent_as = [{"session": key, "node": node, "body": name, "exchange": exchange} for node, name, _ in forms]
-    insert_new(connection, FORMS, sent_as)
-    row = {
-        "session": key,
-        "id": opening.exchange,
-        "created_at": opening.created_at,
-        "settled_at": None,
-        "status": Status.PENDING.value,
-        "kind": opening.kind,
-        "base": opening.base,
-        "digest": opening.digest,
-        "model": opening.model,
-        "agent": opening.agent,
-        "policy": opening.policy,
-        "policy_version": opening.policy_version,
-        "stream": opening.stream,
-        "idempotency": opening.idempotency,
-        "parameters": orjson.dumps(dict(opening.parameters)).decode(),
-        "tools": tools,
-        "instructions": instructions,
-        "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
-        "nodes": "[]",
-        "replies": "[]",
-        "cut_node": None,
-        "tokens_before": 0,
-        "tokens_sent": 0,
-        "receipt": "{}",
-    }
-    insert_new(connection, EXCHANGES, [row])
+def begin(connection: StoreConnection, openings: Sequence[Opening]) -> None:
+    """Store pending exchanges with their new texts; a second time changes nothing."""
+    newest = tree.open_sessions(connection, openings)
+    for opening in openings:
+        key = session_key(opening.tenant, opening.session)
+        forms = [(node, body_of(form), form) for node, form in opening.forms]
+        # A form has no count of its own: it is what the stored message says, in other words.
+        texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | tree.named_bodies(opening.messages)
+        tree.add_bodies(connection, key, texts)
+        tools = None if opening.tools is None else tree.add_tools(connection, key, opening.tools)
+        instructions = None
+        if opening.instructions is not None:
+            tokens, at = opening.instructions_tokens, opening.created_at
+            there = newest.get(key)
+            instructions = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=there)
+        exchange = opening.exchange
+        sent_as = [{"session": key, "node": node, "body": name, "exchange": exchange} for node, name, _ in forms]
+        insert_new(connection, FORMS, sent_as)
+        row = {
+            "session": key,
+            "id": opening.exchange,
+            "created_at": opening.created_at,
+            "settled_at": None,
+            "status": Status.PENDING.value,
+            "kind": opening.kind,
+            "base": opening.base,
+            "digest": opening.digest,
+            "model": opening.model,
+            "agent": opening.agent,
+            "policy": opening.policy,
+            "policy_version": opening.policy_version,
+            "stream": opening.stream,
+            "idempotency": opening.idempotency,
+            "parameters": orjson.dumps(dict(opening.parameters)).decode(),
+            "tools": tools,
+            "instructions": instructions,
+            "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
+            "nodes": "[]",
+            "replies": "[]",
+            "cut_node": None,
+            "tokens_before": 0,
+            "tokens_sent": 0,
+            "receipt": "{}",
+        }
+        insert_new(connection, EXCHANGES, [row])
 
 
 # ------------------------------------------------------------------------------------------- how things stand
@@ -201,14 +200,21 @@ _STATE: Final = select(*(EXCHANGES.c[name] for name in _STATE_FIELDS)).where(
 _BASE: Final = NODES.alias("base")
 _FIRST: Final = NODES.alias("first")
 _BASE_COLUMNS: Final = tuple(_BASE.c[name] for name in ("depth", "round", "tokens_total", "recorded"))
+_ASKED: Final = func.json_each(bindparam("asked", type_=Text)).table_valued("value", name="asked")
+
+
+def _asked(place: int) -> ColumnElement[str]:
+    """Return one of the names that are asked about: the session, the exchange, its base, its first message."""
+    return func.json_extract(_ASKED.c.value, literal_column(f"'$[{place}]'"), type_=NAME)
+
+
 _ALL: Final = (
     select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
-    .outerjoin_from(
-        SESSIONS, EXCHANGES, and_(EXCHANGES.c.session == SESSIONS.c.session, EXCHANGES.c.id == bindparam("exchange"))
-    )
-    .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _BASE.c.node == bindparam("base")))
-    .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == bindparam("first")))
-    .where(SESSIONS.c.session == bindparam("key"))
+    .select_from(_ASKED)
+    .join(SESSIONS, SESSIONS.c.session == _asked(0))
+    .outerjoin(EXCHANGES, and_(EXCHANGES.c.session == SESSIONS.c.session, EXCHANGES.c.id == _asked(1)))
+    .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _BASE.c.node == _asked(2)))
+    .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == _asked(3)))
 )
 """All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one whose lock it
 had to wait for."""
@@ -219,36 +225,47 @@ _BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 class SettleSnapshot(Struct, frozen=True, kw_only=True):
     """How things stand."""
 
-    session: SessionRow | None  # the session, which is locked from now on; None where there is none
-    state: ExchangeState | None  # the exchange; None where it is not stored
+    session: SessionRow | None = None  # the session, which is locked from now on; None where there is none
+    state: ExchangeState | None = None  # the exchange; None where it is not stored
     under: tree.NodePlace | None = None
     """Where the node stands under which its messages belong, if it is known that the first of them does not stand there
     yet."""
 
 
-def settle_snapshot(connection: StoreConnection, settlement: Settlement) -> SettleSnapshot:
-    """Return how a session and an exchange that is to be settled stand."""
-    key, base = session_key(settlement.tenant, settlement.session), settlement.base
-    asked: dict[str, Any] = {"key": key, "exchange": settlement.exchange}
-    if connection.dialect.name != "sqlite":
+def settle_snapshots(connection: StoreConnection, settlements: Mapping[str, Settlement]) -> dict[str, SettleSnapshot]:
+    """Return how sessions stand, by their internal names, and for each an exchange that is to be settled."""
+    if connection.dialect.name == "sqlite":
+        return _snapshots_at_once(connection, settlements)
+    found: dict[str, SettleSnapshot] = {}
+    for key in sorted(settlements):  # all lock in one order
         session = tree.locked_session(connection, key)
-        row = connection.execute(_STATE, asked).one_or_none()
-        return SettleSnapshot(session=session, state=None if row is None else ExchangeState(**row._asdict()))
-    messages = settlement.messages
-    asked["base"] = base
-    asked["first"] = node_id(base, messages[0].message) if messages else None
-    row = connection.execute(_ALL, asked).one_or_none()
-    if row is None:
-        return SettleSnapshot(session=None, state=None)
-    state = row[_STATE_FROM:_BASE_FROM]
-    depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
-    under = None
-    if messages and depth is not None and first is None:
-        under = tree.NodePlace(node=base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded)
-    exchange = None
-    if state[0] is not None:
-        exchange = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
-    return SettleSnapshot(session=tree.session_in(row), state=exchange, under=under)
+        row = connection.execute(_STATE, {"key": key, "exchange": settlements[key].exchange}).one_or_none()
+        found[key] = SettleSnapshot(session=session, state=None if row is None else ExchangeState(**row._asdict()))
+    return found
+
+
+def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Settlement]) -> dict[str, SettleSnapshot]:
+    asked: list[tuple[str, str, str, str | None]] = []
+    for key, settlement in settlements.items():
+        first = node_id(settlement.base, settlement.messages[0].message) if settlement.messages else None
+        asked.append((key, settlement.exchange, settlement.base, first))
+    found = dict.fromkeys(settlements, SettleSnapshot())
+    for row in connection.execute(_ALL, {"asked": orjson.dumps(asked).decode()}):
+        session, state = tree.session_in(row), row[_STATE_FROM:_BASE_FROM]
+        depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
+        settlement, under = settlements[session.key], None
+        if settlement.messages and first is None:
+            if settlement.base == ROOT:
+                under = tree.root_of(settlement.tenant)
+            elif depth is not None:
+                under = tree.NodePlace(
+                    node=settlement.base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded
+                )
+        exchange = None
+        if state[0] is not None:
+            exchange = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
+        found[session.key] = SettleSnapshot(session=session, state=exchange, under=under)
+    return found
 
 
 # ----------------------------------------------------------------------------- where messages go
@@ -281,13 +298,38 @@ _CLOSE: Final = update(EXCHANGES).where(
 )
 
 
-def settle(connection: StoreConnection, settlement: Settlement) -> Settled:
+def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settlement]) -> list[Any]:
+    """Begin and settle exchanges, several callers' at once; return a `Settled` for each settlement, None for openings.
+
+    What begins goes first: an exchange may begin and end here. Of a session's settlements each sees the one before it.
+    """
+    gathered = GatheringConnection(connection)
+    begin(gathered, [item for item in items if isinstance(item, Opening)])
+    waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
+    results: list[Any] = [None] * len(items)
+    while waiting:
+        now: dict[str, tuple[int, Settlement]] = {}
+        later: list[tuple[int, Settlement]] = []
+        for number, item in waiting:
+            key = session_key(item.tenant, item.session)
+            if key in now:
+                later.append((number, item))
+            else:
+                now[key] = number, item
+        snapshots = settle_snapshots(gathered, {key: item for key, (_, item) in now.items()})
+        for key, (number, item) in now.items():
+            results[number] = _settle(gathered, item, snapshots[key])
+        waiting = later
+    gathered.flush()
+    return results
+
+
+def _settle(connection: StoreConnection, settlement: Settlement, now: SettleSnapshot) -> Settled:
     """Make it true that the exchange ended so.
 
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a
     node.
     """
-    now = settle_snapshot(connection, settlement)
     session, state = now.session, now.state
     if session is None or state is None:
         return Settled(head=ROOT, nodes=(), replies=())

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
-from proxy.store.database import PostgresServer, Result, Tasks, Unit, is_worth_another_try, translated
+from proxy.store.database import Batch, Item, PostgresServer, Result, Tasks, Unit, is_worth_another_try, translated
 
 _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 10
@@ -61,20 +61,28 @@ class PostgresDatabase:
         """Run `unit`, each statement on the state that it finds."""
         return await asyncio.shield(self._tasks.start(self._read(unit)))
 
-    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
-        """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
-        return await asyncio.shield(self.start(unit, durable=durable, again=again))
-
-    def start(
+    async def write(
         self,
         unit: Unit[Result],
         *,
         durable: bool = True,  # noqa: ARG002 - the server decides
         again: bool = True,
-    ) -> asyncio.Future[Result]:
-        """Have `unit` run as `write` runs it."""
+    ) -> Result:
+        """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
         # In a task of its own: a connection that is cut off in a statement is lost.
-        return self._tasks.start(self._write(unit, again=again))
+        return await asyncio.shield(self._tasks.start(self._write(unit, again=again)))
+
+    def start(
+        self,
+        batch: Batch[Item, Result],
+        item: Item,
+        *,
+        durable: bool = True,  # noqa: ARG002 - the server decides
+    ) -> asyncio.Future[Result]:
+        """Have `batch` run with `item` as `write` runs a unit."""
+        return asyncio.shield(
+            self._tasks.start(self._write(lambda connection: batch(connection, [item])[0], again=True))
+        )
 
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
-from proxy.errors import StoreUnavailable
+from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.store import cuts, exchanges, history, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
-from proxy.store.exchanges import begin, settle
+from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.postgres import PostgresDatabase
@@ -33,6 +33,7 @@ from proxy.store.records import (
     SummaryRow,
     TooLong,
     is_plain,
+    require_plain,
     session_key,
 )
 from proxy.store.sqlite import SqliteDatabase, create_file
@@ -271,8 +272,15 @@ class Store:
 
     def begin(self, opening: Opening) -> asyncio.Future[None]:
         """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
+        named = ("session", "tenant", "exchange", "model", "agent", "policy")
+        try:
+            require_plain(**{name: getattr(opening, name) for name in named})
+        except InvalidRequest as why:
+            refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            refused.set_exception(why)
+            return refused
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        return self._database.start(partial(begin, opening=opening), durable=False)
+        return self._database.start(write_exchanges, opening, durable=False)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -282,7 +290,7 @@ class Store:
         """
         if began is not None and not self._database.in_order:
             await began
-        settled = await self._database.write(partial(settle, settlement=settlement))
+        settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await began
         return settled

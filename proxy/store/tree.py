@@ -10,14 +10,13 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import (
-    Executable,
     FromClause,
     ScalarSelect,
     Select,
@@ -36,7 +35,19 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Message
 from proxy.store.cuts import decode_changes, encode_changes, stored_message
 from proxy.store.database import Row, StoreConnection
-from proxy.store.records import Body, BranchRow, Cursor, InstructionsRow, Mark, NodeRow, SessionRow, Source, sanitize
+from proxy.store.records import (
+    Body,
+    BranchRow,
+    Cursor,
+    InstructionsRow,
+    Mark,
+    NodeRow,
+    Opening,
+    SessionRow,
+    Source,
+    sanitize,
+    session_key,
+)
 from proxy.store.schema import (
     BODIES,
     HIDDEN,
@@ -54,9 +65,18 @@ from proxy.trimming import Change, Hidden
 # --------------------------------------------------------------------------------------------------- sessions
 
 _SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
-_NEWEST_VERSION: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS))
+_NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions).where(
+    SESSIONS.c.session.in_(bindparam("keys", expanding=True))
+)
 _LOCKED: Final = _SESSION.with_for_update()  # SQLite leaves it out: its one writer holds all
 
+
+_LOCKING: Final = (
+    postgresql.insert(SESSIONS)
+    # A row is locked by what writes to it, even if that is what was there. No index sees a change.
+    .on_conflict_do_update(index_elements=[SESSIONS.c.session], set_={"arrival": SESSIONS.c.arrival})
+    .returning(SESSIONS.c.instructions)
+)
 
 _EMPTY: Final[dict[str, Any]] = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {
     "head": ROOT
@@ -105,17 +125,24 @@ def sessions_page(
     return rows[:limit], str(Cursor(time=last.updated_at, name=last.key))
 
 
-def open_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> str | None:
-    """Make the session where there is none, and lock it as `locked_session` does.
+def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> dict[str, str | None]:
+    """Make the sessions of these requests where there are none, and lock them as `locked_session` does.
 
-    Returns the version of its newest instructions.
+    Returns the version of the newest instructions of each, by its internal name.
     """
-    if connection.dialect.name == "sqlite":  # the one writer holds all, and nearly always it is there
-        found = connection.execute(_NEWEST_VERSION, {"key": key}).one_or_none()
-        if found is not None:
-            return cast("str | None", found.instructions)
-    made = connection.execute(_open(connection.dialect.name), _new(key, tenant, session, at))
-    return cast("str | None", made.scalar_one_or_none())
+    new: dict[str, dict[str, Any]] = {}
+    for opening in openings:
+        key = session_key(opening.tenant, opening.session)
+        new.setdefault(key, _new(key, opening.tenant, opening.session, opening.created_at))
+    newest: dict[str, str | None] = {}
+    if connection.dialect.name != "sqlite":
+        for key in sorted(new):  # all lock in one order
+            newest[key] = connection.execute(_LOCKING, new[key]).scalar_one_or_none()
+    elif new:  # the one writer holds all, and nearly always they are there
+        for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}):
+            newest[row.session] = row.instructions
+        insert_new(connection, SESSIONS, [row for key, row in new.items() if key not in newest])
+    return newest
 
 
 def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
@@ -131,17 +158,6 @@ def delete_session(connection: StoreConnection, key: str) -> bool:
     for table in OF_A_SESSION:
         connection.execute(delete(table).where(table.c.session == key))
     return True
-
-
-@cache
-def _open(dialect: str) -> Executable:
-    insert = insert_into(dialect, SESSIONS)
-    if isinstance(insert, postgresql.Insert):
-        # A row is locked by what writes to it, even if that is what was there. No index sees a change.
-        return insert.on_conflict_do_update(
-            index_elements=[SESSIONS.c.session], set_={"arrival": SESSIONS.c.arrival}
-        ).returning(SESSIONS.c.instructions)
-    return insert.returning(SESSIONS.c.instructions)
 
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
@@ -344,6 +360,11 @@ class NodePlace(Struct, frozen=True, kw_only=True):
     """The tenant, where every assistant message up to here came from upstream (or is vouched for)."""
 
 
+def root_of(tenant: str | None) -> NodePlace:
+    """Return where the first messages of a tenant's conversation go; None: of one that cannot be found by them."""
+    return NodePlace(node=ROOT, depth=0, round=0, tokens_total=0, recorded=tenant)
+
+
 class NewNode(Struct, frozen=True, kw_only=True):
     """A message that is to be a node, with what its row says beside it."""
 
@@ -434,7 +455,7 @@ def insert_nodes(
     names = names_under(base, contents[: len(messages)])
     end = names[-1] if names else base
     siblings = [child(end, content) for content in contents[len(messages) :]]
-    stored = {ROOT: NodePlace(node=ROOT, depth=0, round=0, tokens_total=0, recorded=tenant)}
+    stored = {ROOT: root_of(tenant)}
     stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
@@ -462,7 +483,7 @@ def insert_node_rows(
 
     `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
-    places = stored if stored is not None else {ROOT: NodePlace(node=ROOT, depth=0, round=0, tokens_total=0)}
+    places = stored if stored is not None else {ROOT: root_of(None)}
     rows: list[dict[str, Any]] = []
     for number, (parent, node, new_node) in enumerate(new_nodes):
         if node not in places:

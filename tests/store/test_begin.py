@@ -8,7 +8,7 @@ import pytest
 
 from proxy.conversation import ROOT, body_id
 from proxy.errors import InvalidRequest
-from proxy.store.exchanges import SettleSnapshot, settle_snapshot
+from proxy.store.exchanges import SettleSnapshot, settle_snapshots
 from proxy.store.records import Body, Status
 from proxy.store.store import Store
 from proxy.store.tree import NodePlace
@@ -179,7 +179,8 @@ async def test_an_exchange_nobody_knows_is_not_there(store: Store) -> None:
 
 async def found(talk: Talk, exchange: str, *messages: Body, base: str = ROOT) -> SettleSnapshot:
     asked = settlement(exchange, *messages, base=base)
-    return await talk.store._database.write(partial(settle_snapshot, settlement=asked))
+    read = await talk.store._database.write(partial(settle_snapshots, settlements={talk.key: asked}))
+    return read[talk.key]
 
 
 async def test_session_and_exchange_are_read_as_they_are_now(store: Store) -> None:
@@ -215,5 +216,7 @@ async def test_where_the_base_stands_is_told_if_the_first_message_is_new_there(s
         assert (await found(talk, "exc", known, base=two.head)).under == NodePlace(
             node=two.head, depth=4, round=2, tokens_total=20, recorded="tenant"
         )
-    for base, messages in ((one.head, [known, new]), (one.head, []), ("ab" * 20, [new]), (ROOT, [new])):
+        first = (await found(talk, "exc", new)).under
+        assert first == NodePlace(node=ROOT, depth=0, round=0, tokens_total=0, recorded="tenant")
+    for base, messages in ((one.head, [known, new]), (one.head, []), ("ab" * 20, [new]), (ROOT, [body("user", "one")])):
         assert (await found(talk, "exc", *messages, base=base)).under is None

@@ -13,7 +13,7 @@ from proxy.conversation import ROOT, body_id
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import archive as module
 from proxy.store.archive import fork_session
-from proxy.store.database import Result, Unit
+from proxy.store.database import Batch, Item, Result, Unit
 from proxy.store.records import FORKED, Kept, SessionRow
 from proxy.store.schema import BODIES
 from proxy.store.store import Store
@@ -262,8 +262,8 @@ class Meddled:
             await self._action()
         return await self._database.write(unit, durable=durable, again=again)
 
-    def start(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> asyncio.Future[Result]:
-        return self._database.start(unit, durable=durable, again=again)
+    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
+        return self._database.start(batch, item, durable=durable)
 
     async def close(self) -> None:
         await self._database.close()

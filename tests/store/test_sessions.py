@@ -16,10 +16,10 @@ from proxy.store.migrate import downgrade
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.store import Store
-from proxy.store.tree import open_session
+from proxy.store.tree import open_sessions
 from proxy.trimming import Cut
 from tests.support.asides import HIDDEN, reply, say, summary
-from tests.support.talk import Talk, body, message
+from tests.support.talk import Talk, body, message, opening
 
 pytestmark = pytest.mark.anyio
 
@@ -113,19 +113,19 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
 
 async def test_opening_a_session_makes_it_once_and_tells_its_newest_instructions(store: Store) -> None:
     talk = Talk(store=store)
-    unit = partial(open_session, key=talk.key, tenant="tenant", session="session", at=1_234)
-    assert await store._database.write(unit) is None
+    unit = partial(open_sessions, openings=[opening("exc_new", body("user", "hello"))])
+    assert (await store._database.write(unit)).get(talk.key) is None
     made = await store.session("tenant", "session")
-    assert await store._database.write(unit) is None
+    assert (await store._database.write(unit))[talk.key] is None
     assert await store.session("tenant", "session") == made
     asked = body("user", "hello")
     exchange = await talk.begin(asked, instructions=(message("system", "be brief"),))
-    assert await store._database.write(unit) is None  # no request with them was answered
+    assert (await store._database.write(unit))[talk.key] is None  # no request with them was answered
     await talk.settle(exchange, asked, replies=(body("assistant", "hi"),))
     session = await store.session("tenant", "session")
     assert session is not None
     assert session.instructions is not None
-    assert await store._database.write(unit) == session.instructions
+    assert (await store._database.write(unit))[talk.key] == session.instructions
 
 
 async def test_a_secret_is_made_once_whoever_asks_first(store: Store, store_url: str) -> None:

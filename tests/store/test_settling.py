@@ -13,7 +13,7 @@ from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
 from proxy.errors import StoreUnavailable
 from proxy.store import exchanges as settling
 from proxy.store.database import Parameters, Rows, SqlDialect, StoreConnection
-from proxy.store.exchanges import settle
+from proxy.store.exchanges import write_exchanges
 from proxy.store.records import Body, Reply, SessionRow, Settled, Source, Status
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut
@@ -573,7 +573,7 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
         asked = body("user", "next")
         exchange = await talk.begin(asked)
         said = settlement(exchange, asked, status=Status.COMPLETE, base=talk.bases[exchange])
-        return await statements(store, lambda connection: settle(connection, replace(said, replies=replies)))
+        return await statements(store, lambda connection: write_exchanges(connection, [replace(said, replies=replies)]))
 
     # Elsewhere the session is locked before the exchange is read, and then the nodes.
     plain = ["SELECT"] * (1 if store._database.blocks else 3) + ["INSERT", "INSERT", "UPDATE", "UPDATE"]

@@ -7,7 +7,7 @@ import gc
 import sqlite3
 import stat
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -285,13 +285,42 @@ async def _failure(database: SqliteDatabase, unit: Unit[None]) -> str:
     return str(caught.value)
 
 
+def put_all(connection: StoreConnection, names: Sequence[str]) -> list[int]:
+    """Store several callers' names; each hears how many were stored with its own."""
+    if "bad" in names:
+        raise ValueError("bad")
+    for name in names:
+        put(connection, name)
+    return [len(names)] * len(names)
+
+
+async def test_items_of_one_batch_run_together_in_the_order_of_their_coming(path: Path) -> None:
+    database = SqliteDatabase(path)
+    first = [database.start(put_all, "a"), database.start(put_all, "b")]
+    unit = asyncio.gather(database.write(partial(put, name="c")))
+    await asyncio.sleep(0)
+    assert await asyncio.gather(*first, database.start(put_all, "d")) == [2, 2, 1]
+    await unit
+    assert await database.read(names) == ["a", "b", "c", "d"]
+    await database.close()
+
+
+async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None:
+    database = SqliteDatabase(path)
+    writes = [database.start(put_all, name) for name in ("a", "bad", "b")]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [results[0], str(results[1]), results[2]] == [1, "bad", 1]
+    assert await database.read(names) == ["a", "b"]
+    await database.close()
+
+
 async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
     database, commits = SqliteDatabase(path), list[str]()
     database._writing.set_trace_callback(commits.append)  # pyright: ignore[reportPrivateUsage]
-    units = [database.start(partial(put, name=f"{number}"), durable=False) for number in range(3)]
-    assert not any(unit.done() for unit in units)
+    writes = [database.start(put_all, f"{number}", durable=False) for number in range(3)]
+    assert not any(write.done() for write in writes)
     assert not commits
-    await asyncio.gather(*units)
+    await asyncio.gather(*writes)
     assert commits.count("COMMIT") == 1
     assert await database.read(names) == ["0", "1", "2"]
     await database.close()
@@ -299,7 +328,7 @@ async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
 
 async def test_who_does_not_wait_for_a_unit_has_it_done_all_the_same(path: Path) -> None:
     database = SqliteDatabase(path)
-    database.start(partial(put, name="a")).cancel()
+    database.start(put_all, "a").cancel()
     await database.close()
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM names").fetchall() == [("a",)]
