@@ -290,7 +290,7 @@ class Store:
         """
         if began is not None and not self._database.in_order:
             await began
-        settled = await self._database.start(write_exchanges, settlement)
+        settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await began
         return settled

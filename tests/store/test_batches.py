@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -72,7 +73,7 @@ async def test_what_is_written_together_is_what_it_is_one_by_one(store: Store, s
     while left:
         count = random.randrange(1, 12)
         some, left = left[:count], left[count:]
-        await store._database.write(lambda connection, some=some: write_exchanges(connection, some))
+        await store._database.write(partial(write_exchanges, items=some))
     one = await store._database.read(lambda connection: rows_of(connection, "one"))
     many = await store._database.read(lambda connection: rows_of(connection, "many"))
     assert many == one
@@ -85,7 +86,7 @@ async def test_a_hundred_exchanges_that_begin_and_end_at_once_are_all_there(stor
         asked, names = body("user", f"question {number}"), {"session": f"s{number % 70}", "kind": "append"}
         items.append(opening(f"exc_{number:08d}", asked, digest=str(number), **names))
         items.append(settlement(f"exc_{number:08d}", asked, replies=(body("assistant", f"answer {number}"),), **names))
-    results = await store._database.write(lambda connection: write_exchanges(connection, items))
+    results = await store._database.write(partial(write_exchanges, items=items))
     assert results[::2] == [None] * 100
     for number in range(100):
         session = await store.session("tenant", f"s{number % 70}")
