@@ -60,6 +60,9 @@ _LOG: Final = logging.getLogger("palimpsest.store")
 BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
 _READERS: Final = 4
 _BATCH: Final = 256  # units of one transaction at most, so that the first of them is not kept waiting without bound
+_LINGER_SECONDS: Final = 0.01
+"""How long a write that need not be durable waits for one that is: a fast answer ends the exchange in the transaction
+in which it begins."""
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
@@ -155,7 +158,9 @@ class SqliteDatabase:
         self._closed = False
         self._submitting = threading.Lock()
         """Guards `_closed` and `_pending`."""
-        self._pending: list[_Write] = []  # what was submitted in this turn of an event loop
+        self._pending: list[_Write] = []  # what is not handed over to the writer yet
+        self._soon: asyncio.AbstractEventLoop | None = None  # the event loop that is to do so in its next turn
+        self._later: asyncio.AbstractEventLoop | None = None  # the one that is to do so after a while
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # what the writer takes, up to None
         self._durable = True
         """Whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)."""
@@ -210,11 +215,18 @@ class SqliteDatabase:
         with self._submitting:
             if self._closed:
                 raise closed()
-            is_first = not self._pending or self._pending[-1].loop is not loop
             self._pending.append(_Write(batch=batch, item=item, future=future, loop=loop, durable=durable))
-        if is_first:
+            soon, self._soon = self._soon, loop if durable else self._soon
+            later, self._later = self._later, self._later if durable else loop
+        if durable and soon is not loop:
             loop.call_soon(self._hand_over)
+        elif not durable and later is not loop:
+            loop.call_later(_LINGER_SECONDS, self._hand_over)
         return future
+
+    def hurry(self) -> None:
+        """Have the writer begin with what waits for company."""
+        self._hand_over()
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
@@ -256,6 +268,7 @@ class SqliteDatabase:
     def _hand_over(self) -> None:
         with self._submitting:
             pending, self._pending = self._pending, []
+            self._soon = self._later = None
             for write in pending:
                 self._queue.put(write)
 
