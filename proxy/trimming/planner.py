@@ -63,50 +63,9 @@ def plan(
         overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
             the trigger says, and what is oldest is dropped though no edit says so.
     """
-    if current is None and overflow is None and not composed:
-        untouched = _untouched(entries, policy, name, context)
-        if untouched is not None:
-            return untouched
     return _Planning(
         entries, policy, context, current, name=name, composed=composed, start=start, overflow=overflow
     ).plan()
-
-
-def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
-    """Return the plan of a log that needs no trim and no cut; None where more is to be done.
-
-    Most requests end here. Full planning gives the same plan in several times as many calls.
-    """
-    if policy.summarizer is not None or context.prepared is not None:
-        return None
-    arriving, messages, counts = bool(policy.on_arrival), list[Message](), list[int]()
-    for entry in entries:
-        if entry.arrival or entry.hidden is not None:
-            return None
-        if arriving and entry.arrival is None and entry.message.is_result:
-            return None
-        messages.append(entry.message)
-        counts.append(entry.tokens)
-    tokens, window, trigger = context.fixed_tokens + sum(counts), context.context_window, policy.trigger
-    view = View(messages=tuple(messages), tokens=tokens)
-    aim = policy.target.within(window) if policy.target is not None else None
-    if trigger is not None:
-        size = view.size if trigger.tool_calls is not None else Size(tokens=tokens, messages=len(messages))
-        if trigger.fired(size, context, None, aim):
-            return None
-        if trigger.cost is not None and context.keeps and _is_due(entries, counts, context, tokens):
-            return None
-    return Plan(
-        policy=name,
-        version=policy.version,
-        tokens_before=tokens,
-        tokens_sent=tokens,
-        view=view.messages,
-        warnings=(UNKNOWN_WINDOW,) if window is None and policy.relies_on_window else (),
-        decided=((),) * len(entries),
-        messages_before=len(entries),
-        target=aim if policy.target is not None else _budget(policy, context),
-    )
 
 
 def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:
