@@ -12,8 +12,7 @@ from typing import Final
 
 from proxy.dialects import Message, body_id, hash_of
 
-ROOT: Final = ""
-"""The parent of every first message. It is no node itself."""
+ROOT: Final = ""  # the parent of every first message. It is no node itself
 
 
 def node_id(parent: str, message: Message) -> str:

@@ -75,8 +75,7 @@ class Placement(Struct, Generic[Stored], frozen=True, kw_only=True):
     depth: int = 0  # depth of `base`, where results were placed
     carried: Sequence[Stored] = ()  # what comes to stand before them once more, in its new order
     beside: bool = False  # whether the head stays where it is
-    block: Stored | None = None
-    """The message whose calls they answer, where anything but its results stands behind it."""
+    block: Stored | None = None  # the message whose calls they answer, where anything but its results stands behind it
 
     @property
     def end(self) -> str:

@@ -57,8 +57,7 @@ class Mode(StrEnum):
 APPENDING: Final = frozenset({Kind.FIRST, Kind.APPEND})
 """A session whose last arrival is one of these is used by appending, until it resends."""
 
-_AT_ONCE: Final = 16
-"""Names in one question while a prefix is searched for: a thousand names then take three questions."""
+_AT_ONCE: Final = 16  # names in one question while a prefix is searched for: a thousand names then take three questions
 
 
 class Manner(Struct, frozen=True, kw_only=True):

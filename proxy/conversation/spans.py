@@ -28,8 +28,7 @@ class OpenCalls(Struct, frozen=True, kw_only=True):
     """The last span, where it still waits for results."""
 
     span: Span
-    ids: tuple[str, ...]
-    """The ids that have no result yet, in the order of the calls; "" for a call of the older form."""
+    ids: tuple[str, ...]  # the ids that have no result yet, in the order of the calls; "" for a call of the older form
 
 
 def spans(messages: Sequence[Message]) -> tuple[Span, ...]:

@@ -26,59 +26,40 @@ from proxy.summaries.prompt import fenced, token_of
 from proxy.textscan import CJK, Kind, occurs, values_of
 from proxy.trimming import BUILT_IN, Language, broadcast_digest, broadcast_of
 
-_NARRATIVE_SHARE: Final = 1 / 3
-"""Part of its limit that is kept free for the narrative."""
+_NARRATIVE_SHARE: Final = 1 / 3  # part of its limit that is kept free for the narrative
 _SMALLER: Final = 0.9
-_COUNTED: Final = 4096
-"""Texts whose token counts are remembered while a summary is rendered."""
+_COUNTED: Final = 4096  # texts whose token counts are remembered while a summary is rendered
 
-SHORT: Final = 40
-"""Tokens up to which a user's message is kept whole first; longer ones are first cut to this."""
-_LEAST_COST: Final = 2
-"""Tokens of the shortest message, with its line end."""
-_HEAD: Final = 2 / 3
-"""Part of a shortened text that is its beginning."""
+SHORT: Final = 40  # tokens up to which a user's message is kept whole first; longer ones are first cut to this
+_LEAST_COST: Final = 2  # tokens of the shortest message, with its line end
+_HEAD: Final = 2 / 3  # part of a shortened text that is its beginning
 _GAP: Final = " […] "
-_CHARACTERS: Final = 12
-"""Characters per token that are not exceeded in practice: a longer text need not be counted."""
+_CHARACTERS: Final = 12  # characters per token that are not exceeded in practice: a longer text need not be counted
 _START_CHARACTERS: Final = 6
-_LEAST: Final = 8
-"""Characters of the shortest shortened text."""
-_JOINED: Final = re.compile(rf"[^\s{CJK}]{{2}}")
-"""Two characters between which a text is not cut, if possible."""
+_LEAST: Final = 8  # characters of the shortest shortened text
+_JOINED: Final = re.compile(rf"[^\s{CJK}]{{2}}")  # two characters between which a text is not cut, if possible
 _PATTERNS: Final = tuple(BUILT_IN)
-_USERS: Final = frozenset({"user", "human", "用户"})
-"""Values of the field `agent` that mean the user."""
+_USERS: Final = frozenset({"user", "human", "用户"})  # values of the field `agent` that mean the user
 
-_KEPT: Final = 600
-"""Identifiers that are handed on."""
-_SHOWN: Final = 200
-"""Identifiers in a summary; each costs tokens in every request."""
-_SHOWN_WORDS: Final = 60
-"""Identifiers in a summary that are made of words (`parse_args`)."""
-_OFTEN: Final = 4
-"""Messages with an identifier from which on more make no difference."""
+_KEPT: Final = 600  # identifiers that are handed on
+_SHOWN: Final = 200  # identifiers in a summary; each costs tokens in every request
+_SHOWN_WORDS: Final = 60  # identifiers in a summary that are made of words (`parse_args`)
+_OFTEN: Final = 4  # messages with an identifier from which on more make no difference
 _NAMING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
-_LONG_NUMBER: Final = re.compile(r"\d{5,}")
-"""A number that identifies something."""
+_LONG_NUMBER: Final = re.compile(r"\d{5,}")  # a number that identifies something
 _QUANTITY: Final = re.compile(r"\d{1,3}-[A-Za-z]+(?:-[a-z]+)*")
 """A number with a word (24-hour), which identifies nothing."""
-_CERTAIN: Final = re.compile(r"[\d/@]")
-"""Characters that names made of words lack."""
+_CERTAIN: Final = re.compile(r"[\d/@]")  # characters that names made of words lack
 
-Count = Callable[[str], int]
-"""Counts the tokens of a text."""
+Count = Callable[[str], int]  # counts the tokens of a text
 
 
 class Content(Struct, frozen=True, kw_only=True):
     """The parts of a summary."""
 
-    heading: str
-    """The first line."""
-    hint: str
-    """A sentence after the preface; may be empty."""
-    own: Sequence[str]
-    """The user's messages, oldest first."""
+    heading: str  # the first line
+    hint: str  # a sentence after the preface; may be empty
+    own: Sequence[str]  # the user's messages, oldest first
     facts: CoveredFacts
     narrative: str
     language: Language
@@ -87,12 +68,9 @@ class Content(Struct, frozen=True, kw_only=True):
 class Limits(Struct, frozen=True, kw_only=True):
     """The size of a summary and of its parts, in tokens."""
 
-    room: int
-    """The whole summary."""
-    own: int
-    """The user's own messages."""
-    own_short: int
-    """The short ones of these; may be more than `own`."""
+    room: int  # the whole summary
+    own: int  # the user's own messages
+    own_short: int  # the short ones of these; may be more than `own`
     narrative: int
 
 
@@ -287,18 +265,15 @@ class Name(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An identifier: an id, a path, an address, a long number."""
 
     text: str
-    times: int = 1
-    """Number of messages with it."""
-    said: bool = False
-    """Whether the user said it."""
+    times: int = 1  # number of messages with it
+    said: bool = False  # whether the user said it
 
 
 class CoveredFacts(Struct, frozen=True, kw_only=True):
     """What is known of the messages that a summary covers."""
 
     messages: int = 0
-    names: tuple[Name, ...] = ()
-    """In the order of their newest mention."""
+    names: tuple[Name, ...] = ()  # in the order of their newest mention
 
     def and_then(self, newer: CoveredFacts) -> CoveredFacts:
         """Return the facts of these messages and the `newer` ones after them."""
@@ -309,8 +284,7 @@ class SummaryState(Struct, frozen=True, kw_only=True):
     """What a summary hands to the next one. It is stored as JSON; unknown members are ignored."""
 
     facts: CoveredFacts
-    told: str
-    """The narrative."""
+    told: str  # the narrative
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> SummaryState | None:

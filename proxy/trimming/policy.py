@@ -21,8 +21,7 @@ _VERSION_BYTES: Final = 6
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 """The roles of the Chat Completions API."""
 
-Place: TypeAlias = tuple[str | int, ...]
-"""The way from a policy to something in it."""
+Place: TypeAlias = tuple[str | int, ...]  # the way from a policy to something in it
 
 _KEEPING: Final = {"keep_tool_calls": "last", "keep_rounds": "last", "evict_images": "keep"}
 """Edits that leave the newest of something, and the setting that says how many."""

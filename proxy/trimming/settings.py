@@ -50,11 +50,9 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
-Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]
-"""A whole number, at least 1."""
+Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]  # a whole number, at least 1
 
-Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
-"""A whole number, 0 included."""
+Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]  # a whole number, 0 included
 
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_truth_value)]
 """A part of a whole: above 0, at most 1."""
