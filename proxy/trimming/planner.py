@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped
-from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
 from proxy.trimming.policy import Policy
@@ -270,14 +270,20 @@ class _Planning:
         return None, ""
 
     def _missed(self, made: Trim, view: View) -> tuple[str, ...]:
-        """Return the warnings that a trim left too much, and that `keep_rounds` left nothing to sum up."""
+        """Return the warnings that a trim left too much, and why it could sum up nothing."""
         warnings: tuple[str, ...] = ()
         if self.aim is not None and self.target is not None and view.tokens > self.target:
             # Nothing more may be trimmed, or a repair put something in.
             above = max(1, round(view.tokens * self.context.scale) - self.aim)
             warnings = (f"target missed: {self.aim + above} tokens are {above} above {self.aim}",)
         is_summed_up = made.request is not None or made.draft.summary != self.base.summary
-        if is_summed_up or not is_above(self.policy, self.context, view.size):
+        if is_summed_up:
+            return warnings
+        edit = self.policy.summarizer
+        if edit is not None and (room := edit.lacking_room(made.draft)) is not None:
+            words = f"budget_ratio leaves it {room} tokens, and it takes {LEAST_ROOM}"
+            return (*warnings, f"no summary is made: {words}")
+        if not is_above(self.policy, self.context, view.size):
             return warnings
         keeping = [edit.keep_rounds for edit in self.policy.edits if isinstance(edit, Summarize)]
         kept = next((last for last in keeping if last and not made.draft.history_before(last)), None)

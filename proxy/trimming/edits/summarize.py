@@ -22,7 +22,7 @@ Mode: TypeAlias = Literal["model", "statistics"]
 
 _REASON: Final = "it is summed up"
 _RECIPE_BYTES: Final = 6
-_LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
+LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 
 
@@ -185,12 +185,17 @@ class Summarize(BaseEdit, frozen=True):
         since, of_newest = _newest(draft)
         for each in beginnings(draft, self.keep_rounds, since):
             room = self._room_to_write(each, draft, of_newest, in_view=whole)
-            if room < _LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
+            if room < LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
                 continue
             found = SummaryRequest(stop=each.until, room=room, urgent=urgent)
             if limit is not None and draft.total - current - each.tokens + room + added <= limit:
                 break
         return found
+
+    def lacking_room(self, draft: Draft) -> int | None:
+        """Return the tokens that `budget_ratio` leaves a summary by a model, where they are too few to make one."""
+        budget = self._budget(draft, draft.limit(self._aim))
+        return budget if self.mode == "model" and budget is not None and budget < LEAST_ROOM else None
 
     def requested_now(self, draft: Draft) -> SummaryRequest | None:
         """Return what is summed up if somebody asks for it; None where nothing is left that is worth it.
