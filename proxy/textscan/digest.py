@@ -188,7 +188,6 @@ _LONGEST: Final = 120
 _LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer one is prose
 _MOST_WORDS: Final = 4
 _DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
-_SHORT: Final = 4000  # characters of a text of which many are remembered
 _SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
@@ -214,13 +213,6 @@ _DEFINES: Final = re.compile(
     r"(?<![\w$])((?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}"
     r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+))"
 )
-_DEFINED_LONGEST: Final = 36  # characters of the longest words before a name that is defined
-_MAYBE_DEFINED: Final = re.compile(
-    # Spaces are few: each is asked for the last two letters before it, then for the word.
-    r"[ ](?<=[cefinopsu][cefmnlst][ ])(?:(?<=class[ ])|(?<=interface[ ])|(?<=function[ ])|(?<=def[ ])"
-    r"|(?<=fn[ ])|(?<=func[ ])|(?<=struct[ ])|(?<=enum[ ])|(?<=trait[ ])|(?<=impl[ ]))[A-Za-z_$][\w$]{1,80}+"
-)
-"""Where `_DEFINES` may have found a name, in a fifth of its time."""
 _LINE: Final = re.compile(
     r"""^[ \t{\[(,>-]*+["'`]?([^\W\d][\w-]{0,40}+)[ ]{0,9}["'`]?[ ]{0,9}[:=](?![:=/\\])"""
     r"[ ]{0,9}([^\s{\[(][^\n]{0,80}+)$",
@@ -250,21 +242,9 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     times: int = 1  # how often it stands there
 
 
+@lru_cache(maxsize=64)  # a digest that is too dear is made again
 def candidates_of(text: str) -> Sequence[Candidate]:
-    """Return what may be kept of a text, each value once, first what is worth most for what it costs.
-
-    What was read last is remembered: a digest that is too dear is made again.
-    """
-    return _of_short(text) if len(text) <= _SHORT else _of_long(text)
-
-
-def _cost(candidate: Candidate) -> float:
-    """Return what is smaller the more a candidate is worth for its length."""
-    worth, times = candidate.worth, candidate.times
-    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
-
-
-def _read(text: str) -> tuple[Candidate, ...]:
+    """Return what may be kept of a text, each value once, first what is worth most for what it costs."""
     found = _in_document(text)
     if not found:
         shown = readable(ends_of(text))
@@ -274,9 +254,10 @@ def _read(text: str) -> tuple[Candidate, ...]:
     return tuple(sorted(found.values(), key=_cost))
 
 
-_kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
-_of_short: Final = lru_cache(maxsize=256)(_read)
-_of_long: Final = lru_cache(maxsize=8)(_read)
+def _cost(candidate: Candidate) -> float:
+    """Return what is smaller the more a candidate is worth for its length."""
+    worth, times = candidate.worth, candidate.times
+    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
 
 
 def _add(found: dict[str, Candidate], value: str, label: str, worth: float, times: int) -> None:
@@ -320,7 +301,7 @@ def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
         if worth:
             _add(found, piece, key or (value.label if value.kind == "number" else ""), worth, times)
     for word, key in keys.items():
-        if _kind_seen(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
+        if kind_of(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
             worth = _worth(word, "text", key)
             if worth:
                 _add(found, word, key, worth, 1)
@@ -328,15 +309,8 @@ def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
 
 
 def _defined(text: str) -> dict[str, str]:
-    """Return for each name that is defined the words that say so, the name among them."""
-    defined: dict[str, str] = {}
-    end = 0
-    for maybe in _MAYBE_DEFINED.finditer(text):
-        found = _DEFINES.search(text, max(end, maybe.start() - _DEFINED_LONGEST), maybe.end())
-        if found is not None:
-            defined[found[2]] = found[1]
-            end = found.end()
-    return defined
+    """Return for each name that a program defines the words that say so, the name among them."""
+    return {name: words for words, name in _DEFINES.findall(text)}
 
 
 def _keys(text: str) -> dict[str, str]:

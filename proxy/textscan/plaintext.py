@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from html import unescape
 from itertools import islice
 from operator import eq
@@ -109,33 +108,13 @@ SMALLEST: Final = 200  # characters of the shortest blob
 _SAMPLE: Final = 2000
 # One attempt for each run of these characters: it begins where the run begins.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
-_LONG: Final = 60
-_PART: Final = 1 << 18
-_LONG_WORD: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{_LONG}}}")  # what every blob begins with
 _WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
     """Return the text with a mark in the place of each blob."""
-    kept: list[str] = []
-    last, has_long_word = 0, False
-    for start in _long_words(text):
-        has_long_word = True
-        run = _RUN.match(text, start) if start >= last else None
-        if run is not None:
-            kept += text[last:start], _marked(run)
-            last = run.end()
-    if not has_long_word:
-        return text
-    text = "".join([*kept, text[last:]])
+    text = _RUN.sub(_marked, text)
     return _WRAPPED.sub(_marked, text) if "\n" in text else text
-
-
-def _long_words(text: str) -> Iterator[int]:
-    """Yield where long words begin. Between two parts of the text other threads get their turn."""
-    for start in range(0, len(text), _PART):
-        for found in _LONG_WORD.finditer(text, start, start + _PART + _LONG - 1):
-            yield found.start()
 
 
 def _marked(found: re.Match[str]) -> str:
