@@ -372,7 +372,6 @@ class Writer:
         return refusal(text, ground.source, tokens=tokens, replaced=ground.tokens, language=ground.language)
 
     def _render(self, narrative: str, ground: _Ground, stretch: Stretch, work: Work) -> tuple[str, int]:
-        """Return the text as it is sent, and its tokens."""
         edit, room = work.edit, work.wanted.room
         own = short = edit.verbatim_user_tokens
         if own is None or short is None:
@@ -568,7 +567,6 @@ class Summaries:
             return await _without_raising(work, self._make_now(work))  # the task group of `held` would wrap errors
 
     async def _make_now(self, work: Work) -> Attempt:
-        """Make the summary; the lease is held."""
         count = partial(self._count.messages, model=work.model)
         known = await read_branch(self._store, work, count)
         if known.newest is not None and known.newest.until >= work.wanted.stop:

@@ -212,7 +212,6 @@ def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield the texts of a message, and the strings of JSON with escapes."""
     for text in message.all_texts():
         yield text
         if "\\" in text:

@@ -261,7 +261,6 @@ def _cost(candidate: Candidate) -> float:
 
 
 def _add(found: dict[str, Candidate], value: str, label: str, worth: float, times: int) -> None:
-    """Add a value that stands there so many times."""
     place, held = len(found), found.get(value)
     if held is not None:
         label, worth, place, times = held.label or label, max(held.worth, worth), held.place, held.times + times

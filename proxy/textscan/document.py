@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from msgspec import Struct
-
-from proxy.dialects.jsontext import is_object
 
 DEEPEST: Final = 64
 """Levels of nesting that are looked into, far fewer than the stack holds; a deeper text is no document here."""
@@ -308,42 +306,18 @@ class Leaf(Struct, frozen=True, kw_only=True):
 
 def leaves_of(text: str) -> list[Leaf] | None:
     """Return strings and numbers of a JSON object or array in its order; None where the text is none."""
-    document = document_in(text)
+    document = read(text)
     return None if document is None else list(walk(document))
 
 
-def document_in(text: str) -> Any:
-    """Return the JSON object or array that the text is, its numbers verbatim; None where it is none."""
-    if not text.lstrip().startswith(OPENING):
-        return None
-    try:
-        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=_nothing)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _nothing(_: str) -> None:
-    """Stand for NaN and the infinities, which are no numbers to look for."""
-
-
-def walk(document: Any) -> Iterator[Leaf]:
-    """Yield the leaves of a document in its order."""
-    stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", _items(document))]
-    while stack:
-        name, items = stack[-1]
-        for key, item in items:
-            if isinstance(item, str):
-                yield Leaf(key=name if key is None else key, text=item, is_number=type(item) is Number)
-            elif isinstance(item, (dict, list)):
-                stack.append((name if key is None else key, _items(item)))
-                break
-        else:
-            stack.pop()
-
-
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Return what an object or an array holds, an object's by name."""
-    if is_object(container):
-        return iter(container.items())
-    items: list[Any] = container
-    return zip(repeat(None), items)
+def walk(document: JsonValue, name: str = "") -> Iterator[Leaf]:
+    """Yield the leaves of a document in its order; those of an array have the name that it stands under."""
+    named: Iterable[tuple[str, JsonValue]] = document if is_members(document) else zip(repeat(name), document)
+    for key, item in named:
+        if isinstance(item, Number):
+            if item[-1].isdigit():  # not NaN or Infinity, which nobody looks for
+                yield Leaf(key=key, text=item, is_number=True)
+        elif isinstance(item, str):
+            yield Leaf(key=key, text=item, is_number=False)
+        elif type(item) in CONTAINERS:
+            yield from walk(item, key)

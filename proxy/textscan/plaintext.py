@@ -1,14 +1,4 @@
-"""Text said in less: what a terminal shows and no model reads, bytes, repeated lines of logs, pages of HTML.
-
-tidied         without terminal escapes, overwritten progress, blanks     nothing that is read is lost
-without_blobs  without base64 and hexadecimal                             what is lost is marked
-condensed      of lines that differ only in numbers the first and last    what is lost is marked
-alarms         whether a text tells of something gone wrong
-weight         about how many tokens a text has, beside another one
-shown          HTML as the text that it shows, with addresses of links and names of fields
-omitted, ending, names_ref
-               the marks
-"""
+"""Text said in less: what a terminal shows and no model reads, bytes, repeated lines of logs, pages of HTML."""
 
 from __future__ import annotations
 
@@ -199,7 +189,6 @@ def _repeated(lines: list[str], kinds: list[str], keep: int) -> bytearray:
 
 
 def _end(flags: bytes | bytearray, start: int) -> int:
-    """Return where the run of ones ends that begins at `start`."""
     stop = flags.find(0, start)
     return stop if stop >= 0 else len(flags)
 
@@ -306,7 +295,6 @@ def _end_line(line: list[str], lines: list[str]) -> None:
 
 
 def _kept_tag(closes: bool, name: str, rest: str) -> str:
-    """Return what stays of a tag."""
     shown_attributes = _SHOWN[name]
     if closes:
         return f"</{name}>" if name in {"a", "button"} else ""

@@ -1,13 +1,5 @@
 """What in a text a later step may need verbatim: ids, paths, addresses, dates, numbers, names, terms.
 
-    values_of           every value, with its kind and what names it
-    identifiers         only those that name something
-    kind_of             what one piece of a text looks like
-    atoms_of_arguments  the values of a call's arguments, in pieces small enough to be found in other texts
-    occurs, find        where such a piece stands in a text, at word boundaries
-    labels_of, words_near, naming_words
-                        the words that name what stands at a place
-
 A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
 Each function takes time in proportion to the text: nothing looks further than a fixed number of characters.
 """
@@ -23,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.textscan.document import OPENING, document_in, is_dust, walk
+from proxy.textscan.document import OPENING, is_dust, read, walk
 
 Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
 """How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
@@ -217,7 +209,7 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
 
 def values_of_document(text: str, labels: Labels = "all") -> list[Value]:
     """Return what `values_of` does of a JSON document; nothing for any other text."""
-    document = None if is_dust(text) else document_in(text)
+    document = None if is_dust(text) else read(text)
     if document is None:
         return []
     reading = _Reading(text, labels)
@@ -245,7 +237,7 @@ class _Reading:
 
     def add(self, text: str, label: str, nested: int, *, is_leaf: bool = False) -> None:
         """Add the values of a text that may be JSON, `nested` times inside of JSON; of a leaf, if it is one."""
-        document = document_in(text) if nested and not is_dust(text) else None
+        document = read(text) if nested and not is_dust(text) else None
         if document is None:
             self.add_text(text, label, is_leaf=is_leaf)
         else:

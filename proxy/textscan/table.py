@@ -174,7 +174,6 @@ def _pays(records: int, names: Iterable[str], cost: int) -> bool:
 
 
 def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Column:
-    """Return the column of these values."""
     first = values[0]
     if type(first) in CONTAINERS:
         is_list = is_items(first)

@@ -140,7 +140,6 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
 def _decided(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]]
 ) -> Iterator[tuple[Change, ...]]:
-    """Yield for each entry what was or is decided about it."""
     originals = [entry.message for entry in entries]
     # Whether a message is a result is read from its text: only where somebody asks.
     counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)

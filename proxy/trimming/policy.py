@@ -96,7 +96,6 @@ class Policy(Section, frozen=True):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        """Refuse keys that contradict each other or could never do anything."""
         for wrong, *at in self._contradictions():
             raise contradiction(wrong, *at)
         return self

@@ -224,7 +224,6 @@ def _values_of(seen: Mapping[str, int]) -> tuple[Seen, ...]:
 
 
 def _first_and_newest(requests: Sequence[UserRequest], first: int, newest: int) -> tuple[UserRequest, ...]:
-    """Return the first and the newest of the requests."""
     if len(requests) <= first + newest:
         return tuple(requests)
     return (*requests[:first], *requests[len(requests) - newest :])

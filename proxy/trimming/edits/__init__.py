@@ -1,19 +1,6 @@
 """Every edit there is: one file each, and one name in the list below.
 
-keep_tool_calls         of the tool calls of the history, only the newest
-clear_tool_results      of older tool results a stub stays, with a digest of the values in them
-truncate_tool_output    tool output over a limit of lines or bytes is cut, with a mark
-compact_tool_output     tool output in a shorter form that fits its kind: JSON, logs, pages
-deduplicate_results     an output that repeats an earlier one points back to it
-digest_agent_calls      what other agents told of their older tool calls, as one count
-drop_internal           what is marked as internal goes
-evict_images            older images become a text that names them
-keep_rounds             of the rounds of the history, only the newest
-recent_window           from the newest message back, what fits into a budget
-summarize               older rounds become one summary
-drop_oldest             whole rounds from the oldest, then spans, until the target is met
-
-edit                    what an edit is, and what an edit of tool output is
+`edit.py` says what an edit is, and what an edit of tool output is.
 """
 
 from __future__ import annotations

@@ -123,7 +123,6 @@ class _ResultClearing:
         return change
 
     def _with_digest(self, result: Result, message: Message, digest: str) -> Change:
-        """Return the change that puts the stub with this digest in the place of a message."""
         entry = self._draft.entries[result.place]
         arguments = result.call.arguments if result.call is not None else ""
         stub = stub_of(result.tool, arguments, entry.tokens, entry.ref, digest)
@@ -163,7 +162,6 @@ class _ResultClearing:
         return bool(made_by) and self._edit.type in made_by[position]
 
     def _digest_at(self, position: int) -> str:
-        """Return the digest in a stub of an earlier trim."""
         stub = self._draft.messages[position]
         return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
 

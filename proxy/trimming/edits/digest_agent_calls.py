@@ -99,7 +99,6 @@ class DigestAgentCalls(BaseEdit, frozen=True):
     @field_validator("patterns")
     @classmethod
     def _says_what(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse a list of nothing."""
         if not patterns:
             raise ValueError("name at least one pattern; keep: 0 switches the edit off")
         return patterns

@@ -36,14 +36,12 @@ class RecentWindow(BaseEdit, frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _tokens_take_the_place_of_the_ratio(cls, settings: Any) -> Any:
-        """Leave no ratio by default where tokens are set."""
         if is_object(settings) and settings.get("tokens") is not None and "ratio" not in settings:
             return {**settings, "ratio": None}
         return settings
 
     @model_validator(mode="after")
     def _says_how_much(self) -> Self:
-        """Refuse a budget of no unit, or of two."""
         if (self.tokens is None) == (self.ratio is None):
             raise ValueError("set one of tokens, ratio")
         return self

@@ -99,7 +99,6 @@ class Summarize(BaseEdit, frozen=True):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        """Refuse limits that contradict each other."""
         if self.upper is not None and self.lower is not None and self.lower > self.upper:
             raise contradiction(f"this is above upper ({self.upper}), the most it may be", "lower")
         return self
@@ -227,7 +226,6 @@ class Summarize(BaseEdit, frozen=True):
         return "merge" if self.role == "auto" else self.role
 
     def _is_asked(self, draft: Draft) -> bool:
-        """Tell whether somebody asked for the summary that can be used now."""
         return draft.prepared is not None and draft.prepared.asked and self.ready(draft) is not None
 
     def _is_due(self, beginning: Beginning, draft: Draft, since: int, of_newest: int | None) -> bool:
@@ -257,7 +255,6 @@ class Summarize(BaseEdit, frozen=True):
         return self._counted(choices[-1], draft, limit) if choices else None
 
     def _is_worth_it(self, choice: Beginning, draft: Draft) -> bool:
-        """Tell whether it is enough for a summary by code."""
         current = draft.summary
         if current is None:
             return choice.messages > 0 and draft.end >= self.min_messages
