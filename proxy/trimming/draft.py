@@ -133,6 +133,12 @@ class Draft(Struct, frozen=True, kw_only=True):
             tokens_after=self.count(message),
         )
 
+    def reducing(self, position: int, edit: str, reason: str, message: Message) -> Change:
+        """Return the change to a `message` with fewer calls, which goes if nothing is left of it."""
+        if message.calls or message.has_content:
+            return self.replacing(position, edit, reason, message)
+        return self.removing(position, edit, reason)
+
     def after(self, changes: Sequence[Change], summary: Summary | None = None) -> Draft:
         """Return the draft as it is after these changes; a `summary` takes the place of an earlier one."""
         messages, tokens = overlay(self.messages, self.tokens, changes)

@@ -17,7 +17,7 @@ from proxy.dialects import Message, Span
 from proxy.trimming.cost import NO_CHANGE, Balance, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
-from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import TrimmedHistory, gaps_of

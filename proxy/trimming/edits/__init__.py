@@ -1,7 +1,4 @@
-"""Every edit there is: one file each, and one name in the list below.
-
-`edit.py` says what an edit is, and what an edit of tool output is.
-"""
+"""Every edit there is, by its name in the list below. `edit.py` says what an edit is."""
 
 from __future__ import annotations
 
@@ -13,13 +10,9 @@ from proxy.trimming.edits.clear_tool_results import ClearToolResults
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.deduplicate_results import DeduplicateResults
 from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
-from proxy.trimming.edits.drop_internal import DropInternal
-from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.dropping import DropInternal, DropOldest, KeepRounds, KeepToolCalls, RecentWindow
 from proxy.trimming.edits.edit import BaseEdit, ToolOutputEdit
 from proxy.trimming.edits.evict_images import EvictImages
-from proxy.trimming.edits.keep_rounds import KeepRounds
-from proxy.trimming.edits.keep_tool_calls import KeepToolCalls
-from proxy.trimming.edits.recent_window import RecentWindow
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 
