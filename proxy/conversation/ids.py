@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Final
 
 from proxy.dialects import Message, body_id, hash_of
@@ -32,11 +33,7 @@ def child(parent: str, content: bytes) -> str:
 
 def names_under(parent: str, contents: Iterable[bytes]) -> list[str]:
     """Return the names of messages with these content hashes in a row under `parent`, oldest first."""
-    names: list[str] = []
-    for content in contents:
-        parent = child(parent, content)
-        names.append(parent)
-    return names
+    return list(accumulate(contents, child, initial=parent))[1:]
 
 
 def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], list[bytes]]:

@@ -14,7 +14,7 @@ planned. The replies are siblings.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -26,32 +26,14 @@ TWIN_MS: Final = 60_000
 differ, and a reply has its time before it is stored."""
 
 
-class StoredMessage(Protocol):
-    """A message of the log, as far as placement depends on it."""
+class StoredMessage(Struct, frozen=True, kw_only=True):
+    """A message at its place in the log."""
 
-    @property
-    def node(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def parent(self) -> str:
-        """The node before it."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Messages from the root to it, itself included."""
-        ...
-
-    @property
-    def agent(self) -> str | None:
-        """Who wrote it, where that is known."""
-
-    @property
-    def message(self) -> Message:
-        """What it says."""
-        ...
+    node: str
+    parent: str
+    depth: int  # number of messages from the root to this one, itself included
+    agent: str | None
+    message: Message
 
 
 Stored = TypeVar("Stored", bound=StoredMessage)

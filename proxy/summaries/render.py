@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from proxy.dialects import Message
 from proxy.summaries.prompt import fenced, token_of
-from proxy.textscan import CJK, Kind, occurs, values_of
+from proxy.textscan import CJK, IDENTIFYING, occurs, values_of
 from proxy.trimming import BUILT_IN, Language, broadcast_digest, broadcast_of
 
 _NARRATIVE_SHARE: Final = 1 / 3  # part of its limit that is kept free for the narrative
@@ -45,7 +45,6 @@ _KEPT: Final = 600  # identifiers that are handed on
 _SHOWN: Final = 200  # identifiers in a summary; each costs tokens in every request
 _SHOWN_WORDS: Final = 60  # identifiers in a summary that are made of words (`parse_args`)
 _OFTEN: Final = 4  # messages with an identifier from which on more make no difference
-_NAMING: Final[frozenset[Kind]] = frozenset({"url", "email", "path", "id"})
 _LONG_NUMBER: Final = re.compile(r"\d{5,}")  # a number that identifies something
 _QUANTITY: Final = re.compile(r"\d{1,3}-[A-Za-z]+(?:-[a-z]+)*")
 """A number with a word (24-hour), which identifies nothing."""
@@ -314,7 +313,7 @@ def facts_of(messages: Sequence[Message]) -> CoveredFacts:
 def identifiers_in(text: str) -> Iterator[str]:
     """Yield the identifiers of a text, at least once each."""
     for value in values_of(text, "none"):
-        named = value.kind in _NAMING and not _QUANTITY.fullmatch(value.text)
+        named = value.kind in IDENTIFYING and not _QUANTITY.fullmatch(value.text)
         if named or (value.kind == "number" and _LONG_NUMBER.fullmatch(value.text)):
             yield value.text
 

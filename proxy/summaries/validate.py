@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from proxy.dialects import Message
-from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, leaves_of, values_of
+from proxy.textscan import IDENTIFYING, SMALLEST_NUMBER, kind_of, leaves_of, values_of
 from proxy.trimming import Language
 
 _FENCE: Final = re.compile(r"\A```\w{0,20}\n(.*?)\n?```\Z", re.DOTALL)
@@ -52,7 +52,6 @@ _CODE: Final = re.compile(r"`[^`\n]{1,200}`")
 _ASCII_RUN: Final = re.compile("[!-~]+")
 _NOT_PROSE: Final = re.compile(r"[/\\_@=\d]|\w\.\w")  # part of a path, an identifier or code, which has no language
 
-_NAMING: Final[frozenset[Kind]] = frozenset({"id", "path", "url", "email"})
 _NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _RUN: Final = re.compile(r"\d+")
 _SCALED: Final = re.compile(r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])")
@@ -194,7 +193,7 @@ def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
     rest = _ITEM.sub("", text)
     for value in values_of(rest, "none"):
         name = value.text
-        if value.kind not in _NAMING or len(name) < _SHORTEST:
+        if value.kind not in IDENTIFYING or len(name) < _SHORTEST:
             continue
         if _WORD.fullmatch(name) or _QUANTITY.fullmatch(name):  # JavaScript, 24-hour
             continue

@@ -26,6 +26,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.textscan.scan import (
+    IDENTIFYING,
     Kind,
     Value,
     beginning_of,
@@ -44,14 +45,10 @@ _TAGS: Final = 5  # so many closing tags make a page
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _BACKSLASHES: Final = re.compile(
-    r"""\\(?<!\\\\)(?:(?<=\b[A-Za-z]:\\)(\\*+)(?=[^\\/:*?"'<>|\s])(?![nrt](?![\w.%~$()-]))"""
-    r"""(?:[^\\/:*?"'<>|,;\n]{1,255}+\\\1(?!\\))*+[^\\\s/:*?"'<>|,;]{0,255}+"""
-    r"""|\\*+(?:(["'/])|([nrt])|(u)[0-9a-fA-F]{4}))"""
+    r"""\\(?<!\\\\)(?:(?<=\b[A-Za-z]:\\)(?P<drive>\\*+)(?=[^\\/:*?"'<>|\s])(?![nrt](?![\w.%~$()-]))"""
+    r"""(?:[^\\/:*?"'<>|,;\n]{1,255}+\\(?P=drive)(?!\\))*+[^\\\s/:*?"'<>|,;]{0,255}+"""
+    r"""|\\*+(?:(?P<mark>["'/])|(?P<letter>[nrt])|(?P<code>u)[0-9a-fA-F]{4}))"""
 )
-_DRIVE: Final = 1
-_MARK: Final = 2
-_LETTER: Final = 3
-_CODE: Final = 4
 """Backslashes and what they stand before; or those of a path on a drive, as many as are alike.
 
 It begins with a backslash, so that a search looks for that alone.
@@ -114,8 +111,8 @@ def _unescaped(text: str) -> str:
             line_end = text.find("\n", start) + 1 or len(text)
             opening = _OPENING.search(text, line_start, line_end)
             opened, deepest = opening.end() if opening is not None else line_end, 0
-        which = found.lastindex
-        if which == _MARK:
+        which = found.lastgroup
+        if which == "mark":
             depth = stop - start - 1
             if depth > deepest and text[stop - 1] == '"':
                 deepest = depth
@@ -124,16 +121,16 @@ def _unescaped(text: str) -> str:
             continue
         kept.append(text[end:start])
         end = stop
-        if which == _CODE:
+        if which == "code":
             meant = chr(int(text[stop - 4 : stop], 16))
             kept.append(meant if meant.isprintable() or _HALF.match(meant) else " ")
             continue
         # It stands inside of a string, whose quotation mark has as many backslashes less one.
-        depth = stop - start - 1 if which == _LETTER else len(found[_DRIVE]) + 1
+        depth = stop - start - 1 if which == "letter" else len(found["drive"]) + 1
         is_shown = depth in depths and (deepest >= max(1, depth - 1) or (depth == 1 and start >= opened))
-        if which == _LETTER and (is_shown or _PATH_CHARACTER.match(text, stop) is None):
+        if which == "letter" and (is_shown or _PATH_CHARACTER.match(text, stop) is None):
             kept.append(" " if text[stop - 1] == "t" else "\n")
-        elif which == _DRIVE and not is_shown and _is_path(found[0]):
+        elif which == "drive" and not is_shown and _is_path(found[0]):
             kept.append(found[0])
         else:
             kept.append(CUT)
@@ -201,8 +198,6 @@ _TELLING: Final = re.compile(
     r"|color|width|height|size|font|background|padding|margin",
     re.IGNORECASE,
 )
-_WORTH_ALONE: Final = frozenset({"email", "path", "id", "url"})
-"""Kinds of which nothing else is asked where they stand alone."""
 _OF_WORDS: Final = frozenset({"text", "quoted"})
 _IDLE: Final = frozenset(
     {"string", "number", "integer", "object", "boolean", "array", "content", "text", "type"}
@@ -338,7 +333,7 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     """Return what a value is worth; 0 where it need not be kept. `key` is what it is all of, if anything."""
     if len(text) > _LONGEST or text in _IDLE:
         return 0
-    if key is None and kind in _WORTH_ALONE:
+    if key is None and kind in IDENTIFYING:
         return _WORTH[kind]
     whole = key is not None
     if kind in _OF_WORDS:
