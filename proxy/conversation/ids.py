@@ -17,10 +17,7 @@ ROOT: Final = ""  # the parent of every first message. It is no node itself
 
 
 def node_id(parent: str, message: Message) -> str:
-    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`).
-
-    The message counts by a hash of its own, so that its canonical form need be made only once, wherever it stands.
-    """
+    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`)."""
     return child(parent, content_hash(message))
 
 

@@ -44,9 +44,7 @@ class ResultsPlace(Struct, frozen=True, kw_only=True):
 
     block: int  # the newest block with a call that the first of them answers
     stop: int  # after the block and the results right after it
-    since: int
-    """The first message that was said since: from here on all goes before the block. The length of the branch where
-    nothing must."""
+    since: int  # from here on all goes before the block; the branch's length where nothing must
     repeated: int | None  # where the very same messages stand already, behind the block; None where they are new
 
 

@@ -139,8 +139,7 @@ class RecallBranch(Struct, frozen=True, kw_only=True):
     tip: str  # the last stored node of the branch; `ROOT` where there is none
     depth: int  # number of messages up to `tip`
     fresh: tuple[Message, ...] = ()  # the messages after `tip`, as they arrived
-    whole: frozenset[int] = frozenset()
-    """Positions of the messages that the model was sent unchanged; a search leaves them out."""
+    whole: frozenset[int] = frozenset()  # positions that the model was sent unchanged; a search skips them
 
     @property
     def messages(self) -> int:

@@ -71,7 +71,6 @@ def search(messages: Sequence[Message], query: str, most: int, leave_out: Contai
 
 
 def _matching_terms(low: str, terms: Sequence[Term]) -> set[int]:
-    """Return the numbers of the terms that a text in lower case contains."""
     return {
         number for number, term in enumerate(terms) if term.text in low and next(places(low, term), None) is not None
     }

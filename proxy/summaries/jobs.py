@@ -36,8 +36,7 @@ from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
 _LOG: Final = logging.getLogger("palimpsest.summaries")
-_AT_ONCE: Final = 16
-"""Summaries that one process makes at the same time; each holds messages and a connection to the upstream."""
+_AT_ONCE: Final = 16  # summaries of one process at the same time; each holds messages and a connection
 _QUOTED: Final = re.compile(r"(?::| \().*", re.DOTALL)
 """The part of a reason that quotes the narrative. Receipts show it, logs do not."""
 GRACE: Final = 2.0  # seconds for which the end of the process waits for running summaries
@@ -51,8 +50,7 @@ _FAULT: Final = "making a summary failed by a fault of the proxy's own"
 
 TRIES: Final = 2  # requests for each part of a transcript; the second one after a refused answer
 UNKNOWN_WINDOW: Final = 60_000  # tokens of a transcript that are sent at once to a model of unknown context window
-_LONGEST_PART: Final = 120_000
-"""Tokens of a transcript that are sent at once at most: models overlook most of a longer one."""
+_LONGEST_PART: Final = 120_000  # tokens that are sent at once: models overlook most of a longer transcript
 _SHARE: Final = 0.7  # part of a context window that the transcript may take
 _LEAST_PART: Final = 1_000
 _SHORTER: Final = 3  # attempts with shorter and shorter parts where the model finds them too long
@@ -435,10 +433,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 async def held(
     store: Store, key: str, name: str, holder: str, terms: Terms, *, patience: float = 0.0
 ) -> AsyncGenerator[bool]:
-    """Hold the lease `name` of a session while the block runs; yield whether it was obtained.
-
-    Wait up to `patience` seconds for another holder's lease.
-    """
+    """Hold a session's lease while the block runs, waiting `patience` seconds for it; yield whether it was obtained."""
 
     async def take() -> bool:
         now = terms.clock()
@@ -514,10 +509,7 @@ class Summaries:
         return _PAUSED if self._summarizer.pause(self._summarizer.target(model, caller)) > 0 else ""
 
     async def make(self, work: Work, patience: float | None = None) -> Attempt:
-        """Make a summary and wait for it up to `patience` seconds; afterwards it goes on in the background.
-
-        By default wait as long as one answer of the summarizer may take.
-        """
+        """Make a summary and wait for it, by default as long as one answer may take; afterwards it goes on alone."""
         if patience is None:
             patience = self._summarizer.settings.timeout
         ends = time.monotonic() + patience

@@ -106,14 +106,12 @@ _WORDS: Final[Mapping[Language, _PromptWords]] = {
     ),
 }
 _READ: Final = 50_000  # characters of a transcript that are read to detect its language
-_WORDS_PER_TOKEN: Final[Mapping[Language, float]] = {"en": 0.6, "zh": 0.8}
-"""English words or Chinese characters; fewer than there are, since models count badly."""
+_WORDS_PER_TOKEN: Final[Mapping[Language, float]] = {"en": 0.6, "zh": 0.8}  # low: models count badly
 _TOKEN: Final = 8  # hexadecimal digits of a token
 _DETAILS: Final = ((16_000, 4_000, 6_000), (8_000, 1_500, 2_000), (4_000, 600, 800), (2_000, 300, 300))
 """Characters of a spoken text, of a call's arguments and of a tool result; the first that fit are used."""
 _HEAD: Final = 2 / 3  # part of a shortened text that is its beginning
-_CHARACTERS: Final = 8
-"""Characters per token that are not exceeded in practice: a longer transcript need not be counted."""
+_CHARACTERS: Final = 8  # per token, never exceeded in practice: a longer transcript need not be counted
 
 
 class Part(Struct, frozen=True, kw_only=True):

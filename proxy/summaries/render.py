@@ -46,8 +46,7 @@ _SHOWN: Final = 200  # identifiers in a summary; each costs tokens in every requ
 _SHOWN_WORDS: Final = 60  # identifiers in a summary that are made of words (`parse_args`)
 _OFTEN: Final = 4  # messages with an identifier from which on more make no difference
 _LONG_NUMBER: Final = re.compile(r"\d{5,}")  # a number that identifies something
-_QUANTITY: Final = re.compile(r"\d{1,3}-[A-Za-z]+(?:-[a-z]+)*")
-"""A number with a word (24-hour), which identifies nothing."""
+_QUANTITY: Final = re.compile(r"\d{1,3}-[A-Za-z]+(?:-[a-z]+)*")  # 24-hour: identifies nothing
 _CERTAIN: Final = re.compile(r"[\d/@]")  # characters that names made of words lack
 
 Count = Callable[[str], int]  # counts the tokens of a text
@@ -122,7 +121,6 @@ def render(content: Content, limits: Limits, count: Count) -> str:
 
 
 def _rendered(content: Content, limits: Limits, room: int, count: Count) -> str:
-    """Return the text, of about `room` tokens at most."""
     words = _HEADINGS[content.language]
     preface = words.preface.format(content.facts.messages)
     lines = [content.heading, f"{preface} {content.hint}" if content.hint else preface]
@@ -319,10 +317,7 @@ def identifiers_in(text: str) -> Iterator[str]:
 
 
 def shown_names(facts: CoveredFacts, room: int, known: str, count: Count) -> list[str]:
-    """Return the most important identifiers that fit into `room` tokens and that `known` does not contain.
-
-    Only those that recur or that the user said.
-    """
+    """Return the best identifiers that recur or that the user said, that fit into `room` and are not `known`."""
     shown: list[str] = []
     words = 0
     for name in _ranked(facts.names):

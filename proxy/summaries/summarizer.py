@@ -42,8 +42,7 @@ _FORWARDED: Final = frozenset(
     }
 )
 """Headers of the client that identify it; its other headers belong to its own request."""
-_REASONING: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
-"""Reasoning that some model servers send in front of the text."""
+_REASONING: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)  # what some servers send before the text
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 FAILURES: Final = 3  # failures in a row that open the breaker
 PAUSE: Final = 30.0  # seconds of the first pause
@@ -55,8 +54,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     """The client on whose behalf a summary is made, for a summarizer without a key of its own."""
 
     tenant: str
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of the client's request. Those that identify it are sent where its requests go, and nowhere else."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # those that identify it go where its requests go, and nowhere else
     query: bytes = b""  # query string of the client's request; some providers want one with each
 
     def __repr__(self) -> str:

@@ -263,7 +263,6 @@ def _add(found: dict[str, Candidate], value: str, label: str, worth: float, time
 
 
 def _in_document(text: str) -> dict[str, Candidate]:
-    """Return the values of a JSON document; of a long one, like `ends_of`, the first and the last."""
     found: dict[str, Candidate] = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
         return found
@@ -280,7 +279,6 @@ def _in_document(text: str) -> dict[str, Candidate]:
 
 
 def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
-    """Return the values of any other text, then the words that stand alone under a key."""
     found: dict[str, Candidate] = {}
     keys, defined, is_cut = _keys(text), _defined(text), CUT in text
     for value, times in Counter(values).items():
@@ -439,10 +437,7 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
 
 
 def _rendered(chosen: Iterable[Candidate]) -> str:
-    """Return the values under their labels, in the order of the text.
-
-    A label is said again before it is too far away.
-    """
+    """Return the values under their labels, said again before they are too far away, in the order of the text."""
     groups: dict[str, list[str]] = {}
     for candidate in sorted(chosen, key=lambda candidate: candidate.place):
         label, value = candidate.label, _shown(candidate.text)

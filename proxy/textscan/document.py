@@ -19,13 +19,11 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 from msgspec import Struct
 
-DEEPEST: Final = 64
-"""Levels of nesting that are looked into, far fewer than the stack holds; a deeper text is no document here."""
+DEEPEST: Final = 64  # levels of nesting that are looked into; a deeper text is no document here
 
 OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
-CONTAINERS: Final = OBJECTS | _ARRAYS
-"""What objects and arrays are made of: types, to look one up being the fastest way to tell."""
+CONTAINERS: Final = OBJECTS | _ARRAYS  # what objects and arrays are made of
 _CONSTANTS: Final = {None: "null", True: "true", False: "false"}
 OPENING: Final = ("{", "[")  # what a document begins with
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")

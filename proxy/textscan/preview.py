@@ -136,7 +136,6 @@ class _Preview(Struct, kw_only=True):
         return (*shown, self._left_out(len(item) - len(chosen), "fields"))
 
     def _left_out(self, count: int, what: str) -> tuple[str, JsonValue]:
-        """Return the member that tells how many others are not shown."""
         self.lost = True
         return ELLIPSIS, f"({count} {what} omitted)"
 
@@ -181,7 +180,6 @@ def _is_trouble(item: JsonValue) -> bool:
 
 
 def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
-    """Tell whether a member does: an error that is not empty, a success that is none, a word of alarm."""
     for name, value in members:
         if value is False and name.lower() in _SUCCESS:
             return True

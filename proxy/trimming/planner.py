@@ -212,7 +212,6 @@ class _Planning:
         )
 
     def _fired(self, view: View) -> str:
-        """Return in words what fires, "" where nothing does."""
         trigger = self.policy.trigger
         if self.overflow is not None:
             return f"overflow: more than {self.aim} tokens may be too many"
@@ -256,7 +255,6 @@ class _Planning:
         )
 
     def _trimmed(self, fired: str, policy: Policy, costs: Costs | None) -> tuple[Trim | None, str]:
-        """Return the trim that is made, and why; none where nothing fires or none would pay."""
         if fired:
             made = trim(self.base, policy, self.context, self.target, costs)
             # Where only time has passed and nothing was to be done, the cut may as well stay.
@@ -402,7 +400,6 @@ def _is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningCo
 
 
 def _last_reply(entries: Sequence[Entry]) -> int | None:
-    """Return the place of the newest assistant message: the last request sent what stands before it."""
     for place in range(len(entries) - 1, -1, -1):
         if entries[place].message.role == "assistant":
             return place

@@ -32,10 +32,8 @@ _ANY: Final = 2**31 - 1  # a number of lines that no limit is
 _PASSES: Final = 8
 """How often the edits of one trim run at most. They run again where something was put back: of an output that
 came many times they clear one copy each time."""
-_RECALLED_ROUNDS: Final = 3
-"""The newest rounds, whose replies keep their hidden rounds; the current one is the first of them."""
-_RECALLED_SPANS: Final = 16
-"""Spans of which the same is true: an agent that runs 300 calls on one instruction has one round."""
+_RECALLED_ROUNDS: Final = 3  # the newest rounds, the current one included, whose replies keep their hidden rounds
+_RECALLED_SPANS: Final = 16  # likewise: an agent that runs 300 calls on one instruction has one round
 
 _by_position: Final = attrgetter("position")
 
@@ -129,7 +127,7 @@ def protected(
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
         inside = [span for span in spans if span.round == number]
         whole.update(inside[max(0, len(inside) - keep.spans) :])
-    if spans and (not users or open_calls(messages) is not None):
+    if spans and (not users or open_calls(messages)):
         whole.add(spans[-1])  # without a question of a user's something must be left to answer
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))

@@ -131,7 +131,6 @@ class _ResultClearing:
         return self._draft.replacing(result.place, self._edit.type, reason, shorter)
 
     def _inputs(self, span: Span) -> Iterator[Change]:
-        """Yield the change that clears the arguments of calls, once no result of them stands."""
         draft, block = self._draft, self._draft.messages[span.start]
         left = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
         if block is None or not self._cleared.issuperset(left):
@@ -202,7 +201,6 @@ def shorter_text(text: str, budget: int, known: Collection[str]) -> str:
 
 
 def _shorter(value: JsonValue, budget: int, known: Collection[str], levels: int) -> JsonValue:
-    """Return a value of a document with its long strings and lists cleared."""
     if isinstance(value, str) and not isinstance(value, Number):
         return shorter_text(value, budget, known)
     if not levels and (is_members(value) or is_items(value)):

@@ -81,7 +81,6 @@ class KeepToolCalls(BaseEdit, frozen=True):
                 yield from self._reduced(draft, span, kept)
 
     def _reduced(self, draft: Draft, span: Span, kept: Sequence[_Call]) -> Iterator[Change]:
-        """Leave of a span only the calls of `kept`, with their results."""
         reason = f"not among the newest {self.last} tool calls"
         staying = {position for call in kept for position in call.results}
         for position, message in draft.remaining(span.start, span.stop):

@@ -312,8 +312,7 @@ class Summarize(BaseEdit, frozen=True):
         return summary
 
 
-COMPACTION: Final = Summarize(mode="model", keep_rounds=0)
-"""How a model sums up where somebody asks for it and the policy does not say how."""
+COMPACTION: Final = Summarize(mode="model", keep_rounds=0)  # where the policy does not say how
 
 
 def _replaced(choice: Beginning, draft: Draft) -> int:
