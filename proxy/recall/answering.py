@@ -157,7 +157,6 @@ class Recall:
     """Answers calls of `recall_context`. One for the life of the process."""
 
     def __init__(self, store: Store) -> None:
-        """Read from `store`."""
         self._store = store
         self._searching = anyio.Semaphore(_SEARCHES)
 
@@ -226,7 +225,6 @@ class OwnTools:
     def __init__(
         self, names: Collection[str], recall: Recall, branch: RecallBranch, compress: Compress | None = None
     ) -> None:
-        """Answer calls of the tools `names` about `branch`; `compress` is None where no summary can be made."""
         self.names = frozenset(names)
         self._recall = recall
         self._branch = branch

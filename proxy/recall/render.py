@@ -97,7 +97,6 @@ class Pages:
     """A text in lines, numbered from 1."""
 
     def __init__(self, text: str) -> None:
-        """Split the text."""
         self.text = text
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -110,7 +109,6 @@ class Pages:
             at = stop + 1
 
     def __len__(self) -> int:
-        """Return the number of lines."""
         return len(self._starts)
 
     def number_at(self, offset: int) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+from cachetools import LRUCache
 from msgspec import Struct
 
 from proxy import __version__
@@ -58,7 +58,6 @@ class Caller(Struct, frozen=True, kw_only=True):
     query: bytes = b""  # query string of the client's request; some providers want one with each
 
     def __repr__(self) -> str:
-        """Show no key."""
         return f"Caller(tenant={self.tenant!r})"
 
 
@@ -72,7 +71,6 @@ class SummarizerTarget(Struct, frozen=True, kw_only=True):
     name: Hashable  # the breaker's key
 
     def __repr__(self) -> str:
-        """Show no key."""
         return f"SummarizerTarget(model={self.model!r})"
 
 
@@ -102,9 +100,8 @@ class Breaker:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start closed for every target; `clock` gives seconds."""
         self._clock = clock
-        self._states: OrderedDict[Hashable, _BreakerState] = OrderedDict()
+        self._states: LRUCache[Hashable, _BreakerState] = LRUCache(_TARGETS)
 
     def pause(self, name: Hashable) -> float:
         """Return the seconds for which no request passes; 0 if one may."""
@@ -130,9 +127,6 @@ class Breaker:
     def failed(self, name: Hashable, wait: float | None = None) -> None:
         """Count a failure. `wait` is the `Retry-After` in seconds; it starts a pause at once."""
         state = self._states.setdefault(name, _BreakerState())
-        self._states.move_to_end(name)
-        if len(self._states) > _TARGETS:
-            self._states.popitem(last=False)
         state.failures += 1
         pause = 0.0
         if state.trying or state.failures >= FAILURES:
@@ -152,7 +146,6 @@ class Summarizer:
     """Sends requests to the model that writes summaries. One for the life of the process."""
 
     def __init__(self, settings: SummarizerSettings, upstream: Upstream, breaker: Breaker | None = None) -> None:
-        """Send requests through `upstream`."""
         self.settings = settings
         self._upstream = upstream
         self._breaker = Breaker() if breaker is None else breaker

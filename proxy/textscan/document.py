@@ -77,10 +77,7 @@ def read(text: str) -> list[JsonValue] | Members | None:
 
 
 def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, int]:
-    """Return the object or array that begins at `start`, and where it stops.
-
-    Where there is none it returns None, and how far reading came.
-    """
+    """Return the object or array that begins at `start` and where it stops, or None and how far reading came."""
     if not text.startswith(OPENING, start):
         return None, start
     try:

@@ -287,7 +287,6 @@ def shown(text: str) -> str:
 
 
 def _end_line(line: list[str], lines: list[str]) -> None:
-    """Put the pieces of a line together, where they say anything."""
     joined = " ".join("".join(line).split())
     if joined and joined != "|":
         lines.append(joined)

@@ -157,9 +157,7 @@ _HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half an
 
 _LABELS: Final = re.compile(r"[^\W\d][\w-]*+")
 _NAMES: Final = re.compile(r"[^\W_]|[:=\n]")
-_BETWEEN: Final = frozenset(
-    {" ", ",", ", ", "\t", "', '", '", "'}
-)  # what most often stands between two values of a row
+_BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})  # what often stands between two values of a row
 _LABEL_REACH: Final = 60  # characters before a value in which its label is looked for
 _ROW: Final = 8  # characters between two values of one row, at most: they have one label
 

@@ -98,17 +98,11 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self._balance(draft.total, left)
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
-        """Tell whether waiting has cost as much as the trim does, and whether the session can afford it.
-
-        `tokens` are those of what would be sent with the trim, by place.
-        """
+        """Tell whether waiting cost as much as the trim to these `tokens`, and whether the session can afford it."""
         return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
-        """Return from which of the places `starts` on the changes in `draft` are best made; None where none are.
-
-        Of the trims that are timely, it is the one that saves most within the expected turns.
-        """
+        """Return from which of `starts` on the changes save most, where that is timely; None where it never is."""
         ahead = [0, *accumulate(self.tokens)]
         less = list(map(sub, self.tokens, draft.tokens))
         freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]

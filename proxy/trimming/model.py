@@ -54,11 +54,7 @@ class Prices(Struct, frozen=True, kw_only=True):
 
     def factor(self, tokens: int) -> float:
         """Return what a request of `tokens` input tokens costs, relative to one below every step."""
-        in_force = 1.0
-        for step in self.steps:
-            if tokens > step.above:
-                in_force = step.factor
-        return in_force
+        return next((step.factor for step in reversed(self.steps) if tokens > step.above), 1.0)
 
 
 ASSUMED: Final = Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024)

@@ -67,7 +67,6 @@ class Pin(Section, frozen=True):
 
 
 def _only_tool_output(edit: Edit) -> Edit:
-    """Refuse an edit that decides about more than one message's own content."""
     if not isinstance(edit, ToolOutputEdit):
         allowed = ", ".join(TOOL_OUTPUT_TYPES)
         raise ValueError(f"{edit.type} may not stand under on_arrival; allowed here: {allowed}")  # noqa: TRY004  pydantic turns a ValueError, not a TypeError, into an error of the file

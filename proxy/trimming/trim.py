@@ -116,10 +116,7 @@ def draft_of(
 def protected(
     messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
 ) -> frozenset[int]:
-    """Return the places that no edit may touch, always those of whole spans.
-
-    They are pinned messages, the latest user message, open calls, and what the policy's `keep` names.
-    """
+    """Return the places, of whole spans, of pins, the latest user message, open calls and what `keep` names."""
     users = [place for place, message in enumerate(messages) if message.role == "user"]
     keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
     if keep.first_user:

@@ -179,10 +179,7 @@ def digest_in(stub: str, ref: str) -> str:
 
 
 def shorter_arguments(arguments: str, budget: int, known: Collection[str]) -> str:
-    """Return a call's arguments, JSON like before, each long string with a digest of `budget` characters.
-
-    Arguments that would not get shorter stay. What is no JSON object becomes one that holds its digest.
-    """
+    """Return arguments as JSON, each long string with a digest of `budget` characters, if that is shorter."""
     document = read(arguments)
     if is_members(document):
         cleared = _shorter(document, budget, known, _LEVELS)

@@ -193,7 +193,6 @@ class _CompactForm:
         )
 
     def _written(self, made: JsonValue) -> str:
-        """Return a cut document as text: what it still holds of records may be a table."""
         table = tabulated(made) if "table" in self._edit.methods else None
         return write(made if table is None else table)
 
