@@ -16,6 +16,7 @@
       · StoreUnavailable      503  the database cannot be read or written
       · ConfigurationError         stops the start (exit code 2)
       · ClientLeft                 the client closed its connection; nothing can be sent
+      · NoAnswer                   the summarizer gave no usable answer; no summary is made
 
 A message says what is wrong and what to do. `PalimpsestError.body` is the only place that formats errors.
 """
@@ -137,3 +138,15 @@ class ConfigurationError(PalimpsestError):
 
 class ClientLeft(PalimpsestError):
     """The client closed its connection before its request was complete. Nothing can be sent to it."""
+
+
+class NoAnswer(PalimpsestError):
+    """The summarizer gave no answer that can be checked. The message quotes nothing that was sent."""
+
+    def __init__(
+        self, message: str, *, wait: float | None = None, too_long: bool = False, window: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.wait = wait  # seconds of its `Retry-After`
+        self.too_long = too_long  # whether the request was too long for the model
+        self.window = window  # the model's context window in tokens, if it says so

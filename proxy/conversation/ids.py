@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Final
 
 from proxy.dialects import Message, body_id, hash_of
 
-ROOT: Final = ""
-"""The parent of every first message. It is no node itself."""
+ROOT: Final = ""  # the parent of every first message. It is no node itself
 
 
 def node_id(parent: str, message: Message) -> str:
-    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`).
-
-    The message counts by a hash of its own, so that its canonical form need be made only once, wherever it stands.
-    """
+    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`)."""
     return child(parent, content_hash(message))
 
 
@@ -33,11 +30,7 @@ def child(parent: str, content: bytes) -> str:
 
 def names_under(parent: str, contents: Iterable[bytes]) -> list[str]:
     """Return the names of messages with these content hashes in a row under `parent`, oldest first."""
-    names: list[str] = []
-    for content in contents:
-        parent = child(parent, content)
-        names.append(parent)
-    return names
+    return list(accumulate(contents, child, initial=parent))[1:]
 
 
 def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], list[bytes]]:

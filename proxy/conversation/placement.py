@@ -14,7 +14,7 @@ planned. The replies are siblings.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -26,32 +26,14 @@ TWIN_MS: Final = 60_000
 differ, and a reply has its time before it is stored."""
 
 
-class StoredMessage(Protocol):
-    """A message of the log, as far as placement depends on it."""
+class StoredMessage(Struct, frozen=True, kw_only=True):
+    """A message at its place in the log."""
 
-    @property
-    def node(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def parent(self) -> str:
-        """The node before it."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Messages from the root to it, itself included."""
-        ...
-
-    @property
-    def agent(self) -> str | None:
-        """Who wrote it, where that is known."""
-
-    @property
-    def message(self) -> Message:
-        """What it says."""
-        ...
+    node: str
+    parent: str
+    depth: int  # number of messages from the root to this one, itself included
+    agent: str | None
+    message: Message
 
 
 Stored = TypeVar("Stored", bound=StoredMessage)
@@ -62,9 +44,7 @@ class ResultsPlace(Struct, frozen=True, kw_only=True):
 
     block: int  # the newest block with a call that the first of them answers
     stop: int  # after the block and the results right after it
-    since: int
-    """The first message that was said since: from here on all goes before the block. The length of the branch where
-    nothing must."""
+    since: int  # from here on all goes before the block; the branch's length where nothing must
     repeated: int | None  # where the very same messages stand already, behind the block; None where they are new
 
 
@@ -75,8 +55,7 @@ class Placement(Struct, Generic[Stored], frozen=True, kw_only=True):
     depth: int = 0  # depth of `base`, where results were placed
     carried: Sequence[Stored] = ()  # what comes to stand before them once more, in its new order
     beside: bool = False  # whether the head stays where it is
-    block: Stored | None = None
-    """The message whose calls they answer, where anything but its results stands behind it."""
+    block: Stored | None = None  # the message whose calls they answer, where anything but its results stands behind it
 
     @property
     def end(self) -> str:

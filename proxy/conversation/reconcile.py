@@ -54,11 +54,9 @@ class Mode(StrEnum):
     FULL = "full"
 
 
-APPENDING: Final = frozenset({Kind.FIRST, Kind.APPEND})
-"""A session whose last arrival is one of these is used by appending, until it resends."""
+APPENDING: Final = frozenset({Kind.FIRST, Kind.APPEND})  # after one of these a session appends, until it resends
 
-_AT_ONCE: Final = 16
-"""Names in one question while a prefix is searched for: a thousand names then take three questions."""
+_AT_ONCE: Final = 16  # names in one question while a prefix is searched for: a thousand names then take three questions
 
 
 class Manner(Struct, frozen=True, kw_only=True):
@@ -72,16 +70,13 @@ class Manner(Struct, frozen=True, kw_only=True):
 class Incoming(Struct, frozen=True, kw_only=True):
     """A request, as far as its place in the log depends on it."""
 
-    names: Sequence[str]
-    """The nodes its messages would be in a row under the root, oldest first; instructions not counted."""
+    names: Sequence[str]  # the nodes of its messages in a row under the root, oldest first
     contents: Sequence[bytes] = ()  # their `content_hash`es
     replies: Sequence[int] = ()  # positions of the assistant messages among them
     retried: bool = False  # whether the client announces that it sends this request again
     mode: Mode = Mode.AUTO
     answers: bool = False  # whether it begins with the result of a call
-    manner: Manner | None = None
-    """How it asks; None where it belongs to the conversation whatever its manner (it answers calls, or names its
-    agent)."""
+    manner: Manner | None = None  # how it asks; None where it surely belongs to the conversation
 
     @property
     def speaks(self) -> bool:
@@ -127,8 +122,7 @@ class Log(Struct, frozen=True, kw_only=True):
     arrival: str | None = None  # the kind of the last request that was answered
     last: Last | None = None
     manner: Manner | None = None  # how the conversation was last asked for; None where that is not known
-    prefix: int | None = None
-    """How many of the request's names are stored, from the first on, where somebody has asked already."""
+    prefix: int | None = None  # how many of the request's names are stored, where that is known
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
@@ -138,8 +132,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     base: str  # the node under which its new messages go
     fresh: int  # number of its messages that the branch of `base` holds already: those from here on are new
     at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
-    beside: bool = False
-    """Whether the session has gone on from elsewhere: what comes of this request is kept, the head stays."""
+    beside: bool = False  # whether the session has gone on from elsewhere: the head stays
 
     @property
     def moves_head(self) -> bool:

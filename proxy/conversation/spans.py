@@ -24,14 +24,6 @@ class Round(Struct, frozen=True, kw_only=True):
     stop: int  # position after its last message
 
 
-class OpenCalls(Struct, frozen=True, kw_only=True):
-    """The last span, where it still waits for results."""
-
-    span: Span
-    ids: tuple[str, ...]
-    """The ids that have no result yet, in the order of the calls; "" for a call of the older form."""
-
-
 def spans(messages: Sequence[Message]) -> tuple[Span, ...]:
     """Return the spans of `messages`, in order; together they cover every position once."""
     return messages[0].dialect.spans(messages) if messages else ()
@@ -59,15 +51,11 @@ def rounds(messages: Sequence[Message]) -> tuple[Round, ...]:
     )
 
 
-def open_calls(messages: Sequence[Message]) -> OpenCalls | None:
-    """Return the calls of the last span that have no result yet; None where there are none."""
+def open_calls(messages: Sequence[Message]) -> tuple[str, ...]:
+    """Return the ids of calls of the last span that have no result yet; "" for a call of the older form."""
     if not messages:
-        return None
+        return ()
     start = span_start(messages, len(messages) - 1)
     block, results = messages[start], messages[start + 1 :]
     waiting = [call for call in block.calls if not any(result.answers_call(call) for result in results)]
-    ids = [call.id for call in waiting if call.id or call.legacy]
-    if not ids:
-        return None
-    number = sum(message.role == "user" for message in messages)
-    return OpenCalls(span=Span(start=start, stop=len(messages), round=number), ids=tuple(dict.fromkeys(ids)))
+    return tuple(dict.fromkeys(call.id for call in waiting if call.id or call.legacy))

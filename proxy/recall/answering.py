@@ -63,23 +63,16 @@ UNAVAILABLE: Final = (
 FAILED: Final = "This did not work, for a reason that is not yours. Go on without it."
 NO_COMPRESSION: Final = "No summary can be made here. Go on without one."
 
-_PASSAGES: Final = 8
-"""Messages in the answer to a search."""
-_MOST_MESSAGES: Final = 50_000
-"""Messages that are searched, the newest ones."""
-_MOST_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of messages that are searched."""
-_PORTION: Final = 2_000
-"""Messages that are read from the store at once."""
-_SEARCHES: Final = 2
-"""Searches at one time; it bounds the memory that they take."""
-_SECONDS: Final = 20.0
-"""Time limit of an answer."""
+_PASSAGES: Final = 8  # messages in the answer to a search
+_MOST_MESSAGES: Final = 50_000  # messages that are searched, the newest ones
+_MOST_BYTES: Final = 32 * 1024 * 1024  # bytes of messages that are searched
+_PORTION: Final = 2_000  # messages that are read from the store at once
+_SEARCHES: Final = 2  # searches at one time; it bounds the memory that they take
+_SECONDS: Final = 20.0  # time limit of an answer
 
 _LOG: Final = logging.getLogger("palimpsest.recall")
 
-Compress = Callable[[], Awaitable[str]]
-"""Requests a summary; returns what the model is told."""
+Compress = Callable[[], Awaitable[str]]  # requests a summary; returns what the model is told
 
 
 def offered(
@@ -104,8 +97,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     ref: str
     query: str
-    lines: str
-    """`a-b`, or whatever else was given."""
+    lines: str  # `a-b`, or whatever else was given
     grep: str
 
 
@@ -143,16 +135,11 @@ def read_asked(arguments: str) -> Asked:
 class RecallBranch(Struct, frozen=True, kw_only=True):
     """The branch that is read: the stored messages up to a node, and the request's own that have no node yet."""
 
-    key: str
-    """The session's internal name; no other session is read."""
-    tip: str
-    """The last stored node of the branch; `ROOT` where there is none."""
-    depth: int
-    """Number of messages up to `tip`."""
-    fresh: tuple[Message, ...] = ()
-    """The messages after `tip`, as they arrived."""
-    whole: frozenset[int] = frozenset()
-    """Positions of the messages that the model was sent unchanged; a search leaves them out."""
+    key: str  # the session's internal name; no other session is read
+    tip: str  # the last stored node of the branch; `ROOT` where there is none
+    depth: int  # number of messages up to `tip`
+    fresh: tuple[Message, ...] = ()  # the messages after `tip`, as they arrived
+    whole: frozenset[int] = frozenset()  # positions that the model was sent unchanged; a search skips them
 
     @property
     def messages(self) -> int:
@@ -170,7 +157,6 @@ class Recall:
     """Answers calls of `recall_context`. One for the life of the process."""
 
     def __init__(self, store: Store) -> None:
-        """Read from `store`."""
         self._store = store
         self._searching = anyio.Semaphore(_SEARCHES)
 
@@ -239,7 +225,6 @@ class OwnTools:
     def __init__(
         self, names: Collection[str], recall: Recall, branch: RecallBranch, compress: Compress | None = None
     ) -> None:
-        """Answer calls of the tools `names` about `branch`; `compress` is None where no summary can be made."""
         self.names = frozenset(names)
         self._recall = recall
         self._branch = branch

@@ -22,10 +22,8 @@ from msgspec import Struct
 from proxy.dialects import Message
 from proxy.recall.render import Findings, Pages, Passage
 
-MOST_TERMS: Final = 16
-"""Terms of a query that are used."""
-_LONGEST_QUERY: Final = 1_000
-"""Characters of a query that are read."""
+MOST_TERMS: Final = 16  # terms of a query that are used
+_LONGEST_QUERY: Final = 1_000  # characters of a query that are read
 _SPACELESS: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
@@ -33,27 +31,17 @@ _SPACELESS: Final = (
 _SPACELESS_RUN: Final = re.compile(rf"[{_SPACELESS}]+")
 _LETTER: Final = rf"[^\W{_SPACELESS}]"
 _TOKEN: Final = re.compile(rf"[{_SPACELESS}]+|{_LETTER}+(?:[-./:@#+\\$%&~=]{{1,3}}{_LETTER}+)*")
-_FIRST_SPACELESS: Final = "\u0e00"
-"""Letters from here on do not continue a word."""
+_FIRST_SPACELESS: Final = "\u0e00"  # letters from here on do not continue a word
 _STEM_AND_ENDING: Final = re.compile("([a-z]{4,}?)(?:ing|ed|es|s)?")
-_MISSES: Final = 50
-"""Occurrences inside other words after which a text is not searched further for a term."""
-_RANKED: Final = 64
-"""Messages that are compared line by line."""
-_WINDOW: Final = 5
-"""Lines in a row whose terms count as close together."""
-_OCCURRENCES: Final = 200
-"""Occurrences of a term in a message that are used."""
-_LINES: Final = 4
-"""Lines of a message that are shown."""
-_APART: Final = 0.25
-"""Factor for terms elsewhere in the message."""
-_PHRASE: Final = 0.5
-"""Bonus for the query as a phrase, as a part of the weight of all terms."""
-_WEAK: Final = 0.35
-"""Passages that score less than this part of the best score are dropped."""
-_STRONG: Final = 0.5
-"""Left-out messages that score at least this part of the best score are counted."""
+_MISSES: Final = 50  # occurrences inside other words after which a text is not searched further for a term
+_RANKED: Final = 64  # messages that are compared line by line
+_WINDOW: Final = 5  # lines in a row whose terms count as close together
+_OCCURRENCES: Final = 200  # occurrences of a term in a message that are used
+_LINES: Final = 4  # lines of a message that are shown
+_APART: Final = 0.25  # factor for terms elsewhere in the message
+_PHRASE: Final = 0.5  # bonus for the query as a phrase, as a part of the weight of all terms
+_WEAK: Final = 0.35  # passages that score less than this part of the best score are dropped
+_STRONG: Final = 0.5  # left-out messages that score at least this part of the best score are counted
 
 
 def search(messages: Sequence[Message], query: str, most: int, leave_out: Container[int] = ()) -> Findings:
@@ -83,7 +71,6 @@ def search(messages: Sequence[Message], query: str, most: int, leave_out: Contai
 
 
 def _matching_terms(low: str, terms: Sequence[Term]) -> set[int]:
-    """Return the numbers of the terms that a text in lower case contains."""
     return {
         number for number, term in enumerate(terms) if term.text in low and next(places(low, term), None) is not None
     }
@@ -128,12 +115,9 @@ class Term(Struct, frozen=True, kw_only=True):
     """A part of a query, in lower case."""
 
     text: str
-    weight: float
-    """What it says by itself, before its rarity is known."""
-    begins: bool = True
-    """Whether it must stand at the beginning of a word."""
-    ends: bool = False
-    """Whether it must stand at the end of a word. A change between letters and digits ends one, too."""
+    weight: float  # what it says by itself, before its rarity is known
+    begins: bool = True  # whether it must stand at the beginning of a word
+    ends: bool = False  # whether it must stand at the end of a word. A change between letters and digits ends one, too
 
 
 def terms_of(query: str) -> tuple[Term, ...]:

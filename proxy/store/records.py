@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from proxy.conversation import Arrival, Incoming
+from proxy.conversation import Arrival, Incoming, StoredMessage
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.trimming import Change, Cut, Hidden
@@ -89,21 +89,16 @@ class SessionRow(Struct, frozen=True, kw_only=True):
     after it; each once."""
 
 
-class NodeRow(Struct, frozen=True, kw_only=True):
+class NodeRow(StoredMessage, frozen=True, kw_only=True):
     """One stored message at its place in the tree."""
 
-    node: str
-    parent: str
-    depth: int  # number of messages from the root to this one, itself included
     round: int  # user messages from the root to this one, itself included
     tokens_total: int  # tokens of all messages from the root to this one
     body: str  # name of its text (`body_id` of `message.raw`)
-    message: Message
     tokens: int
     source: Source
     partial: bool  # a reply that broke off
     exchange: str | None  # the exchange that brought it; None where it was imported
-    agent: str | None
     policy: str | None  # version of the policy under which it was first sent; None for replies
     arrival: tuple[Change, ...] | None
     """What `on_arrival` decided when it was first sent; None where it has not been sent yet."""

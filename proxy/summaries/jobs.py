@@ -25,23 +25,21 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.dialects.jsontext import is_object
-from proxy.errors import PalimpsestError, StoreUnavailable
+from proxy.errors import NoAnswer, PalimpsestError, StoreUnavailable
 from proxy.models import ModelFacts, cost
 from proxy.store import Store, SummaryRow, SummaryStatus, sanitize
 from proxy.summaries.prompt import Part, parts, prompt_of
 from proxy.summaries.render import Content, CoveredFacts, Limits, SummaryState, facts_of, render, user_texts
-from proxy.summaries.summarizer import Caller, ModelAnswer, NoAnswer, Summarizer, SummarizerTarget
+from proxy.summaries.summarizer import Caller, ModelAnswer, Summarizer, SummarizerTarget
 from proxy.summaries.validate import CoveredText, bare, language_of, refusal
 from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
 _LOG: Final = logging.getLogger("palimpsest.summaries")
-_AT_ONCE: Final = 16
-"""Summaries that one process makes at the same time; each holds messages and a connection to the upstream."""
+_AT_ONCE: Final = 16  # summaries of one process at the same time; each holds messages and a connection
 _QUOTED: Final = re.compile(r"(?::| \().*", re.DOTALL)
 """The part of a reason that quotes the narrative. Receipts show it, logs do not."""
-GRACE: Final = 2.0
-"""Seconds for which the end of the process waits for running summaries."""
+GRACE: Final = 2.0  # seconds for which the end of the process waits for running summaries
 
 NOT_YET: Final = "the summary is still being made"
 _ELSEWHERE: Final = "another process is making the summary"
@@ -50,35 +48,24 @@ _PAUSED: Final = "the summarizer failed repeatedly and is paused"
 _CLOSING: Final = "the proxy is being closed"
 _FAULT: Final = "making a summary failed by a fault of the proxy's own"
 
-TRIES: Final = 2
-"""Requests for each part of a transcript; the second one after a refused answer."""
-UNKNOWN_WINDOW: Final = 60_000
-"""Tokens of a transcript that are sent at once to a model of unknown context window."""
-_LONGEST_PART: Final = 120_000
-"""Tokens of a transcript that are sent at once at most: models overlook most of a longer one."""
-_SHARE: Final = 0.7
-"""Part of a context window that the transcript may take."""
+TRIES: Final = 2  # requests for each part of a transcript; the second one after a refused answer
+UNKNOWN_WINDOW: Final = 60_000  # tokens of a transcript that are sent at once to a model of unknown context window
+_LONGEST_PART: Final = 120_000  # tokens that are sent at once: models overlook most of a longer transcript
+_SHARE: Final = 0.7  # part of a context window that the transcript may take
 _LEAST_PART: Final = 1_000
-_SHORTER: Final = 3
-"""Attempts with shorter and shorter parts where the model finds them too long."""
-_OWN_SHARE: Final = 0.25
-"""Part of a summary's room for the user's own messages, where the policy names none."""
-_SHORT_ONES: Final = 2
-"""Factor of that share up to which short messages may exceed it."""
-_PORTION: Final = 2_000
-"""Messages that are read from the store at once."""
-_FIRST_WAIT: Final = 0.05
+_SHORTER: Final = 3  # attempts with shorter and shorter parts where the model finds them too long
+_OWN_SHARE: Final = 0.25  # part of a summary's room for the user's own messages, where the policy names none
+_SHORT_ONES: Final = 2  # factor of that share up to which short messages may exceed it
+_PORTION: Final = 2_000  # messages that are read from the store at once
+_FIRST_WAIT: Final = 0.05  # seconds between two attempts to take another worker's lease: at first, and at most
 _LONGEST_WAIT: Final = 0.5
-"""Seconds between two attempts to take another worker's lease."""
 _DEEPEST: Final = 2**31 - 1
 _NUMBERS: Final = (int, float)
 
 Start = Callable[[Coroutine[Any, Any, "Attempt"]], "asyncio.Task[Attempt]"]
 """Runs a coroutine in a task that no request can cancel (`Background.start`)."""
-FactsOf = Callable[[str, str], ModelFacts]
-"""Returns what is known of a model at a base URL."""
-CountAll = Callable[[Sequence[Message]], list[int]]
-"""Counts the tokens of each message."""
+FactsOf = Callable[[str, str], ModelFacts]  # returns what is known of a model at a base URL
+CountAll = Callable[[Sequence[Message]], list[int]]  # counts the tokens of each message
 Result = TypeVar("Result")
 
 
@@ -92,38 +79,26 @@ class Given(Struct, frozen=True, kw_only=True):
 class Work(Struct, frozen=True, kw_only=True):
     """One summary to be made."""
 
-    key: str
-    """The session's internal name."""
-    session: str
-    """The session's id, for the log."""
-    tip: str
-    """A node at or after the last message to be covered; stored, unless `given` is set."""
+    key: str  # the session's internal name
+    session: str  # the session's id, for the log
+    tip: str  # a node at or after the last message to be covered; stored, unless `given` is set
     wanted: SummaryRequest
     edit: Summarize
-    model: str
-    """The model that the session's requests ask for, and that will read the summary."""
+    model: str  # the model that the session's requests ask for, and that will read the summary
     caller: Caller
-    asked: bool = False
-    """Whether somebody asked for it: then an earlier refusal does not count."""
-    has_target: bool = True
-    """Whether the policy has a target; without one the room does not limit the size."""
-    exchange: str | None = None
-    """The exchange that began it."""
-    attempt: SummaryRow | None = None
-    """The newest attempt on this branch, where it is known."""
-    given: Given | None = None
-    """The messages; None: they are read from the store."""
-    hint: str = ""
-    """A sentence in the summary on how its reader can read more; may be empty."""
+    asked: bool = False  # whether somebody asked for it: then an earlier refusal does not count
+    has_target: bool = True  # whether the policy has a target; without one the room does not limit the size
+    exchange: str | None = None  # the exchange that began it
+    attempt: SummaryRow | None = None  # the newest attempt on this branch, where it is known
+    given: Given | None = None  # the messages; None: they are read from the store
+    hint: str = ""  # a sentence in the summary on how its reader can read more; may be empty
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
     """The outcome of making a summary."""
 
-    row: SummaryRow | None
-    """The summary, or a stored attempt without one; None where nothing was stored."""
-    reason: str = ""
-    """Why there is no summary, for the receipt; empty where there is one."""
+    row: SummaryRow | None  # the summary, or a stored attempt without one; None where nothing was stored
+    reason: str = ""  # why there is no summary, for the receipt; empty where there is one
 
 
 # ------------------------------------------------------------------------------------ reading the branch
@@ -132,16 +107,12 @@ class Attempt(Struct, frozen=True, kw_only=True):
 class Stretch(Struct, frozen=True, kw_only=True):
     """The messages that a summary covers beyond those of its predecessor."""
 
-    start: int
-    """Position of the first of `messages`."""
+    start: int  # position of the first of `messages`
     messages: tuple[Message, ...]
     nodes: tuple[str, ...]
-    tokens: int
-    """Tokens of the branch up to the last of `messages`."""
-    earlier: tuple[str, ...]
-    """The user's words in the messages before `start`, oldest first."""
-    predecessor: SummaryRow | None
-    """The summary of the messages before `start`; None where `start` is 0."""
+    tokens: int  # tokens of the branch up to the last of `messages`
+    earlier: tuple[str, ...]  # the user's words in the messages before `start`, oldest first
+    predecessor: SummaryRow | None  # the summary of the messages before `start`; None where `start` is 0
 
     @property
     def stop(self) -> int:
@@ -152,20 +123,16 @@ class Stretch(Struct, frozen=True, kw_only=True):
 class BranchState(Struct, frozen=True, kw_only=True):
     """What is stored of a branch that is to be summarised."""
 
-    newest: SummaryRow | None
-    """The ready summary that covers most."""
-    attempt: SummaryRow | None
-    """The newest attempt, whatever its outcome."""
-    stretch: Stretch | None
-    """What is to be covered; None where `newest` covers it, or the branch is too short."""
+    newest: SummaryRow | None  # the ready summary that covers most
+    attempt: SummaryRow | None  # the newest attempt, whatever its outcome
+    stretch: Stretch | None  # what is to be covered; None where `newest` covers it, or the branch is too short
 
 
 class _BranchMessage(Struct, frozen=True, kw_only=True):
     position: int
     node: str
     message: Message
-    total: int
-    """Tokens of the branch up to this message."""
+    total: int  # tokens of the branch up to this message
 
 
 async def read_branch(store: Store, work: Work, count: CountAll) -> BranchState:
@@ -234,10 +201,8 @@ class Spending(Struct, kw_only=True):
     """What all requests for one summary took together."""
 
     tries: int = 0
-    usage: dict[str, Any] | None = None
-    """The sum of the reported numbers; None where none were reported."""
-    cost: float | None = None
-    """Dollars; None where no price is known."""
+    usage: dict[str, Any] | None = None  # the sum of the reported numbers; None where none were reported
+    cost: float | None = None  # dollars; None where no price is known
 
     def add(self, usage: Mapping[str, Any] | None, spent: float | None) -> None:
         """Add one request."""
@@ -251,20 +216,16 @@ class Spending(Struct, kw_only=True):
 class _Ground(Struct, frozen=True, kw_only=True):
     """What code takes from the messages before a model is asked."""
 
-    facts: CoveredFacts
-    """Of all messages that the summary covers."""
-    own: Sequence[str]
-    """The user's words in them."""
+    facts: CoveredFacts  # of all messages that the summary covers
+    own: Sequence[str]  # the user's words in them
     source: CoveredText
     language: Language
-    previous: str
-    """The narrative of the summary before."""
-    tokens: int
-    """Tokens of what the summary replaces: the messages, and the summary before."""
+    previous: str  # the narrative of the summary before
+    tokens: int  # tokens of what the summary replaces: the messages, and the summary before
 
 
-class _RefusedAnswer(Exception):
-    """The model's answer cannot be used; the text says why."""
+class _RefusedAnswer(PalimpsestError):
+    """The model's answer cannot be used; the message says why."""
 
 
 class Writer:
@@ -278,8 +239,7 @@ class Writer:
         self._counter = counter
         self._facts = facts
         self._clock = clock
-        self._thread = anyio.CapacityLimiter(1)
-        """Slow work runs in one thread, so that requests keep theirs."""
+        self._thread = anyio.CapacityLimiter(1)  # slow work runs in one thread, so that requests keep theirs
 
     async def write(self, stretch: Stretch, work: Work, target: SummarizerTarget) -> SummaryRow:
         """Write the summary of a stretch; the row says why there is no text. Log the outcome without content."""
@@ -292,9 +252,9 @@ class Writer:
             state = SummaryState(facts=ground.facts, told=narrative).write()
             outcome |= {"status": SummaryStatus.READY, "model": model, "text": text, "tokens": tokens, "state": state}
         except NoAnswer as why:
-            outcome |= {"status": SummaryStatus.FAILED, "reason": why.reason}
+            outcome |= {"status": SummaryStatus.FAILED, "reason": why.message}
         except _RefusedAnswer as why:
-            outcome |= {"status": SummaryStatus.REFUSED, "reason": str(why)}
+            outcome |= {"status": SummaryStatus.REFUSED, "reason": why.message}
         row = SummaryRow(
             id=f"sum_{secrets.token_hex(12)}",
             node=stretch.nodes[-1],
@@ -410,7 +370,6 @@ class Writer:
         return refusal(text, ground.source, tokens=tokens, replaced=ground.tokens, language=ground.language)
 
     def _render(self, narrative: str, ground: _Ground, stretch: Stretch, work: Work) -> tuple[str, int]:
-        """Return the text as it is sent, and its tokens."""
         edit, room = work.edit, work.wanted.room
         own = short = edit.verbatim_user_tokens
         if own is None or short is None:
@@ -465,21 +424,16 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 class Terms(Struct, frozen=True, kw_only=True):
     """How leases are held: short, and renewed, so that the lease of a dead worker ends soon. In seconds."""
 
-    seconds: float = 15.0
-    """How long a lease holds unless it is renewed."""
+    seconds: float = 15.0  # how long a lease holds unless it is renewed
     renewed_after: float = 5.0
-    clock: Callable[[], float] = time.time
-    """Workers on several hosts compare it."""
+    clock: Callable[[], float] = time.time  # workers on several hosts compare it
 
 
 @asynccontextmanager
 async def held(
     store: Store, key: str, name: str, holder: str, terms: Terms, *, patience: float = 0.0
 ) -> AsyncGenerator[bool]:
-    """Hold the lease `name` of a session while the block runs; yield whether it was obtained.
-
-    Wait up to `patience` seconds for another holder's lease.
-    """
+    """Hold a session's lease while the block runs, waiting `patience` seconds for it; yield whether it was obtained."""
 
     async def take() -> bool:
         now = terms.clock()
@@ -538,8 +492,7 @@ class Summaries:
         self._terms = Terms() if terms is None else terms
         self._writer = Writer(summarizer, counter, facts, self._terms.clock)
         self._grace = grace
-        self._running: dict[tuple[str, str], asyncio.Task[Attempt]] = {}
-        """The running tasks, by session and recipe."""
+        self._running: dict[tuple[str, str], asyncio.Task[Attempt]] = {}  # the running tasks, by session and recipe
         self._slots = asyncio.Semaphore(at_once)
         self._closing = False
 
@@ -556,10 +509,7 @@ class Summaries:
         return _PAUSED if self._summarizer.pause(self._summarizer.target(model, caller)) > 0 else ""
 
     async def make(self, work: Work, patience: float | None = None) -> Attempt:
-        """Make a summary and wait for it up to `patience` seconds; afterwards it goes on in the background.
-
-        By default wait as long as one answer of the summarizer may take.
-        """
+        """Make a summary and wait for it, by default as long as one answer may take; afterwards it goes on alone."""
         if patience is None:
             patience = self._summarizer.settings.timeout
         ends = time.monotonic() + patience
@@ -609,7 +559,6 @@ class Summaries:
             return await _without_raising(work, self._make_now(work))  # the task group of `held` would wrap errors
 
     async def _make_now(self, work: Work) -> Attempt:
-        """Make the summary; the lease is held."""
         count = partial(self._count.messages, model=work.model)
         known = await read_branch(self._store, work, count)
         if known.newest is not None and known.newest.until >= work.wanted.stop:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
+from cachetools import LRUCache
 from msgspec import Struct
 
 from proxy import __version__
@@ -22,16 +22,13 @@ from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import text_of
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import is_object, read, write
-from proxy.errors import UpstreamBusy, UpstreamError, UpstreamTimeout
+from proxy.errors import NoAnswer, UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.summaries.prompt import Prompt
 from proxy.upstream import Answer, Destination, Upstream
 
-_LONGEST_ANSWER: Final = 4 * 1024 * 1024
-"""Bytes of the longest answer that is read."""
-_LONGEST_WAIT: Final = 20.0
-"""Seconds of the longest `Retry-After` that is waited for."""
-_BUSY: Final = frozenset({429, 503, 529})
-"""Statuses of a summarizer that is busy."""
+_LONGEST_ANSWER: Final = 4 * 1024 * 1024  # bytes of the longest answer that is read
+_LONGEST_WAIT: Final = 20.0  # seconds of the longest `Retry-After` that is waited for
+_BUSY: Final = frozenset({429, 503, 529})  # statuses of a summarizer that is busy
 _OWN_HEADERS: Final = (
     (b"content-type", b"application/json"),
     (b"accept", b"application/json"),
@@ -45,29 +42,22 @@ _FORWARDED: Final = frozenset(
     }
 )
 """Headers of the client that identify it; its other headers belong to its own request."""
-_REASONING: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
-"""Reasoning that some model servers send in front of the text."""
+_REASONING: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)  # what some servers send before the text
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
-FAILURES: Final = 3
-"""Failures in a row that open the breaker."""
-PAUSE: Final = 30.0
-"""Seconds of the first pause."""
+FAILURES: Final = 3  # failures in a row that open the breaker
+PAUSE: Final = 30.0  # seconds of the first pause
 LONGEST_PAUSE: Final = 600.0
-_TARGETS: Final = 1024
-"""Targets that the breaker remembers: they contain model names, which come from clients."""
+_TARGETS: Final = 1024  # targets that the breaker remembers: they contain model names, which come from clients
 
 
 class Caller(Struct, frozen=True, kw_only=True):
     """The client on whose behalf a summary is made, for a summarizer without a key of its own."""
 
     tenant: str
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of the client's request. Those that identify it are sent where its requests go, and nowhere else."""
-    query: bytes = b""
-    """Query string of the client's request; some providers want one with each."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # those that identify it go where its requests go, and nowhere else
+    query: bytes = b""  # query string of the client's request; some providers want one with each
 
     def __repr__(self) -> str:
-        """Show no key."""
         return f"Caller(tenant={self.tenant!r})"
 
 
@@ -78,53 +68,27 @@ class SummarizerTarget(Struct, frozen=True, kw_only=True):
     destination: Destination
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
-    name: Hashable
-    """The breaker's key."""
+    name: Hashable  # the breaker's key
 
     def __repr__(self) -> str:
-        """Show no key."""
         return f"SummarizerTarget(model={self.model!r})"
 
 
 class ModelAnswer(Struct, frozen=True, kw_only=True):
     """The summarizer's answer."""
 
-    text: str
-    """Without reasoning; may be empty."""
-    finish: str | None
-    """Why it ended (`stop`, `length`, …), if it says so."""
-    calls: bool
-    """Whether it calls tools, though it was offered none."""
+    text: str  # without reasoning; may be empty
+    finish: str | None  # why it ended (`stop`, `length`, …), if it says so
+    calls: bool  # whether it calls tools, though it was offered none
     usage: Mapping[str, Any] | None
-    model: str
-    """The model's name in the answer."""
-
-
-class NoAnswer(Exception):
-    """The summarizer gave no answer that can be checked. The reason quotes nothing that was sent."""
-
-    def __init__(
-        self, reason: str, *, wait: float | None = None, too_long: bool = False, window: int | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.wait = wait
-        """Seconds of its `Retry-After`."""
-        self.too_long = too_long
-        """Whether the request was too long for the model."""
-        self.window = window
-        """The model's context window in tokens, if it says so."""
+    model: str  # the model's name in the answer
 
 
 class _BreakerState(Struct, kw_only=True):
-    failures: int = 0
-    """Failures in a row."""
-    pauses: int = 0
-    """Pauses in a row."""
-    until: float = 0.0
-    """The end of the pause."""
-    trying: bool = False
-    """Whether the one request after a pause is under way."""
+    failures: int = 0  # failures in a row
+    pauses: int = 0  # pauses in a row
+    until: float = 0.0  # the end of the pause
+    trying: bool = False  # whether the one request after a pause is under way
 
 
 class Breaker:
@@ -136,9 +100,8 @@ class Breaker:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start closed for every target; `clock` gives seconds."""
         self._clock = clock
-        self._states: OrderedDict[Hashable, _BreakerState] = OrderedDict()
+        self._states: LRUCache[Hashable, _BreakerState] = LRUCache(_TARGETS)
 
     def pause(self, name: Hashable) -> float:
         """Return the seconds for which no request passes; 0 if one may."""
@@ -164,9 +127,6 @@ class Breaker:
     def failed(self, name: Hashable, wait: float | None = None) -> None:
         """Count a failure. `wait` is the `Retry-After` in seconds; it starts a pause at once."""
         state = self._states.setdefault(name, _BreakerState())
-        self._states.move_to_end(name)
-        if len(self._states) > _TARGETS:
-            self._states.popitem(last=False)
         state.failures += 1
         pause = 0.0
         if state.trying or state.failures >= FAILURES:
@@ -186,7 +146,6 @@ class Summarizer:
     """Sends requests to the model that writes summaries. One for the life of the process."""
 
     def __init__(self, settings: SummarizerSettings, upstream: Upstream, breaker: Breaker | None = None) -> None:
-        """Send requests through `upstream`."""
         self.settings = settings
         self._upstream = upstream
         self._breaker = Breaker() if breaker is None else breaker

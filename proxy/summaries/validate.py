@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from proxy.dialects import Message
-from proxy.textscan import SMALLEST_NUMBER, Kind, kind_of, leaves_of, values_of
+from proxy.textscan import IDENTIFYING, SMALLEST_NUMBER, kind_of, leaves_of, values_of
 from proxy.trimming import Language
 
 _FENCE: Final = re.compile(r"\A```\w{0,20}\n(.*?)\n?```\Z", re.DOTALL)
@@ -41,24 +41,17 @@ _SCRIPTS: Final[Mapping[str, re.Pattern[str]]] = {
     "Thai": re.compile("[\u0e00-\u0e7f]"),
 }
 """A word of each script, or a character where it has no spaces."""
-_SPACELESS_WORD: Final = 2
-"""Characters of a script without spaces that count as a word."""
+_SPACELESS_WORD: Final = 2  # characters of a script without spaces that count as a word
 _SPACELESS: Final = frozenset({"Chinese", "Japanese", "Thai"})
 _ASKED: Final[Mapping[Language, str]] = {"zh": "Chinese", "en": "Latin"}
-_USED: Final = 0.5
-"""A script is used if it has this part of the words of the main script."""
-_LEAST_WORDS: Final = 5
-"""Words of the shortest text whose script is checked."""
-_CHINESE_SHARE: Final = 0.2
-"""A conversation is Chinese from this share on: it often contains much English."""
-_SPOKEN: Final = 20_000
-"""Characters of a message that are read to detect its script."""
+_USED: Final = 0.5  # a script is used if it has this part of the words of the main script
+_LEAST_WORDS: Final = 5  # words of the shortest text whose script is checked
+_CHINESE_SHARE: Final = 0.2  # a conversation is Chinese from this share on: it often contains much English
+_SPOKEN: Final = 20_000  # characters of a message that are read to detect its script
 _CODE: Final = re.compile(r"`[^`\n]{1,200}`")
 _ASCII_RUN: Final = re.compile("[!-~]+")
-_NOT_PROSE: Final = re.compile(r"[/\\_@=\d]|\w\.\w")
-"""Part of a path, an identifier or code, which has no language."""
+_NOT_PROSE: Final = re.compile(r"[/\\_@=\d]|\w\.\w")  # part of a path, an identifier or code, which has no language
 
-_NAMING: Final[frozenset[Kind]] = frozenset({"id", "path", "url", "email"})
 _NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _RUN: Final = re.compile(r"\d+")
 _SCALED: Final = re.compile(r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])")
@@ -70,17 +63,13 @@ _ITEM: Final = re.compile(r"^\s*(?:[-*+•]|#{1,6}|\(?\d{1,3}[.)、:：])\s*", r
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _QUANTITY: Final = re.compile(r"\d+(?:\.\d+)?(?:[-–]?[a-z]+)+|[a-z]+(?:[-–][a-z]+)*[-–]\d+")
 """A number with its unit, or words with a number (24-hour, 5GB, step-2)."""
-_SHORTEST: Final = 3
-"""Characters of the shortest identifier that is checked (Q3 is not)."""
+_SHORTEST: Final = 3  # characters of the shortest identifier that is checked (Q3 is not)
 _JOINTS: Final = re.compile(r"[\s\-–—_./\\:#'\"`,()\[\]]+")
 """Characters inside an identifier that may differ between two texts."""
 _STEP: Final = re.compile(r"[^/\\?&=#:\s]+")
-_WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-"""Full-width characters and their ordinary forms."""
-_SHOWN: Final = 3
-"""Ungrounded identifiers and numbers that a reason names."""
-_REASON: Final = 60
-"""Characters of each."""
+_WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # full-width characters and their ordinary forms
+_SHOWN: Final = 3  # ungrounded identifiers and numbers that a reason names
+_REASON: Final = 60  # characters of each
 
 
 def bare(answer: str) -> str:
@@ -204,7 +193,7 @@ def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
     rest = _ITEM.sub("", text)
     for value in values_of(rest, "none"):
         name = value.text
-        if value.kind not in _NAMING or len(name) < _SHORTEST:
+        if value.kind not in IDENTIFYING or len(name) < _SHORTEST:
             continue
         if _WORD.fullmatch(name) or _QUANTITY.fullmatch(name):  # JavaScript, 24-hour
             continue
@@ -222,7 +211,6 @@ def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield the texts of a message, and the strings of JSON with escapes."""
     for text in message.all_texts():
         yield text
         if "\\" in text:

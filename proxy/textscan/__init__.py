@@ -33,6 +33,7 @@ from proxy.textscan.preview import preview
 from proxy.textscan.scan import (
     CHUNKS,
     CJK,
+    IDENTIFYING,
     SMALLEST_NUMBER,
     Kind,
     atoms_of_arguments,
@@ -50,6 +51,7 @@ from proxy.textscan.table import tabulated, tabulated_lines
 __all__ = [
     "CHUNKS",
     "CJK",
+    "IDENTIFYING",
     "SMALLEST_NUMBER",
     "Embedded",
     "JsonValue",

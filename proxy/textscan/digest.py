@@ -26,6 +26,7 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.textscan.scan import (
+    IDENTIFYING,
     Kind,
     Value,
     beginning_of,
@@ -44,14 +45,10 @@ _TAGS: Final = 5  # so many closing tags make a page
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _BACKSLASHES: Final = re.compile(
-    r"""\\(?<!\\\\)(?:(?<=\b[A-Za-z]:\\)(\\*+)(?=[^\\/:*?"'<>|\s])(?![nrt](?![\w.%~$()-]))"""
-    r"""(?:[^\\/:*?"'<>|,;\n]{1,255}+\\\1(?!\\))*+[^\\\s/:*?"'<>|,;]{0,255}+"""
-    r"""|\\*+(?:(["'/])|([nrt])|(u)[0-9a-fA-F]{4}))"""
+    r"""\\(?<!\\\\)(?:(?<=\b[A-Za-z]:\\)(?P<drive>\\*+)(?=[^\\/:*?"'<>|\s])(?![nrt](?![\w.%~$()-]))"""
+    r"""(?:[^\\/:*?"'<>|,;\n]{1,255}+\\(?P=drive)(?!\\))*+[^\\\s/:*?"'<>|,;]{0,255}+"""
+    r"""|\\*+(?:(?P<mark>["'/])|(?P<letter>[nrt])|(?P<code>u)[0-9a-fA-F]{4}))"""
 )
-_DRIVE: Final = 1
-_MARK: Final = 2
-_LETTER: Final = 3
-_CODE: Final = 4
 """Backslashes and what they stand before; or those of a path on a drive, as many as are alike.
 
 It begins with a backslash, so that a search looks for that alone.
@@ -114,8 +111,8 @@ def _unescaped(text: str) -> str:
             line_end = text.find("\n", start) + 1 or len(text)
             opening = _OPENING.search(text, line_start, line_end)
             opened, deepest = opening.end() if opening is not None else line_end, 0
-        which = found.lastindex
-        if which == _MARK:
+        which = found.lastgroup
+        if which == "mark":
             depth = stop - start - 1
             if depth > deepest and text[stop - 1] == '"':
                 deepest = depth
@@ -124,16 +121,16 @@ def _unescaped(text: str) -> str:
             continue
         kept.append(text[end:start])
         end = stop
-        if which == _CODE:
+        if which == "code":
             meant = chr(int(text[stop - 4 : stop], 16))
             kept.append(meant if meant.isprintable() or _HALF.match(meant) else " ")
             continue
         # It stands inside of a string, whose quotation mark has as many backslashes less one.
-        depth = stop - start - 1 if which == _LETTER else len(found[_DRIVE]) + 1
+        depth = stop - start - 1 if which == "letter" else len(found["drive"]) + 1
         is_shown = depth in depths and (deepest >= max(1, depth - 1) or (depth == 1 and start >= opened))
-        if which == _LETTER and (is_shown or _PATH_CHARACTER.match(text, stop) is None):
+        if which == "letter" and (is_shown or _PATH_CHARACTER.match(text, stop) is None):
             kept.append(" " if text[stop - 1] == "t" else "\n")
-        elif which == _DRIVE and not is_shown and _is_path(found[0]):
+        elif which == "drive" and not is_shown and _is_path(found[0]):
             kept.append(found[0])
         else:
             kept.append(CUT)
@@ -188,7 +185,6 @@ _LONGEST: Final = 120
 _LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer one is prose
 _MOST_WORDS: Final = 4
 _DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
-_SHORT: Final = 4000  # characters of a text of which many are remembered
 _SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
@@ -202,8 +198,6 @@ _TELLING: Final = re.compile(
     r"|color|width|height|size|font|background|padding|margin",
     re.IGNORECASE,
 )
-_WORTH_ALONE: Final = frozenset({"email", "path", "id", "url"})
-"""Kinds of which nothing else is asked where they stand alone."""
 _OF_WORDS: Final = frozenset({"text", "quoted"})
 _IDLE: Final = frozenset(
     {"string", "number", "integer", "object", "boolean", "array", "content", "text", "type"}
@@ -214,13 +208,6 @@ _DEFINES: Final = re.compile(
     r"(?<![\w$])((?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}"
     r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+))"
 )
-_DEFINED_LONGEST: Final = 36  # characters of the longest words before a name that is defined
-_MAYBE_DEFINED: Final = re.compile(
-    # Spaces are few: each is asked for the last two letters before it, then for the word.
-    r"[ ](?<=[cefinopsu][cefmnlst][ ])(?:(?<=class[ ])|(?<=interface[ ])|(?<=function[ ])|(?<=def[ ])"
-    r"|(?<=fn[ ])|(?<=func[ ])|(?<=struct[ ])|(?<=enum[ ])|(?<=trait[ ])|(?<=impl[ ]))[A-Za-z_$][\w$]{1,80}+"
-)
-"""Where `_DEFINES` may have found a name, in a fifth of its time."""
 _LINE: Final = re.compile(
     r"""^[ \t{\[(,>-]*+["'`]?([^\W\d][\w-]{0,40}+)[ ]{0,9}["'`]?[ ]{0,9}[:=](?![:=/\\])"""
     r"[ ]{0,9}([^\s{\[(][^\n]{0,80}+)$",
@@ -250,21 +237,9 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     times: int = 1  # how often it stands there
 
 
+@lru_cache(maxsize=64)  # a digest that is too dear is made again
 def candidates_of(text: str) -> Sequence[Candidate]:
-    """Return what may be kept of a text, each value once, first what is worth most for what it costs.
-
-    What was read last is remembered: a digest that is too dear is made again.
-    """
-    return _of_short(text) if len(text) <= _SHORT else _of_long(text)
-
-
-def _cost(candidate: Candidate) -> float:
-    """Return what is smaller the more a candidate is worth for its length."""
-    worth, times = candidate.worth, candidate.times
-    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
-
-
-def _read(text: str) -> tuple[Candidate, ...]:
+    """Return what may be kept of a text, each value once, first what is worth most for what it costs."""
     found = _in_document(text)
     if not found:
         shown = readable(ends_of(text))
@@ -274,13 +249,13 @@ def _read(text: str) -> tuple[Candidate, ...]:
     return tuple(sorted(found.values(), key=_cost))
 
 
-_kind_seen: Final = lru_cache(maxsize=4096)(kind_of)
-_of_short: Final = lru_cache(maxsize=256)(_read)
-_of_long: Final = lru_cache(maxsize=8)(_read)
+def _cost(candidate: Candidate) -> float:
+    """Return what is smaller the more a candidate is worth for its length."""
+    worth, times = candidate.worth, candidate.times
+    return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
 
 
 def _add(found: dict[str, Candidate], value: str, label: str, worth: float, times: int) -> None:
-    """Add a value that stands there so many times."""
     place, held = len(found), found.get(value)
     if held is not None:
         label, worth, place, times = held.label or label, max(held.worth, worth), held.place, held.times + times
@@ -288,7 +263,6 @@ def _add(found: dict[str, Candidate], value: str, label: str, worth: float, time
 
 
 def _in_document(text: str) -> dict[str, Candidate]:
-    """Return the values of a JSON document; of a long one, like `ends_of`, the first and the last."""
     found: dict[str, Candidate] = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
         return found
@@ -305,7 +279,6 @@ def _in_document(text: str) -> dict[str, Candidate]:
 
 
 def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
-    """Return the values of any other text, then the words that stand alone under a key."""
     found: dict[str, Candidate] = {}
     keys, defined, is_cut = _keys(text), _defined(text), CUT in text
     for value, times in Counter(values).items():
@@ -320,7 +293,7 @@ def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
         if worth:
             _add(found, piece, key or (value.label if value.kind == "number" else ""), worth, times)
     for word, key in keys.items():
-        if _kind_seen(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
+        if kind_of(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
             worth = _worth(word, "text", key)
             if worth:
                 _add(found, word, key, worth, 1)
@@ -328,15 +301,8 @@ def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
 
 
 def _defined(text: str) -> dict[str, str]:
-    """Return for each name that is defined the words that say so, the name among them."""
-    defined: dict[str, str] = {}
-    end = 0
-    for maybe in _MAYBE_DEFINED.finditer(text):
-        found = _DEFINES.search(text, max(end, maybe.start() - _DEFINED_LONGEST), maybe.end())
-        if found is not None:
-            defined[found[2]] = found[1]
-            end = found.end()
-    return defined
+    """Return for each name that a program defines the words that say so, the name among them."""
+    return {name: words for words, name in _DEFINES.findall(text)}
 
 
 def _keys(text: str) -> dict[str, str]:
@@ -365,7 +331,7 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     """Return what a value is worth; 0 where it need not be kept. `key` is what it is all of, if anything."""
     if len(text) > _LONGEST or text in _IDLE:
         return 0
-    if key is None and kind in _WORTH_ALONE:
+    if key is None and kind in IDENTIFYING:
         return _WORTH[kind]
     whole = key is not None
     if kind in _OF_WORDS:
@@ -471,10 +437,7 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
 
 
 def _rendered(chosen: Iterable[Candidate]) -> str:
-    """Return the values under their labels, in the order of the text.
-
-    A label is said again before it is too far away.
-    """
+    """Return the values under their labels, said again before they are too far away, in the order of the text."""
     groups: dict[str, list[str]] = {}
     for candidate in sorted(chosen, key=lambda candidate: candidate.place):
         label, value = candidate.label, _shown(candidate.text)

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from msgspec import Struct
 
-from proxy.dialects.jsontext import is_object
-
-DEEPEST: Final = 64
-"""Levels of nesting that are looked into, far fewer than the stack holds; a deeper text is no document here."""
+DEEPEST: Final = 64  # levels of nesting that are looked into; a deeper text is no document here
 
 OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
-CONTAINERS: Final = OBJECTS | _ARRAYS
-"""What objects and arrays are made of: types, to look one up being the fastest way to tell."""
+CONTAINERS: Final = OBJECTS | _ARRAYS  # what objects and arrays are made of
 _CONSTANTS: Final = {None: "null", True: "true", False: "false"}
+OPENING: Final = ("{", "[")  # what a document begins with
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -44,8 +41,7 @@ JsonValue: TypeAlias = Any
 A string is a `str`; true, false and null are `True`, `False` and `None`.
 """
 
-Members: TypeAlias = tuple[tuple[str, JsonValue], ...]
-"""The members of an object in their order, duplicates included."""
+Members: TypeAlias = tuple[tuple[str, JsonValue], ...]  # the members of an object in their order, duplicates included
 
 
 def _members(pairs: list[tuple[str, JsonValue]]) -> Members:
@@ -63,14 +59,6 @@ _DECODER: Final = json.JSONDecoder(
 )
 
 
-class UnreadableError(Exception):
-    """No document stands at a place. `reached` is how far reading came."""
-
-    def __init__(self, reached: int) -> None:
-        super().__init__("no JSON document")
-        self.reached = reached
-
-
 def is_members(value: JsonValue) -> TypeGuard[Members]:
     """Tell whether a value is an object."""
     return isinstance(value, tuple)
@@ -84,26 +72,21 @@ def is_items(value: JsonValue) -> TypeGuard[list[JsonValue]]:
 def read(text: str) -> list[JsonValue] | Members | None:
     """Return the object or array that `text` is, white space around it aside; None where it is none."""
     stripped = text.strip(" \t\r\n")
-    try:
-        value, stop = read_at(stripped, 0)
-    except UnreadableError:
-        return None
+    value, stop = read_at(stripped, 0)
     return value if stop == len(stripped) else None
 
 
-def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members, int]:
-    """Return the object or array that begins at `start`, and where it stops; else raise `UnreadableError`."""
-    if text[start : start + 1] not in {"{", "["}:
-        raise UnreadableError(start)
+def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, int]:
+    """Return the object or array that begins at `start` and where it stops, or None and how far reading came."""
+    if not text.startswith(OPENING, start):
+        return None, start
     try:
         value, stop = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        raise UnreadableError(error.pos) from None
+        return None, error.pos
     except RecursionError:
-        raise UnreadableError(len(text)) from None
-    if _is_deeper(value):
-        raise UnreadableError(len(text))
-    return value, stop
+        return None, len(text)
+    return (None, len(text)) if _is_deeper(value) else (value, stop)
 
 
 def quoted(text: str) -> str:
@@ -174,7 +157,6 @@ _END_OF_LINE: Final = "\\n"
 _TRIES: Final = 4  # places in one line where a document is looked for
 _DUST: Final = 100_000  # of longer texts, those that are little but brackets and commas are not read
 _OPEN: Final = ("{", "[", ",")
-OPENING: Final = ("{", "[")  # what a document begins with
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
@@ -268,11 +250,9 @@ def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tu
         return Embedded(source=line, value=value), 0
     if not line.endswith(_OPEN) or budget <= 0:
         return None, 0
-    try:
-        value, stop = read_at(text, start)
-    except UnreadableError as error:
-        # Besides, an error counts the lines before it.
-        return None, error.reached - start + start // 64 + 64
+    value, stop = read_at(text, start)
+    if value is None:  # an error counts the lines before it, too
+        return None, stop - start + start // 64 + 64
     if text[stop : _line_end(text, stop)].strip() or stop - start < SMALLEST:
         return None, stop - start
     return Embedded(source=text[start:stop], value=value), 0
@@ -321,42 +301,18 @@ class Leaf(Struct, frozen=True, kw_only=True):
 
 def leaves_of(text: str) -> list[Leaf] | None:
     """Return strings and numbers of a JSON object or array in its order; None where the text is none."""
-    document = document_in(text)
+    document = read(text)
     return None if document is None else list(walk(document))
 
 
-def document_in(text: str) -> Any:
-    """Return the JSON object or array that the text is, its numbers verbatim; None where it is none."""
-    if not text.lstrip().startswith(OPENING):
-        return None
-    try:
-        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=_nothing)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _nothing(_: str) -> None:
-    """Stand for NaN and the infinities, which are no numbers to look for."""
-
-
-def walk(document: Any) -> Iterator[Leaf]:
-    """Yield the leaves of a document in its order."""
-    stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", _items(document))]
-    while stack:
-        name, items = stack[-1]
-        for key, item in items:
-            if isinstance(item, str):
-                yield Leaf(key=name if key is None else key, text=item, is_number=type(item) is Number)
-            elif isinstance(item, (dict, list)):
-                stack.append((name if key is None else key, _items(item)))
-                break
-        else:
-            stack.pop()
-
-
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
-    """Return what an object or an array holds, an object's by name."""
-    if is_object(container):
-        return iter(container.items())
-    items: list[Any] = container
-    return zip(repeat(None), items)
+def walk(document: JsonValue, name: str = "") -> Iterator[Leaf]:
+    """Yield the leaves of a document in its order; those of an array have the name that it stands under."""
+    named: Iterable[tuple[str, JsonValue]] = document if is_members(document) else zip(repeat(name), document)
+    for key, item in named:
+        if isinstance(item, Number):
+            if item[-1].isdigit():  # not NaN or Infinity, which nobody looks for
+                yield Leaf(key=key, text=item, is_number=True)
+        elif isinstance(item, str):
+            yield Leaf(key=key, text=item, is_number=False)
+        elif type(item) in CONTAINERS:
+            yield from walk(item, key)

@@ -1,20 +1,9 @@
-"""Text said in less: what a terminal shows and no model reads, bytes, repeated lines of logs, pages of HTML.
-
-tidied         without terminal escapes, overwritten progress, blanks     nothing that is read is lost
-without_blobs  without base64 and hexadecimal                             what is lost is marked
-condensed      of lines that differ only in numbers the first and last    what is lost is marked
-alarms         whether a text tells of something gone wrong
-weight         about how many tokens a text has, beside another one
-shown          HTML as the text that it shows, with addresses of links and names of fields
-omitted, ending, names_ref
-               the marks
-"""
+"""Text said in less: what a terminal shows and no model reads, bytes, repeated lines of logs, pages of HTML."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from html import unescape
 from itertools import islice
 from operator import eq
@@ -109,33 +98,13 @@ SMALLEST: Final = 200  # characters of the shortest blob
 _SAMPLE: Final = 2000
 # One attempt for each run of these characters: it begins where the run begins.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
-_LONG: Final = 60
-_PART: Final = 1 << 18
-_LONG_WORD: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{_LONG}}}")  # what every blob begins with
 _WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
     """Return the text with a mark in the place of each blob."""
-    kept: list[str] = []
-    last, has_long_word = 0, False
-    for start in _long_words(text):
-        has_long_word = True
-        run = _RUN.match(text, start) if start >= last else None
-        if run is not None:
-            kept += text[last:start], _marked(run)
-            last = run.end()
-    if not has_long_word:
-        return text
-    text = "".join([*kept, text[last:]])
+    text = _RUN.sub(_marked, text)
     return _WRAPPED.sub(_marked, text) if "\n" in text else text
-
-
-def _long_words(text: str) -> Iterator[int]:
-    """Yield where long words begin. Between two parts of the text other threads get their turn."""
-    for start in range(0, len(text), _PART):
-        for found in _LONG_WORD.finditer(text, start, start + _PART + _LONG - 1):
-            yield found.start()
 
 
 def _marked(found: re.Match[str]) -> str:
@@ -220,7 +189,6 @@ def _repeated(lines: list[str], kinds: list[str], keep: int) -> bytearray:
 
 
 def _end(flags: bytes | bytearray, start: int) -> int:
-    """Return where the run of ones ends that begins at `start`."""
     stop = flags.find(0, start)
     return stop if stop >= 0 else len(flags)
 
@@ -319,7 +287,6 @@ def shown(text: str) -> str:
 
 
 def _end_line(line: list[str], lines: list[str]) -> None:
-    """Put the pieces of a line together, where they say anything."""
     joined = " ".join("".join(line).split())
     if joined and joined != "|":
         lines.append(joined)
@@ -327,7 +294,6 @@ def _end_line(line: list[str], lines: list[str]) -> None:
 
 
 def _kept_tag(closes: bool, name: str, rest: str) -> str:
-    """Return what stays of a tag."""
     shown_attributes = _SHOWN[name]
     if closes:
         return f"</{name}>" if name in {"a", "button"} else ""

@@ -55,7 +55,6 @@ class _Preview(Struct, kw_only=True):
     lost: bool = False  # whether anything is not shown
 
     def value(self, value: JsonValue) -> JsonValue:
-        """Return a value as it is shown."""
         if is_members(value):
             return self.members(value)
         if is_items(value):
@@ -65,7 +64,6 @@ class _Preview(Struct, kw_only=True):
         return value
 
     def members(self, members: Members) -> Members:
-        """Return an object as it is shown."""
         names = {name for name, _ in members}
         chosen = self._chosen_members(members)
         made: list[tuple[str, JsonValue]] = []
@@ -103,7 +101,6 @@ class _Preview(Struct, kw_only=True):
         return len(items) > _FEWEST_SCALARS or any(isinstance(item, (tuple, list)) for item in items)
 
     def items(self, items: Sequence[JsonValue]) -> list[JsonValue]:
-        """Return a list as it is shown."""
         if not self.is_long(items):
             return [self.item(item) for item in items]
         self.lost = True
@@ -139,7 +136,6 @@ class _Preview(Struct, kw_only=True):
         return (*shown, self._left_out(len(item) - len(chosen), "fields"))
 
     def _left_out(self, count: int, what: str) -> tuple[str, JsonValue]:
-        """Return the member that tells how many others are not shown."""
         self.lost = True
         return ELLIPSIS, f"({count} {what} omitted)"
 
@@ -177,7 +173,6 @@ def preview(value: JsonValue, keep: int, longest: int, ref: str | None = None) -
 
 
 def _is_trouble(item: JsonValue) -> bool:
-    """Tell whether an item of a list tells of something gone wrong."""
     if is_members(item) and item:
         inner = [member for _, held in item if is_members(held) for member in held]
         return _tells_of_trouble(item) or _tells_of_trouble(inner)
@@ -185,7 +180,6 @@ def _is_trouble(item: JsonValue) -> bool:
 
 
 def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
-    """Tell whether a member does: an error that is not empty, a success that is none, a word of alarm."""
     for name, value in members:
         if value is False and name.lower() in _SUCCESS:
             return True

@@ -1,13 +1,5 @@
 """What in a text a later step may need verbatim: ids, paths, addresses, dates, numbers, names, terms.
 
-    values_of           every value, with its kind and what names it
-    identifiers         only those that name something
-    kind_of             what one piece of a text looks like
-    atoms_of_arguments  the values of a call's arguments, in pieces small enough to be found in other texts
-    occurs, find        where such a piece stands in a text, at word boundaries
-    labels_of, words_near, naming_words
-                        the words that name what stands at a place
-
 A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
 Each function takes time in proportion to the text: nothing looks further than a fixed number of characters.
 """
@@ -23,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.textscan.document import OPENING, document_in, is_dust, walk
+from proxy.textscan.document import OPENING, is_dust, read, walk
 
 Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
 """How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
@@ -152,8 +144,7 @@ _RUNS: Final = re.compile(rf"[{CJK}]++|[^{_BREAKS}{CJK}]++")
 _BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))  # where a text may be cut: rather at white space
 _PLAIN: Final = re.compile(r"[A-Za-z]?[a-z]*+[.:!?]*+")
 _QUOTES: Final = frozenset("\"'`")
-_PADDING: Final = " \t\\"
-"""What may stand between a quotation mark and the quoted string: a backslash, in JSON inside of JSON."""
+_PADDING: Final = " \t\\"  # may stand between a quotation mark and the quoted string (JSON inside of JSON)
 _JOINING: Final = frozenset(":=")
 _EDGES_OF_PATHS: Final = ".:!?=&@$^+"
 _EDGES: Final = _EDGES_OF_PATHS + "#~/-"  # punctuation that may stand beside a piece and is none of it
@@ -162,19 +153,16 @@ _SEEN: Final = 48  # characters of a piece of which it is not remembered what is
 _SEEN_MOST: Final = 16_384
 _NESTED: Final = 3  # how many times JSON inside of JSON is opened
 _HALF: Final = re.compile("[\ud800-\udfff]")
-_HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half of an emoji, which no text that is sent can hold, and the escape that may stand for one in JSON."""
+_HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half an emoji
 
 _LABELS: Final = re.compile(r"[^\W\d][\w-]*+")
 _NAMES: Final = re.compile(r"[^\W_]|[:=\n]")
-_BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})
-"""What most often stands between two values of a row."""
+_BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})  # what often stands between two values of a row
 _LABEL_REACH: Final = 60  # characters before a value in which its label is looked for
 _ROW: Final = 8  # characters between two values of one row, at most: they have one label
 
 
-Labels: TypeAlias = Literal["all", "numbers", "none"]
-"""Which values are told with the key or word before them: to look for it takes time."""
+Labels: TypeAlias = Literal["all", "numbers", "none"]  # which values get the key or word before them
 
 
 class Value(Struct, frozen=True, gc=False, kw_only=True):
@@ -182,8 +170,7 @@ class Value(Struct, frozen=True, gc=False, kw_only=True):
 
     text: str  # the piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)
     kind: Kind
-    label: str = ""
-    """What names it: the key that it stands under, or the key or word before it on its line; may be empty."""
+    label: str = ""  # the key or word before it; may be empty
     is_leaf: bool = False  # whether it is the first value of a leaf of a JSON document, most often the leaf itself
 
 
@@ -217,7 +204,7 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
 
 def values_of_document(text: str, labels: Labels = "all") -> list[Value]:
     """Return what `values_of` does of a JSON document; nothing for any other text."""
-    document = None if is_dust(text) else document_in(text)
+    document = None if is_dust(text) else read(text)
     if document is None:
         return []
     reading = _Reading(text, labels)
@@ -245,7 +232,7 @@ class _Reading:
 
     def add(self, text: str, label: str, nested: int, *, is_leaf: bool = False) -> None:
         """Add the values of a text that may be JSON, `nested` times inside of JSON; of a leaf, if it is one."""
-        document = document_in(text) if nested and not is_dust(text) else None
+        document = read(text) if nested and not is_dust(text) else None
         if document is None:
             self.add_text(text, label, is_leaf=is_leaf)
         else:
@@ -350,10 +337,7 @@ def _is_new_row(text: str, last: int, start: int) -> bool:
 
 
 def _in_leaf(stripped: str) -> tuple[Kind | None, bool]:
-    """Return what a leaf without surrounding space is, and whether there is more inside of it.
-
-    A leaf without a kind is no value.
-    """
+    """Return the kind of a leaf, None where it is no value, and whether there is more inside of it."""
     kind = kind_of(stripped)
     is_value = bool(stripped) and len(stripped) <= LONGEST and "\n" not in stripped
     told = (kind or "text") if is_value and TELLING.search(stripped) else None
@@ -465,8 +449,7 @@ CHUNKS: Final = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 stands at word boundaries, its chunks are chunks of the text (but for the letter of an escape before it)."""
 _WORD: Final = re.compile(rf"[{CJK}]{{2,}}|[^\W\d_{CJK}][^\W\d{CJK}]+")
 _KEY: Final = re.compile(r"""([^\W\d][\w-]{1,60}+)\\?["'`]?\s{0,2}[:=](?!//)""")
-_WORD_ESCAPES: Final = frozenset("nrt")
-"""Letters that, after a backslash, stand for the end of a line or a tab in text that was written as JSON."""
+_WORD_ESCAPES: Final = frozenset("nrt")  # letters that, after a backslash, stand for white space
 
 
 def atoms_of_arguments(arguments: str) -> tuple[str, ...]:

@@ -57,8 +57,7 @@ class _Column(Struct, frozen=True, kw_only=True):
 
     name: str
     constant: str | None = None  # what all records have, as it is written in the heading; None where they differ
-    inner: tuple[_Column, ...] = ()
-    """Where every value is an object with the same keys, or a list of such objects: these."""
+    inner: tuple[_Column, ...] = ()  # where every value is an object with the same keys, or a list of such: these
     is_list: bool = False
     is_optional: bool = False
     cells: tuple[_Column, ...] = ()  # of the inner ones those that a row holds anything of
@@ -92,7 +91,6 @@ def tabulated_lines(values: list[JsonValue]) -> Members | None:
 
 
 def _tabulated(value: JsonValue) -> JsonValue:
-    """Return a value with tables; one that is a table itself has no name."""
     table = _table_of(value)
     return (tuple(table),) if isinstance(table, _Table) else table
 
@@ -104,7 +102,6 @@ class _Table(tuple[str, JsonValue]):
 
 
 def _table_of(value: JsonValue) -> JsonValue | _Table:
-    """Return a value with tables inside, or the table that it is."""
     if is_members(value):
         names = [name for name, _ in value]
         if len(value) > 1 and len(set(names)) == len(names):
@@ -174,7 +171,6 @@ def _pays(records: int, names: Iterable[str], cost: int) -> bool:
 
 
 def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Column:
-    """Return the column of these values."""
     first = values[0]
     if type(first) in CONTAINERS:
         is_list = is_items(first)
@@ -236,7 +232,6 @@ def _with_cells(columns: Iterable[_Column]) -> tuple[_Column, ...]:
 
 
 def _cells(fields: _Fields, columns: Sequence[_Column]) -> list[JsonValue]:
-    """Return the cells of a record; `columns` are those that have one."""
     row: list[JsonValue] = [fields.get(column.name) for column in columns]
     for place, value in enumerate(row):
         if type(value) in CONTAINERS:

@@ -7,7 +7,7 @@
     history     the log as earlier requests left it: decisions on arrival, gaps, the current cut
     trim        one trim: the edits run over that, and what they change
     draft       the log as an edit sees it
-    edits/      the edits, one file each
+    edits/      the edits
     cost        the cost model: whether a trim pays
     statistics  a part of a conversation in numbers and quotes
 
@@ -16,9 +16,9 @@ An edit looks at a draft and returns changes; each edit sees the draft that the 
 
 from __future__ import annotations
 
-from proxy.trimming.edits import TOOL_OUTPUT_TYPES, BaseEdit, Edit
+from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit
 from proxy.trimming.edits.digest_agent_calls import BUILT_IN, broadcast_digest, broadcast_of
-from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import (
@@ -41,14 +41,11 @@ from proxy.trimming.planner import bypass, compaction, merged, plan
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
 from proxy.trimming.statistics import Language
-from proxy.trimming.trim import BEYOND_KEEP
 
 __all__ = [
-    "BEYOND_KEEP",
     "BUILT_IN",
     "TOOL_OUTPUT_TYPES",
     "Account",
-    "BaseEdit",
     "Change",
     "Cut",
     "DropOldest",

@@ -33,8 +33,7 @@ from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, Prices, Summary
 
-RISK: Final = 0.035
-"""What trimming may cost at most beyond what it has saved, as a part of the input's cost without trimming."""
+RISK: Final = 0.035  # what trimming may cost beyond what it saved, as a part of what the input costs without it
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
 _STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
@@ -99,17 +98,11 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self._balance(draft.total, left)
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
-        """Tell whether waiting has cost as much as the trim does, and whether the session can afford it.
-
-        `tokens` are those of what would be sent with the trim, by place.
-        """
+        """Tell whether waiting cost as much as the trim to these `tokens`, and whether the session can afford it."""
         return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
-        """Return from which of the places `starts` on the changes in `draft` are best made; None where none are.
-
-        Of the trims that are timely, it is the one that saves most within the expected turns.
-        """
+        """Return from which of `starts` on the changes save most, where that is timely; None where it never is."""
         ahead = [0, *accumulate(self.tokens)]
         less = list(map(sub, self.tokens, draft.tokens))
         freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
@@ -124,10 +117,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return None if best is None else best[1]
 
     def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
-        """Tell whether a summary by a model is worth making it and trimming for it.
-
-        `imagined` is the draft with that summary; `before` is the balance of what was done to the draft already.
-        """
+        """Tell whether making a summary and trimming for it pays; `before` is the balance of what was done already."""
         written = summary_tokens(imagined.summary)
         balance = self.balance(imagined).since(before)
         making = draft.total - imagined.total + written + self.prices.output * written

@@ -39,16 +39,14 @@ class Draft(Struct, frozen=True, kw_only=True):
     count: Count  # counts the tokens of a message that an edit made
     fixed_tokens: int = 0  # tokens of what is sent beside the log
     target: int | None = None  # how many tokens may be sent; None where no limit is set and each edit runs once
-    made_by: tuple[tuple[str, ...], ...] = ()
-    """For each place the types of all edits that made what stands there, the first one first."""
+    made_by: tuple[tuple[str, ...], ...] = ()  # by place the types of all edits that made what stands there
     summary: Summary | None = None  # what is sent in the place of what an edit summed up
     agent: str | None = None  # name of the agent that asks
     context_window: int | None = None  # tokens that the model takes, where known, as upstream counts them
     scale: float = 1.0  # how many tokens upstream counts for one that is counted here
     prepared: ReadySummary | None = None  # the newest summary by a model that may be used; None without one
     gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: it is no part of the log that is looked at
-    hidden: Mapping[int, Hidden] = {}
-    """By place what is sent with a message that the client was not shown; a message that changes loses it."""
+    hidden: Mapping[int, Hidden] = {}  # by place what the client was not shown; a message that changes loses it
     tight: bool = False  # whether a summary by a model must make it smaller: nothing after it would make room for more
 
     @property
@@ -132,6 +130,12 @@ class Draft(Struct, frozen=True, kw_only=True):
             tokens_before=self.tokens[position],
             tokens_after=self.count(message),
         )
+
+    def reducing(self, position: int, edit: str, reason: str, message: Message) -> Change:
+        """Return the change to a `message` with fewer calls, which goes if nothing is left of it."""
+        if message.calls or message.has_content:
+            return self.replacing(position, edit, reason, message)
+        return self.removing(position, edit, reason)
 
     def after(self, changes: Sequence[Change], summary: Summary | None = None) -> Draft:
         """Return the draft as it is after these changes; a `summary` takes the place of an earlier one."""

@@ -98,10 +98,7 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
 def arrive(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]] = ()
 ) -> Arrived:
-    """Repeat what is recorded, and decide about what is sent for the first time.
-
-    `missing` is what the log has and is not among the entries, as (position after it, size).
-    """
+    """Repeat what is recorded, and decide about the rest. `missing` is (position after it, size) of what is absent."""
     if policy.on_arrival and any(entry.arrival is None for entry in entries):
         decided = tuple(_decided(entries, policy, context, missing))
     else:
@@ -140,7 +137,6 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
 def _decided(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]]
 ) -> Iterator[tuple[Change, ...]]:
-    """Yield for each entry what was or is decided about it."""
     originals = [entry.message for entry in entries]
     # Whether a message is a result is read from its text: only where somebody asks.
     counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)
@@ -257,10 +253,7 @@ def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Chang
 
 
 def joined(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
-    """Return gaps in order; adjacent ones become one where edit and reason are the same.
-
-    However many edits took turns, no more than `KEPT_APART` of them are adjacent afterwards.
-    """
+    """Return gaps in order; adjacent ones with one reason become one, and all but `KEPT_APART` of many."""
     runs: list[list[Gap]] = []
     for gap in sorted(gaps, key=attrgetter("start")):
         run = runs[-1] if runs else None

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Message
 
-SummaryRole: TypeAlias = Literal["merge", "system", "user"]
-"""Where a summary is sent: at the end of the instructions, as a system message after them, as a user's."""
+SummaryRole: TypeAlias = Literal["merge", "system", "user"]  # `merge`: the end of the instructions
 
 SUMMARIZE: Final = "summarize"
 HIDDEN_ROUNDS: Final = "hidden_rounds"  # what stands in the place of an edit's type where hidden rounds were let go
@@ -32,8 +31,7 @@ class Size(Struct, frozen=True, kw_only=True):
     tool_calls: int = 0  # tool results among them; 0 where nobody asks for them
 
 
-PriceSource: TypeAlias = Literal["known", "configured", "assumed"]
-"""Where prices come from: a published list, the operator, or neither: then what is most common is taken."""
+PriceSource: TypeAlias = Literal["known", "configured", "assumed"]  # `assumed`: nobody knows
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -56,11 +54,7 @@ class Prices(Struct, frozen=True, kw_only=True):
 
     def factor(self, tokens: int) -> float:
         """Return what a request of `tokens` input tokens costs, relative to one below every step."""
-        in_force = 1.0
-        for step in self.steps:
-            if tokens > step.above:
-                in_force = step.factor
-        return in_force
+        return next((step.factor for step in reversed(self.steps) if tokens > step.above), 1.0)
 
 
 ASSUMED: Final = Prices(read=0.1, write=1.0, output=4.0, lifetime=300.0, minimum=1024)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped
-from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
 from proxy.trimming.policy import Policy
@@ -63,50 +63,9 @@ def plan(
         overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
             the trigger says, and what is oldest is dropped though no edit says so.
     """
-    if current is None and overflow is None and not composed:
-        untouched = _untouched(entries, policy, name, context)
-        if untouched is not None:
-            return untouched
     return _Planning(
         entries, policy, context, current, name=name, composed=composed, start=start, overflow=overflow
     ).plan()
-
-
-def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
-    """Return the plan of a log that needs no trim and no cut; None where more is to be done.
-
-    Most requests end here. Full planning gives the same plan in several times as many calls.
-    """
-    if policy.summarizer is not None or context.prepared is not None:
-        return None
-    arriving, messages, counts = bool(policy.on_arrival), list[Message](), list[int]()
-    for entry in entries:
-        if entry.arrival or entry.hidden is not None:
-            return None
-        if arriving and entry.arrival is None and entry.message.is_result:
-            return None
-        messages.append(entry.message)
-        counts.append(entry.tokens)
-    tokens, window, trigger = context.fixed_tokens + sum(counts), context.context_window, policy.trigger
-    view = View(messages=tuple(messages), tokens=tokens)
-    aim = policy.target.within(window) if policy.target is not None else None
-    if trigger is not None:
-        size = view.size if trigger.tool_calls is not None else Size(tokens=tokens, messages=len(messages))
-        if trigger.fired(size, context, None, aim):
-            return None
-        if trigger.cost is not None and context.keeps and _is_due(entries, counts, context, tokens):
-            return None
-    return Plan(
-        policy=name,
-        version=policy.version,
-        tokens_before=tokens,
-        tokens_sent=tokens,
-        view=view.messages,
-        warnings=(UNKNOWN_WINDOW,) if window is None and policy.relies_on_window else (),
-        decided=((),) * len(entries),
-        messages_before=len(entries),
-        target=aim if policy.target is not None else _budget(policy, context),
-    )
 
 
 def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:
@@ -253,7 +212,6 @@ class _Planning:
         )
 
     def _fired(self, view: View) -> str:
-        """Return in words what fires, "" where nothing does."""
         trigger = self.policy.trigger
         if self.overflow is not None:
             return f"overflow: more than {self.aim} tokens may be too many"
@@ -297,7 +255,6 @@ class _Planning:
         )
 
     def _trimmed(self, fired: str, policy: Policy, costs: Costs | None) -> tuple[Trim | None, str]:
-        """Return the trim that is made, and why; none where nothing fires or none would pay."""
         if fired:
             made = trim(self.base, policy, self.context, self.target, costs)
             # Where only time has passed and nothing was to be done, the cut may as well stay.
@@ -311,14 +268,20 @@ class _Planning:
         return None, ""
 
     def _missed(self, made: Trim, view: View) -> tuple[str, ...]:
-        """Return the warnings that a trim left too much, and that `keep_rounds` left nothing to sum up."""
+        """Return the warnings that a trim left too much, and why it could sum up nothing."""
         warnings: tuple[str, ...] = ()
         if self.aim is not None and self.target is not None and view.tokens > self.target:
             # Nothing more may be trimmed, or a repair put something in.
             above = max(1, round(view.tokens * self.context.scale) - self.aim)
             warnings = (f"target missed: {self.aim + above} tokens are {above} above {self.aim}",)
         is_summed_up = made.request is not None or made.draft.summary != self.base.summary
-        if is_summed_up or not is_above(self.policy, self.context, view.size):
+        if is_summed_up:
+            return warnings
+        edit = self.policy.summarizer
+        if edit is not None and (room := edit.lacking_room(made.draft)) is not None:
+            words = f"budget_ratio leaves it {room} tokens, and it takes {LEAST_ROOM}"
+            return (*warnings, f"no summary is made: {words}")
+        if not is_above(self.policy, self.context, view.size):
             return warnings
         keeping = [edit.keep_rounds for edit in self.policy.edits if isinstance(edit, Summarize)]
         kept = next((last for last in keeping if last and not made.draft.history_before(last)), None)
@@ -437,7 +400,6 @@ def _is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningCo
 
 
 def _last_reply(entries: Sequence[Entry]) -> int | None:
-    """Return the place of the newest assistant message: the last request sent what stands before it."""
     for place in range(len(entries) - 1, -1, -1):
         if entries[place].message.role == "assistant":
             return place

@@ -21,8 +21,7 @@ _VERSION_BYTES: Final = 6
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 """The roles of the Chat Completions API."""
 
-Place: TypeAlias = tuple[str | int, ...]
-"""The way from a policy to something in it."""
+Place: TypeAlias = tuple[str | int, ...]  # the way from a policy to something in it
 
 _KEEPING: Final = {"keep_tool_calls": "last", "keep_rounds": "last", "evict_images": "keep"}
 """Edits that leave the newest of something, and the setting that says how many."""
@@ -68,7 +67,6 @@ class Pin(Section, frozen=True):
 
 
 def _only_tool_output(edit: Edit) -> Edit:
-    """Refuse an edit that decides about more than one message's own content."""
     if not isinstance(edit, ToolOutputEdit):
         allowed = ", ".join(TOOL_OUTPUT_TYPES)
         raise ValueError(f"{edit.type} may not stand under on_arrival; allowed here: {allowed}")  # noqa: TRY004  pydantic turns a ValueError, not a TypeError, into an error of the file
@@ -97,7 +95,6 @@ class Policy(Section, frozen=True):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        """Refuse keys that contradict each other or could never do anything."""
         for wrong, *at in self._contradictions():
             raise contradiction(wrong, *at)
         return self

@@ -50,11 +50,9 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
-Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]
-"""A whole number, at least 1."""
+Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]  # a whole number, at least 1
 
-Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
-"""A whole number, 0 included."""
+Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]  # a whole number, 0 included
 
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_truth_value)]
 """A part of a whole: above 0, at most 1."""
@@ -142,7 +140,6 @@ class Trigger(Section, frozen=True):
 
     @model_validator(mode="after")
     def _says_when(self) -> Self:
-        """Refuse a trigger that can never fire."""
         if not self.model_dump(exclude_defaults=True):
             allowed = ", ".join(type(self).model_fields)
             raise ValueError(f"it never fires: set at least one of {allowed}")
@@ -179,7 +176,6 @@ class Trigger(Section, frozen=True):
         return [each.value / each.limit for each in self._thresholds(size, context)]
 
     def _idle(self, context: PlanningContext) -> bool:
-        """Tell whether the session was idle for long enough."""
         given = self.idle_seconds
         limit = given if isinstance(given, int) else (context.prices or ASSUMED).lifetime
         return context.idle is not None and context.idle > limit
@@ -215,7 +211,6 @@ class Target(Section, frozen=True):
 
     @model_validator(mode="after")
     def _says_how_far(self) -> Self:
-        """Refuse a target of no unit, or of two."""
         if (self.tokens is None) == (self.ratio is None):
             raise ValueError("set one of tokens, ratio")
         return self

@@ -32,8 +32,7 @@ _OFTEN: Final = 2  # a value that stands in fewer messages is not shown, unless 
 _HAN: Final = re.compile("[\u3400-\u9fff]")
 _KANA: Final = re.compile("[\u3040-\u30ff\uac00-\ud7af]")
 _WORD: Final = re.compile("[^\\W\\d_\u3400-\u9fff]+")
-_CHINESE_SHARE: Final = 0.3
-"""Chinese characters, of these and words of other writing, from which on a conversation counts as Chinese."""
+_CHINESE_SHARE: Final = 0.3  # of Chinese characters and other words: above it a conversation is Chinese
 
 _FAILED: Final = re.compile(
     r"[\s\[(<#*!>-]{0,20}(?:(?i:error|exception|fatal|failed|failure|traceback)\b|错误|失败|异常|出错)"
@@ -211,7 +210,6 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
 
 
 def _tools_of(calls: Mapping[str, int], errors: Mapping[str, int]) -> tuple[ToolUse, ...]:
-    """Return the tools; of very many those that were called most."""
     most = set(sorted(calls, key=lambda name: -calls[name])[:_TOOLS])
     return tuple(ToolUse(name=name, calls=calls[name], errors=errors[name]) for name in calls if name in most)
 
@@ -224,7 +222,6 @@ def _values_of(seen: Mapping[str, int]) -> tuple[Seen, ...]:
 
 
 def _first_and_newest(requests: Sequence[UserRequest], first: int, newest: int) -> tuple[UserRequest, ...]:
-    """Return the first and the newest of the requests."""
     if len(requests) <= first + newest:
         return tuple(requests)
     return (*requests[:first], *requests[len(requests) - newest :])

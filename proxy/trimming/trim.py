@@ -17,7 +17,7 @@ from proxy.dialects import Message, Span
 from proxy.trimming.cost import NO_CHANGE, Balance, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
-from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import TrimmedHistory, gaps_of
@@ -32,10 +32,8 @@ _ANY: Final = 2**31 - 1  # a number of lines that no limit is
 _PASSES: Final = 8
 """How often the edits of one trim run at most. They run again where something was put back: of an output that
 came many times they clear one copy each time."""
-_RECALLED_ROUNDS: Final = 3
-"""The newest rounds, whose replies keep their hidden rounds; the current one is the first of them."""
-_RECALLED_SPANS: Final = 16
-"""Spans of which the same is true: an agent that runs 300 calls on one instruction has one round."""
+_RECALLED_ROUNDS: Final = 3  # the newest rounds, the current one included, whose replies keep their hidden rounds
+_RECALLED_SPANS: Final = 16  # likewise: an agent that runs 300 calls on one instruction has one round
 
 _by_position: Final = attrgetter("position")
 
@@ -118,10 +116,7 @@ def draft_of(
 def protected(
     messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
 ) -> frozenset[int]:
-    """Return the places that no edit may touch, always those of whole spans.
-
-    They are pinned messages, the latest user message, open calls, and what the policy's `keep` names.
-    """
+    """Return the places, of whole spans, of pins, the latest user message, open calls and what `keep` names."""
     users = [place for place, message in enumerate(messages) if message.role == "user"]
     keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
     if keep.first_user:
@@ -129,7 +124,7 @@ def protected(
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
         inside = [span for span in spans if span.round == number]
         whole.update(inside[max(0, len(inside) - keep.spans) :])
-    if spans and (not users or open_calls(messages) is not None):
+    if spans and (not users or open_calls(messages)):
         whole.add(spans[-1])  # without a question of a user's something must be left to answer
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import Struct
 from msgspec.structs import astuple
 
 from proxy.conversation import (
     ROOT,
     AnsweredEarlier,
+    StoredMessage,
     content_hash,
     is_placed_anew,
     nearest_place,
@@ -91,18 +91,10 @@ def test_a_result_without_an_id_belongs_nowhere() -> None:
     assert place_of_results(_branch("u cX"), [ChatMessage(b'{"role":"tool","content":"x"}')]) is None
 
 
-class Stored(Struct, frozen=True, kw_only=True):
-    node: str
-    parent: str
-    depth: int
-    agent: str | None
-    message: Message
-
-
-def stored(words: str, agents: str = "") -> list[Stored]:
+def stored(words: str, agents: str = "") -> list[StoredMessage]:
     """Return a branch with the nodes n1, n2, …; `agents` has one letter for each message."""
     return [
-        Stored(node=f"n{at}", parent=f"n{at - 1}", depth=at, agent=agents[at - 1 : at] or None, message=one)
+        StoredMessage(node=f"n{at}", parent=f"n{at - 1}", depth=at, agent=agents[at - 1 : at] or None, message=one)
         for at, one in enumerate(_branch(words), 1)
     ]
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from proxy.pipeline import RESCUED
-from proxy.trimming import BEYOND_KEEP
+from proxy.trimming.trim import BEYOND_KEEP
 from tests.e2e.conftest import Serve
 from tests.support.answers import OVERFLOWS, tokens_of
 from tests.support.server import Proxy, settings_for

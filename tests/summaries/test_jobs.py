@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
-from proxy.errors import StoreUnavailable
+from proxy.errors import NoAnswer, StoreUnavailable
 from proxy.models import Catalogue
 from proxy.pipeline import Background
 from proxy.store import Store, SummaryRow, SummaryStatus
@@ -24,7 +24,7 @@ from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
 from proxy.summaries.jobs import NOT_YET, Attempt, Terms, held
 from proxy.summaries.prompt import Prompt
 from proxy.summaries.render import SummaryState
-from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
+from proxy.summaries.summarizer import ModelAnswer, SummarizerTarget
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream

@@ -13,9 +13,10 @@ import orjson
 import pytest
 
 from proxy.config import Route, SummarizerSettings, UpstreamSettings
+from proxy.errors import NoAnswer
 from proxy.summaries import Caller, Summarizer
 from proxy.summaries.prompt import Prompt
-from proxy.summaries.summarizer import FAILURES, LONGEST_PAUSE, PAUSE, Breaker, ModelAnswer, NoAnswer
+from proxy.summaries.summarizer import FAILURES, LONGEST_PAUSE, PAUSE, Breaker, ModelAnswer
 from proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
@@ -236,9 +237,9 @@ async def test_the_reason_of_a_failure_quotes_no_message(body: bytes | None, rea
     slow = body is None or body.endswith(b"abc")
     async with asking(Provider(body), timeout=0.2 if slow else 60) as summarizer:
         why = await refused(summarizer)
-    assert reason in why.reason
-    assert str(why) == why.reason
-    assert "sk-" not in why.reason
+    assert reason in why.message
+    assert str(why) == why.message
+    assert "sk-" not in why.message
 
 
 async def test_an_unreachable_summarizer_is_the_reason() -> None:
@@ -247,7 +248,7 @@ async def test_an_unreachable_summarizer_is_the_reason() -> None:
         pass
     upstream = Upstream(UpstreamSettings(base_url=f"{provider.url}/v1"), shares_key=False)
     summarizer = Summarizer(SummarizerSettings(), upstream)
-    assert "cannot be reached" in (await refused(summarizer)).reason
+    assert "cannot be reached" in (await refused(summarizer)).message
     await upstream.aclose()
 
 
@@ -257,13 +258,13 @@ async def test_a_full_connection_pool_is_the_reason() -> None:
     async with asking(provider, upstream=few) as summarizer, asyncio.TaskGroup() as group:
         first = group.create_task(ask(summarizer))
         await arrived(provider, 1)
-        assert "in use" in (await refused(summarizer)).reason
+        assert "in use" in (await refused(summarizer)).message
         first.cancel()
 
 
 async def test_the_upstreams_read_timeout_may_be_shorter() -> None:
     async with asking(Provider(None), upstream={"read_timeout": 0.05}) as summarizer:
-        assert (await refused(summarizer)).reason == "the summarizer did not answer in time"
+        assert (await refused(summarizer)).message == "the summarizer did not answer in time"
 
 
 async def test_a_request_that_is_too_long_is_no_failure_of_the_summarizer() -> None:
@@ -292,9 +293,9 @@ async def test_a_long_retry_after_opens_the_breaker_at_once(header: str) -> None
     date = formatdate(time.time() + 300, usegmt=True)
     provider = Provider(response(429, {}, header.replace("DATE", date)))
     async with asking(provider) as summarizer:
-        assert "429" in (await refused(summarizer)).reason
+        assert "429" in (await refused(summarizer)).message
         assert 200 < summarizer.pause(summarizer.target("gpt", CALLER)) <= 300
-        assert "paused" in (await refused(summarizer)).reason
+        assert "paused" in (await refused(summarizer)).message
     assert len(provider.requests) == 1
 
 
@@ -310,7 +311,7 @@ async def test_a_busy_summarizer_without_retry_after_is_not_asked_again(header: 
 async def test_repeated_failures_open_the_breaker_for_this_client() -> None:
     provider = Provider(response(500, {}))
     async with asking(provider) as summarizer:
-        reasons = [(await refused(summarizer)).reason for _ in range(FAILURES + 2)]
+        reasons = [(await refused(summarizer)).message for _ in range(FAILURES + 2)]
         assert "paused" in reasons[-1]
         assert len(provider.requests) == FAILURES
         # The client's own key is a part of it: another client's may be better.

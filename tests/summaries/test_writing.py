@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from proxy.config import ModelPrices, ModelRule, SummarizerSettings, UpstreamSettings
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.errors import NoAnswer
 from proxy.models import Catalogue
 from proxy.store import SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Summarizer, Work
 from proxy.summaries.jobs import Stretch, Writer
 from proxy.summaries.prompt import Prompt
 from proxy.summaries.render import SummaryState, user_text
-from proxy.summaries.summarizer import ModelAnswer, NoAnswer, SummarizerTarget
+from proxy.summaries.summarizer import ModelAnswer, SummarizerTarget
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream

@@ -1029,13 +1029,28 @@ def test_what_keep_rounds_leaves_to_sum_up_is_said_where_it_is_nothing() -> None
     # With 0, where other edits did enough, and where there is something to sum up, there is nothing to say.
     inside = policy(trigger={"tokens": 200}, edits=[{**BY_MODEL, "keep_rounds": 0}])
     assert plan(entries, inside, "p", KNOWN).warnings == ()
-    both = policy(trigger={"tokens": 200}, target={"tokens": 150}, edits=[BY_MODEL, DROP])
+    ample = {**BY_MODEL, "budget_ratio": 1}
+    both = policy(trigger={"tokens": 200}, target={"tokens": 150}, edits=[ample, DROP])
     enough = plan(log(*turns(1, 1), f"user {'1' * 200}", "assistant 1", "user 1"), both, "p", KNOWN)
     assert (enough.trimmed, enough.warnings) == (True, ())
     wanting = plan(tenfold(log(*turns(1, 4), "user 1")), SUMMING, "p", KNOWN)
     assert wanting.summary_request is not None
     assert wanting.warnings == ()
     assert plan(entries, policy(trigger={"tokens": 200}, edits=[SHORT]), "p", KNOWN).warnings == ()
+
+
+def test_a_trim_says_that_no_summary_is_made_because_the_target_leaves_it_too_little_room() -> None:
+    entries = tenfold(log(*turns(1, 5), "user 1"))
+    said = "no summary is made: budget_ratio leaves it 119 tokens, and it takes 120"
+    for share, warnings in ((0.1195, (said,)), (0.12, ())):
+        edit = {**BY_MODEL, "budget_ratio": share}
+        made = plan(entries, policy(trigger={"tokens": 1200}, target={"tokens": 1000}, edits=[edit, DROP]), "p", KNOWN)
+        assert (made.trimmed, made.summary_request is None) == (True, bool(warnings))
+        assert made.warnings == warnings
+    # Without a target there is no such limit, and code sums up in any room.
+    for edit in ({**BY_MODEL, "budget_ratio": 0.01}, {**BY_MODEL, "mode": "statistics"}):
+        made = plan(entries, policy(trigger={"tokens": 1200}, edits=[edit]), "p", KNOWN)
+        assert (made.trimmed, made.warnings) == (True, ())
 
 
 def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:

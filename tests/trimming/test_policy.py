@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES
-from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import COMPACTION
 from proxy.trimming.policy import Match, Pin, Policy
 from proxy.trimming.settings import Target, Trigger

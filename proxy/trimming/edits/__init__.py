@@ -1,20 +1,4 @@
-"""Every edit there is: one file each, and one name in the list below.
-
-keep_tool_calls         of the tool calls of the history, only the newest
-clear_tool_results      of older tool results a stub stays, with a digest of the values in them
-truncate_tool_output    tool output over a limit of lines or bytes is cut, with a mark
-compact_tool_output     tool output in a shorter form that fits its kind: JSON, logs, pages
-deduplicate_results     an output that repeats an earlier one points back to it
-digest_agent_calls      what other agents told of their older tool calls, as one count
-drop_internal           what is marked as internal goes
-evict_images            older images become a text that names them
-keep_rounds             of the rounds of the history, only the newest
-recent_window           from the newest message back, what fits into a budget
-summarize               older rounds become one summary
-drop_oldest             whole rounds from the oldest, then spans, until the target is met
-
-edit                    what an edit is, and what an edit of tool output is
-"""
+"""Every edit there is, by its name in the list below. `edit.py` says what an edit is."""
 
 from __future__ import annotations
 
@@ -26,13 +10,9 @@ from proxy.trimming.edits.clear_tool_results import ClearToolResults
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.deduplicate_results import DeduplicateResults
 from proxy.trimming.edits.digest_agent_calls import DigestAgentCalls
-from proxy.trimming.edits.drop_internal import DropInternal
-from proxy.trimming.edits.drop_oldest import DropOldest
+from proxy.trimming.edits.dropping import DropInternal, DropOldest, KeepRounds, KeepToolCalls, RecentWindow
 from proxy.trimming.edits.edit import BaseEdit, ToolOutputEdit
 from proxy.trimming.edits.evict_images import EvictImages
-from proxy.trimming.edits.keep_rounds import KeepRounds
-from proxy.trimming.edits.keep_tool_calls import KeepToolCalls
-from proxy.trimming.edits.recent_window import RecentWindow
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 

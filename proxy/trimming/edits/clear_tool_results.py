@@ -123,7 +123,6 @@ class _ResultClearing:
         return change
 
     def _with_digest(self, result: Result, message: Message, digest: str) -> Change:
-        """Return the change that puts the stub with this digest in the place of a message."""
         entry = self._draft.entries[result.place]
         arguments = result.call.arguments if result.call is not None else ""
         stub = stub_of(result.tool, arguments, entry.tokens, entry.ref, digest)
@@ -132,7 +131,6 @@ class _ResultClearing:
         return self._draft.replacing(result.place, self._edit.type, reason, shorter)
 
     def _inputs(self, span: Span) -> Iterator[Change]:
-        """Yield the change that clears the arguments of calls, once no result of them stands."""
         draft, block = self._draft, self._draft.messages[span.start]
         left = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
         if block is None or not self._cleared.issuperset(left):
@@ -163,7 +161,6 @@ class _ResultClearing:
         return bool(made_by) and self._edit.type in made_by[position]
 
     def _digest_at(self, position: int) -> str:
-        """Return the digest in a stub of an earlier trim."""
         stub = self._draft.messages[position]
         return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
 
@@ -182,10 +179,7 @@ def digest_in(stub: str, ref: str) -> str:
 
 
 def shorter_arguments(arguments: str, budget: int, known: Collection[str]) -> str:
-    """Return a call's arguments, JSON like before, each long string with a digest of `budget` characters.
-
-    Arguments that would not get shorter stay. What is no JSON object becomes one that holds its digest.
-    """
+    """Return arguments as JSON, each long string with a digest of `budget` characters, if that is shorter."""
     document = read(arguments)
     if is_members(document):
         cleared = _shorter(document, budget, known, _LEVELS)
@@ -204,7 +198,6 @@ def shorter_text(text: str, budget: int, known: Collection[str]) -> str:
 
 
 def _shorter(value: JsonValue, budget: int, known: Collection[str], levels: int) -> JsonValue:
-    """Return a value of a document with its long strings and lists cleared."""
     if isinstance(value, str) and not isinstance(value, Number):
         return shorter_text(value, budget, known)
     if not levels and (is_members(value) or is_items(value)):

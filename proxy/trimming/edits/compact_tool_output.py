@@ -34,16 +34,13 @@ from proxy.trimming.settings import Natural, Positive
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 
-_MEDIA_BYTES_PER_TOKEN: Final = 3
-"""Where a result holds more than text, its count tells nothing of the text: so many bytes are a token."""
+_MEDIA_BYTES_PER_TOKEN: Final = 3  # of a result with more than text, whose count tells nothing of the text
 
 _HOPELESS: Final = 50  # a table of records has hardly ever less than this part of their size
 
 _NEAR: Final = 1.4  # bytes tell tokens within this factor; nearer to the limit the weight is asked
-_BLANK: Final = re.compile(r"[\[{,:]\s")
-"""White space between the signs of a document, which none that is written here has."""
-_LARGE: Final = 200_000
-"""Bytes of a result of which the weight is not asked: what is left of so much is far from the limit."""
+_BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that a document has and none that is written here
+_LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: it is far from the limit
 
 
 class CompactToolOutput(ToolOutputEdit, frozen=True):
@@ -196,7 +193,6 @@ class _CompactForm:
         )
 
     def _written(self, made: JsonValue) -> str:
-        """Return a cut document as text: what it still holds of records may be a table."""
         table = tabulated(made) if "table" in self._edit.methods else None
         return write(made if table is None else table)
 

@@ -97,7 +97,6 @@ class DeduplicateResults(BaseEdit, frozen=True):
         return _POINTER.fullmatch(_text(message) or "")
 
     def _pointing(self, draft: Draft, position: int, message: Message, older: _WholeResult) -> Change:
-        """Return the change that lets a result point to an older one."""
         name = " ".join(older.tool.split())[:_NAME] or "a tool"
         pointer = f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
         reason = "an earlier result says the same"

@@ -99,7 +99,6 @@ class DigestAgentCalls(BaseEdit, frozen=True):
     @field_validator("patterns")
     @classmethod
     def _says_what(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse a list of nothing."""
         if not patterns:
             raise ValueError("name at least one pattern; keep: 0 switches the edit off")
         return patterns
@@ -127,7 +126,6 @@ class DigestAgentCalls(BaseEdit, frozen=True):
                 yield draft.removing(position, self.type, reason)
 
     def _groups(self, draft: Draft) -> dict[str, _AgentCalls]:
-        """Return what each other agent told, by agent, in the order of their first messages."""
         groups: dict[str, _AgentCalls] = {}
         for span in draft.spans:
             position, message = span.start, draft.messages[span.start]
@@ -181,10 +179,7 @@ class Digest(Struct, frozen=True, kw_only=True):
 
 
 def broadcast_of(text: str, patterns: tuple[str, ...], agent: str | None) -> Broadcast | None:
-    """Return the call that a message tells of, by the first pattern that fits; None where it tells of none.
-
-    `agent` is who the message says it is from, for patterns that do not say it.
-    """
+    """Return the call that a message of `agent` tells of, by the first pattern that fits; else None."""
     for pattern in chain.from_iterable(BUILT_IN.get(name, (name,)) for name in patterns):
         groups = named_groups(pattern, text)
         if groups is None:

@@ -22,7 +22,7 @@ Mode: TypeAlias = Literal["model", "statistics"]
 
 _REASON: Final = "it is summed up"
 _RECIPE_BYTES: Final = 6
-_LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
+LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 
 
@@ -99,7 +99,6 @@ class Summarize(BaseEdit, frozen=True):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        """Refuse limits that contradict each other."""
         if self.upper is not None and self.lower is not None and self.lower > self.upper:
             raise contradiction(f"this is above upper ({self.upper}), the most it may be", "lower")
         return self
@@ -185,12 +184,17 @@ class Summarize(BaseEdit, frozen=True):
         since, of_newest = _newest(draft)
         for each in beginnings(draft, self.keep_rounds, since):
             room = self._room_to_write(each, draft, of_newest, in_view=whole)
-            if room < _LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
+            if room < LEAST_ROOM or not self._is_due(each, draft, since, of_newest):
                 continue
             found = SummaryRequest(stop=each.until, room=room, urgent=urgent)
             if limit is not None and draft.total - current - each.tokens + room + added <= limit:
                 break
         return found
+
+    def lacking_room(self, draft: Draft) -> int | None:
+        """Return the tokens that `budget_ratio` leaves a summary by a model, where they are too few to make one."""
+        budget = self._budget(draft, draft.limit(self._aim))
+        return budget if self.mode == "model" and budget is not None and budget < LEAST_ROOM else None
 
     def requested_now(self, draft: Draft) -> SummaryRequest | None:
         """Return what is summed up if somebody asks for it; None where nothing is left that is worth it.
@@ -222,7 +226,6 @@ class Summarize(BaseEdit, frozen=True):
         return "merge" if self.role == "auto" else self.role
 
     def _is_asked(self, draft: Draft) -> bool:
-        """Tell whether somebody asked for the summary that can be used now."""
         return draft.prepared is not None and draft.prepared.asked and self.ready(draft) is not None
 
     def _is_due(self, beginning: Beginning, draft: Draft, since: int, of_newest: int | None) -> bool:
@@ -252,7 +255,6 @@ class Summarize(BaseEdit, frozen=True):
         return self._counted(choices[-1], draft, limit) if choices else None
 
     def _is_worth_it(self, choice: Beginning, draft: Draft) -> bool:
-        """Tell whether it is enough for a summary by code."""
         current = draft.summary
         if current is None:
             return choice.messages > 0 and draft.end >= self.min_messages
@@ -310,8 +312,7 @@ class Summarize(BaseEdit, frozen=True):
         return summary
 
 
-COMPACTION: Final = Summarize(mode="model", keep_rounds=0)
-"""How a model sums up where somebody asks for it and the policy does not say how."""
+COMPACTION: Final = Summarize(mode="model", keep_rounds=0)  # where the policy does not say how
 
 
 def _replaced(choice: Beginning, draft: Draft) -> int:

@@ -127,10 +127,7 @@ def _around_mark(text: bytes, ref: str) -> tuple[bytes, bytes] | None:
 
 
 def _texts(texts: Sequence[str], text: bytes, head: int, tail: int, mark: bytes) -> list[str | None]:
-    """Return the texts of the parts without what is between `head` and `tail`, the mark in its place.
-
-    None stands for a part of which nothing is left. `text` is all of them put together.
-    """
+    """Return the parts of `text` with the mark in place of `head` to `tail`; None for one of which nothing is left."""
     kept: list[str | None] = []
     start = 0
     for own in texts:

@@ -14,11 +14,7 @@ from pydantic import ValidationError
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.drop_internal import DropInternal
-from proxy.trimming.edits.drop_oldest import DropOldest
-from proxy.trimming.edits.keep_rounds import KeepRounds
-from proxy.trimming.edits.keep_tool_calls import KeepToolCalls
-from proxy.trimming.edits.recent_window import RecentWindow
+from proxy.trimming.edits.dropping import DropInternal, DropOldest, KeepRounds, KeepToolCalls, RecentWindow
 from proxy.trimming.model import Change, PlanningContext
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy

@@ -1,0 +1,259 @@
+"""The edits that drop whole messages: by rounds, by tool calls, by a budget, by age, by a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal, Self
+
+from msgspec import Struct
+from pydantic import Field, model_validator
+
+from proxy.dialects import Span
+from proxy.dialects.jsontext import is_object
+from proxy.trimming.draft import Draft
+from proxy.trimming.edits.edit import BaseEdit
+from proxy.trimming.model import Change
+from proxy.trimming.settings import Natural, Positive, Share, Target
+
+
+class KeepRounds(BaseEdit, frozen=True):
+    """The newest whole rounds of the history stay, and the current one; older ones go.
+
+    A round begins with a user message. What stands before the first one goes with the oldest round. What is
+    protected stays, and the rest of its round goes.
+    """
+
+    type: Literal["keep_rounds"] = "keep_rounds"
+    """Which strategy this is."""
+    last: Natural = 10
+    """So many rounds of the history stay; the current one is not counted."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove what is older than the rounds that stay."""
+        reason = f"its round is not among the newest {self.last} of the history"
+        for place, _ in draft.free(0, draft.history_before(self.last)):
+            yield draft.removing(place, self.type, reason)
+
+
+class _Call(Struct, frozen=True, kw_only=True):
+    """One tool call and where its results stand."""
+
+    span: Span
+    index: int  # place among the block's calls
+    name: str
+    results: tuple[int, ...]
+
+    @property
+    def order(self) -> int:
+        """Where its first result stands; one that was never recorded would stand after the others."""
+        return self.results[0] if self.results else self.span.stop
+
+
+class KeepToolCalls(BaseEdit, frozen=True):
+    """The most recent calls of the history stay, counted by their results; older ones go.
+
+    A block of parallel calls keeps those that are kept. With none left its text stays, and where
+    it has no text it goes. A call whose result was never recorded counts as one with a result,
+    since one is put in for it; only calls that still wait for theirs do not count.
+    """
+
+    type: Literal["keep_tool_calls"] = "keep_tool_calls"
+    """Which strategy this is."""
+    last: Natural = 3
+    """So many calls stay."""
+    scope: Literal["history", "all"] = "history"
+    """Where calls are counted and removed: `history` leaves the current round alone, `all` does not."""
+    exclude_tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Calls of tools of these names are neither counted nor removed."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove the older calls and their results, block by block."""
+        reach = len(draft.messages) if self.scope == "all" or not draft.rounds else draft.rounds[-1].start
+        blocks = {span: tuple(_calls(draft, span)) for span in draft.spans if span.start < reach}
+        every = (call for calls in blocks.values() for call in calls if call.name not in self.exclude_tools)
+        # One that still waits for its result does not count.
+        answered = (call for call in every if call.results or call.span.stop < len(draft.messages))
+        counted = sorted(answered, key=lambda call: call.order)
+        older = frozenset(counted[: max(0, len(counted) - self.last)])
+        for span, calls in blocks.items():
+            kept = [call for call in calls if call not in older]
+            if len(kept) < len(calls) and span.start not in draft.protected:
+                yield from self._reduced(draft, span, kept)
+
+    def _reduced(self, draft: Draft, span: Span, kept: Sequence[_Call]) -> Iterator[Change]:
+        reason = f"not among the newest {self.last} tool calls"
+        staying = {position for call in kept for position in call.results}
+        for position, message in draft.remaining(span.start, span.stop):
+            if position == span.start:
+                reduced = message.with_calls({call.index for call in kept})
+                yield draft.reducing(position, self.type, reason, reduced)
+            elif position not in staying:
+                yield draft.removing(position, self.type, reason)
+
+
+def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
+    """Yield the calls of a span that results can answer: those with an id, the first of each."""
+    block = draft.messages[span.start]
+    if block is None:
+        return
+    results = list(draft.remaining(span.start + 1, span.stop))
+    seen: set[str] = set()
+    for index, call in enumerate(block.calls):
+        if call.legacy or (call.id and call.id not in seen):
+            seen.add(call.id)
+            answers = tuple([at for at, message in results if message.answers_call(call)])
+            yield _Call(span=span, index=index, name=call.name, results=answers)
+
+
+class RecentWindow(BaseEdit, frozen=True):
+    """From the newest message back, what fits into a budget of tokens stays; the rest goes.
+
+    An assistant message with its tool calls and all their results is one chain, kept whole or not at all.
+    What is protected stays in any case and is counted first. The budget is its own limit: it acts above that,
+    though the policy's target may be met already.
+    """
+
+    type: Literal["recent_window"] = "recent_window"
+    """Which strategy this is."""
+    tokens: Positive | None = None
+    """The budget: so many tokens of messages; instructions, tools and a summary are not counted."""
+    ratio: Share | None = 0.65
+    """The budget: this part of the target minus instructions and tools; only where `tokens` is not set."""
+    target: Target | None = None
+    """What `ratio` is a part of, in place of the policy's target."""
+    on_overflow: Literal["skip", "stop"] = "skip"
+    """When a chain does not fit: `skip` leaves it out and goes on with older ones, `stop` ends there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_take_the_place_of_the_ratio(cls, settings: Any) -> Any:
+        if is_object(settings) and settings.get("tokens") is not None and "ratio" not in settings:
+            return {**settings, "ratio": None}
+        return settings
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> Self:
+        if (self.tokens is None) == (self.ratio is None):
+            raise ValueError("set one of tokens, ratio")
+        return self
+
+    @property
+    def lacks_target(self) -> bool:
+        """Whether its budget is a part of the policy's target."""
+        return self.tokens is None and self.target is None
+
+    @property
+    def budget(self) -> Target | None:
+        """What its window is a part of."""
+        return self.target
+
+    def is_done(self, draft: Draft) -> bool:
+        """Tell whether all messages fit into the budget."""
+        budget = self._budget(draft)
+        return budget is None or sum(draft.tokens) <= budget
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove what does not fit."""
+        budget = self._budget(draft)
+        if budget is None:
+            return
+        left = budget - sum(draft.tokens[position] for position in draft.protected)
+        reason, stopped = "it is not among the newest that fit into the window", False
+        for span in reversed(draft.spans):
+            free = [place for place, _ in draft.free(span.start, span.stop)]
+            cost = sum(draft.tokens[at] for at in free)
+            if cost <= left and not stopped:
+                left -= cost
+                continue
+            stopped = stopped or (bool(free) and self.on_overflow == "stop")
+            for position in free:
+                yield draft.removing(position, self.type, reason)
+
+    def _budget(self, draft: Draft) -> int | None:
+        """Return how many tokens may stay; None where it is a part of a target that is not known."""
+        if self.ratio is None:
+            return draft.limit(Target(tokens=self.tokens))
+        target = draft.limit(self.target)
+        return int(self.ratio * (target - draft.fixed_tokens)) if target is not None else None
+
+
+class DropOldest(BaseEdit, frozen=True):
+    """Whole rounds go, from the oldest; then, inside the current round, its oldest spans.
+
+    What is protected stays, and the rest of its round goes. It stops as soon as the view is
+    within the target: its own, or else the policy's.
+    """
+
+    type: Literal["drop_oldest"] = "drop_oldest"
+    """Which strategy this is."""
+    target: Target | None = None
+    """How far this edit goes, in place of the policy's target."""
+
+    @property
+    def lacks_target(self) -> bool:
+        """Whether it names no target of its own."""
+        return self.target is None
+
+    def is_done(self, draft: Draft) -> bool:
+        """Tell whether the view is within its own target, or else the policy's."""
+        return draft.within(self.target)
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove group after group, as long as the draft is above the target."""
+        target, total = draft.limit(self.target), draft.total
+        for start, stop, reason in _groups(draft):
+            if target is None or total <= target:
+                return
+            for place, _ in draft.free(start, stop):
+                total -= draft.tokens[place]
+                yield draft.removing(place, self.type, reason)
+
+
+def _groups(draft: Draft) -> Iterator[tuple[int, int, str]]:
+    """Yield what goes together as (start, stop, reason), the oldest first."""
+    for past in draft.rounds[:-1]:
+        yield past.start, past.stop, "its round was the oldest"
+    for current in draft.rounds[-1:]:
+        for span in draft.spans:
+            if span.start >= current.start:
+                yield span.start, span.stop, "it was the oldest span of the current round"
+
+
+_MARKED: Final = "it is marked as internal"
+_WITH_IT: Final = "its call or result is marked as internal"
+
+
+class DropInternal(BaseEdit, frozen=True):
+    """Messages with `is_internal` go. A call and its results go together, whichever of them is marked.
+
+    An assistant message that is marked takes the results of its calls along. A result that is marked takes
+    its call along; the other calls of that message, and its text, stay.
+    """
+
+    type: Literal["drop_internal"] = "drop_internal"
+    """Which strategy this is."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Remove what is marked, span by span."""
+        marked = {place for place, entry in enumerate(draft.entries) if entry.is_internal}
+        for span in draft.spans:
+            if span.start not in draft.protected and not marked.isdisjoint(range(span.start, span.stop)):
+                yield from self._without(draft, span, marked)
+
+    def _without(self, draft: Draft, span: Span, marked: set[int]) -> Iterator[Change]:
+        """Take what is marked out of a span, with what belongs to it."""
+        left = list(draft.remaining(span.start, span.stop))
+        block = draft.messages[span.start]
+        going = [message for at, message in left if at in marked]
+        calls = block.calls if block is not None else ()
+        answered = [call for call in calls if any(result.answers_call(call) for result in going)]
+        for position, message in left:
+            if position in marked:
+                yield draft.removing(position, self.type, _MARKED)
+            elif message is block:
+                kept = {index for index, call in enumerate(calls) if call not in answered}
+                if len(kept) == len(calls):
+                    continue
+                yield draft.reducing(position, self.type, _WITH_IT, message.with_calls(kept))
+            elif span.start in marked or any(message.answers_call(call) for call in answered):
+                yield draft.removing(position, self.type, _WITH_IT)
