@@ -117,11 +117,18 @@ def import_session(
 
 
 @app.command("delete")
-def delete(session: Session, config: Config = None, tenant: Tenant = None) -> None:
+def delete(
+    session: Session,
+    config: Config = None,
+    tenant: Tenant = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")] = False,
+) -> None:
     """Delete a session and everything that belongs to it, for good."""
 
     async def work(store: Store) -> SessionRow:
         row = await find_session(store, session, tenant)
+        if sys.stdin.isatty() and not yes:
+            typer.confirm(f"Delete {_title(row)}, for good?", abort=True)
         await store.delete(row.key)
         return row
 

@@ -11,7 +11,7 @@ Only this room reads settings from the environment.
 
 from __future__ import annotations
 
-from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, select_policy, with_built_in
+from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, with_built_in
 from proxy.config.reload import Reload, Takes, hears_hangup
 from proxy.config.settings import (
     POSTGRES_DRIVERS,
@@ -68,7 +68,6 @@ __all__ = [
     "hears_hangup",
     "json_schema",
     "load",
-    "select_policy",
     "store_url",
     "with_built_in",
 ]

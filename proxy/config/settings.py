@@ -494,11 +494,11 @@ class Settings(BaseSettings):
         policies = cast("Mapping[str, Any]", written)
         mistakes = [
             InitErrorDetails(type=contradiction(problem), loc=(name, inheritance.KEY), input=None)
-            for name, problem in inheritance.problems(policies, inheritance.BUILT_INS)
+            for name, problem in inheritance.problems(policies)
         ]
         if mistakes:
             raise ValidationError.from_exception_data(cls.__name__, mistakes)
-        return inheritance.extended(policies, inheritance.BUILT_INS)
+        return {name: inheritance.extended(name, policies) for name in policies}
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Settings:

@@ -90,6 +90,8 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
         except ValidationError as why:
             # The original message shows values, keys among them. It must not be printed.
             raise ConfigurationError("\n".join(merged.mistakes(why))) from None
+        if misread := list(merged.misread(settings)):
+            raise ConfigurationError("\n".join(misread))
         return Loaded(source=self, content=content, settings=settings, warnings=tuple(merged.warnings(settings)))
 
 
@@ -131,11 +133,14 @@ def json_schema() -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- the file
 
 _DATE: Final = "tag:yaml.org,2002:timestamp"
+_INT: Final = "tag:yaml.org,2002:int"
+_FLOAT: Final = "tag:yaml.org,2002:float"
+_NULL: Final = "tag:yaml.org,2002:null"
 _READ_AS: Final = {
     "tag:yaml.org,2002:bool": "a boolean",
-    "tag:yaml.org,2002:int": "a number",
-    "tag:yaml.org,2002:float": "a number",
-    "tag:yaml.org,2002:null": "nothing",
+    _INT: "a number",
+    _FLOAT: "a number",
+    _NULL: "nothing",
     _DATE: "a date",
 }
 _CURES: Final = {
@@ -153,6 +158,8 @@ _QUOTING_NOTHING: Final = (ParserError, ScannerError)
 """Errors whose messages quote only single characters of the file."""
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
+_OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
+_POINTED: Final = re.compile(r"[0-9]{1,3}\.000")
 
 
 class Document:
@@ -215,6 +222,21 @@ class Document:
             node = found[1]
         return line
 
+    def pointed(self) -> Iterator[tuple[Location, str]]:
+        """Yield location and text of each number that may have a point between thousands: 50.000."""
+        return _pointed(self._root, ())
+
+
+def _pointed(node: yaml.Node | None, location: Location) -> Iterator[tuple[Location, str]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _pointed(value, (*location, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            yield from _pointed(value, (*location, place))
+    elif isinstance(node, yaml.ScalarNode) and node.tag == _FLOAT and _POINTED.fullmatch(node.value):
+        yield location, node.value
+
 
 def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
     """Yield line and problem of keys and dates that YAML reads otherwise than their writer meant."""
@@ -230,6 +252,10 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
             children = list(node.value)
         elif node.tag == _DATE:
             found.append((node.start_mark.line + 1, "YAML reads this as a date: put it in quotes"))
+        elif node.tag == _INT and _OCTAL.fullmatch(node.value):
+            meant = node.value.lstrip("0_") or "0"
+            problem = f"YAML reads {node.value} as octal: write {meant}, or put it in quotes if it is text"
+            found.append((node.start_mark.line + 1, problem))
         for child in children:  # anchors may form a circle
             if id(child) not in seen:
                 seen.add(id(child))
@@ -239,10 +265,17 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
 
 def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]:
     first: dict[str, yaml.Node] = {}
-    for key, _ in mapping.value:
+    digits = ""  # of the value before, to which a key of digits belongs: {tokens: 30,000}
+    with_commas: dict[int, str] = {}
+    for key, value in mapping.value:
         line = key.start_mark.line + 1
         if key.tag == _MERGE:
             continue
+        if digits and _is_rest_of_number(key, value):
+            digits += key.value
+            with_commas[line] = digits
+            continue
+        digits = value.value if value.tag == _INT else ""
         if not isinstance(key, yaml.ScalarNode):
             yield line, "a key must be text, not a list or a mapping"
         elif key.tag != _TEXT:
@@ -251,6 +284,12 @@ def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]
         elif (earlier := first.setdefault(key.value, key)) is not key:
             at = earlier.start_mark.line + 1
             yield line, f"the key {key.value!r} is given twice, first in line {at}"
+    for line, digits in with_commas.items():
+        yield line, f"a comma ends a value inside of {{…}}: write {digits}"
+
+
+def _is_rest_of_number(key: yaml.Node, value: yaml.Node) -> bool:
+    return key.tag == _INT and len(key.value) == 3 and (value.tag, value.value) == (_NULL, "")
 
 
 def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
@@ -281,18 +320,14 @@ class Environment:
         ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
         values = {name: os.environ[name] for name in ours if os.environ[name]}
         problems = [*_misnamed(values)]
-        data: dict[str, Any] = {}
-        try:
-            data = _parsed(values)
-        except SettingsError:
-            for name, value in values.items():
-                try:
-                    _parsed({name: value})
-                except SettingsError:
-                    problems.append(f"{name}: this is not JSON; lists and mappings are written as JSON here")
+        for name, value in values.items():
+            try:
+                _parsed({name: value})
+            except SettingsError:
+                problems.append(f"{name}: this is not JSON; lists and mappings are written as JSON here")
         if problems:
             raise ConfigurationError("\n".join(problems))
-        return cls(data, {name.upper(): name for name in values})
+        return cls(_parsed(values), {name.upper(): name for name in values})
 
     def variable(self, location: Location) -> str:
         """Return the name of the variable that sets the value at `location`, or a value around it."""
@@ -343,7 +378,6 @@ class _Resolved:
     """The settings of one source with `${NAME}` and `NAME_file` replaced by what they refer to."""
 
     def __init__(self, data: Mapping[str, Any], *, variables: bool) -> None:
-        """Resolve `data`; `${NAME}` only with `variables`."""
         self.references: dict[Location, str] = {}
         """The text as it is written, by the location of each value that comes from a variable."""
         self.files: dict[Location, Location] = {}
@@ -445,6 +479,13 @@ class _Merged:
         """Return a line for each mistake."""
         return describe(error, Settings, self._where, self._owner, self._reference)
 
+    def misread(self, settings: Settings) -> Iterator[str]:
+        """Yield a line for each whole number with a point between thousands, which YAML reads as a fraction."""
+        for location, text in self._document.pointed():
+            if type(_value_at(settings, location)) is int:
+                what = f"YAML reads {text} as {float(text):g}: write {text.replace('.', '')} or {float(text):g}"
+                yield line_about(location, what, self._line)
+
     def warnings(self, settings: Settings) -> Iterator[str]:
         """Yield a line for each setting that has no effect."""
         if settings.auth.keys and settings.auth.mode != "keys":
@@ -500,6 +541,17 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
         if kept is not None and kept != {}:
             given[key] = kept
     return given
+
+
+def _value_at(settings: Settings, location: Location) -> Any:
+    """Return the setting at `location`; None if there is none."""
+    value: Any = settings
+    for step in location:
+        try:
+            value = getattr(value, str(step)) if isinstance(value, BaseModel) else value[step]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _reach(data: Any, location: Location) -> int:
