@@ -164,7 +164,7 @@ def extended(name: str, policies: Written) -> Any:
     first = _base(policies[line[-1]])
     if first is None and len(line) == 1:
         return policies[name]
-    merged = _inherited(BUILT_INS[first]) if first in BUILT_INS else {}
+    merged = _inherited(BUILT_INS.get(first or ""))
     for each in reversed(line):
         merged = laid_over(merged, policies[each] if each == name else _inherited(policies[each]))
     return merged

@@ -7,8 +7,9 @@ cost. The upstream's own count covers all of it.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Final
+
+from cachetools import LRUCache
 
 _FEWEST_TOKENS: Final = 500
 """Smaller requests are ignored: what surrounds their messages weighs too much."""
@@ -41,18 +42,15 @@ class Calibration:
 
     def __init__(self, models: int = 1024) -> None:
         """Create an empty table for at most `models` models: clients choose the names."""
-        self._models = models
-        self._ratios: OrderedDict[str, float] = OrderedDict()
+        self._ratios: LRUCache[str, float] = LRUCache(models)
         self._lock = threading.Lock()
 
     def learn(self, model: str, counted: int, reported: int) -> None:
         """Learn from one request; the counts are those of `learnt`."""
         with self._lock:
-            scale = learnt(self._ratios.pop(model, None), counted, reported)
+            scale = learnt(self._ratios.get(model), counted, reported)
             if scale is not None:
                 self._ratios[model] = scale
-            if len(self._ratios) > self._models:
-                self._ratios.popitem(last=False)
 
     def snapshot(self) -> dict[str, float]:
         """Return the scale of every known model, by name."""
