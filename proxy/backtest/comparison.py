@@ -29,7 +29,6 @@ class Cost(Struct, frozen=True, kw_only=True):
         return None if self.output is None else self.input + self.output
 
     def __add__(self, other: Cost) -> Cost:
-        """Return the sum."""
         known = self.output is not None and other.output is not None
         output = (self.output or 0.0) + (other.output or 0.0) if known else None
         return Cost(use=self.use + other.use, input=self.input + other.input, output=output)
@@ -58,7 +57,6 @@ class Figures(Struct, frozen=True, kw_only=True):
     """Warnings, and at how many requests each was given."""
 
     def __add__(self, other: Figures) -> Figures:
-        """Return the sum."""
         return Figures(
             sessions=self.sessions + other.sessions,
             requests=self.requests + other.requests,
@@ -180,7 +178,6 @@ class Backtest:
     def _replay(
         self, counted: Counted, strategy: Strategy, classes: Sequence[PriceClass], model: ReplayModel
     ) -> dict[PriceClass, Figures]:
-        """Replay once and return the figures at each of the classes."""
         timed = counted.history.times is not None
         rules = {each: each.rule(timed=timed) for each in classes}
         costs = dict.fromkeys(classes, Cost())
@@ -207,7 +204,6 @@ class Backtest:
         return {each: replace(figures, cost=costs[each]) for each in classes}
 
     def _strategies(self, results: Sequence[SessionResult]) -> Iterator[StrategyResult]:
-        """Yield each strategy at each class of prices for all sessions."""
         found: Mapping[tuple[str, str], dict[str, Figures]] = {
             (strategy.name, each.name): {} for strategy in self.strategies for each in self.classes
         }

@@ -48,7 +48,6 @@ class Summable(Struct, frozen=True, kw_only=True):
     """A record whose fields can be added one by one."""
 
     def __add__(self, other: Self) -> Self:
-        """Return the sums."""
         return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
@@ -89,7 +88,6 @@ class PromptCache:
     """A provider's cache after the prompts of one account to one model."""
 
     def __init__(self, rule: CacheRule) -> None:
-        """Create an empty cache that works by `rule`."""
         self._rule = rule
         self._root = _SegmentNode(0)
 
@@ -174,9 +172,6 @@ def _common(one: bytes, other: bytes) -> int:
         else:
             high = middle - 1
     return low
-
-
-# -------------------------------------------------------------------------------------- prices
 
 
 class PriceClass(Struct, frozen=True, kw_only=True):

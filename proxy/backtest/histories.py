@@ -103,7 +103,6 @@ def read_file(path: Path) -> list[SessionHistory]:
 
 
 def _lines(path: Path, text: bytes) -> list[Any]:
-    """Return the values of JSON Lines, at least one."""
     values: list[Any] = []
     for number, line in enumerate([line for line in text.split(b"\n") if line.strip()], start=1):
         try:
@@ -133,7 +132,6 @@ async def stored(store: Store, session: SessionRow) -> SessionHistory:
 
 
 def _of_value(name: str, value: Any) -> list[SessionHistory]:
-    """Return the sessions of a whole JSON document."""
     if is_object(value) and (value.get("record") == "session" or "role" in value):
         return _of_lines(name, [value])  # a single line
     if is_object(value):
@@ -146,7 +144,6 @@ def _of_value(name: str, value: Any) -> list[SessionHistory]:
 
 
 def _of_lines(name: str, values: Sequence[Any]) -> list[SessionHistory]:
-    """Return the sessions of a file of JSON Lines."""
     first = values[0]
     if is_object(first) and first.get("record") == "session":
         return [_of_export(name, [value for value in values if is_object(value)])]
@@ -222,7 +219,6 @@ def _content(record: JsonObject) -> Any:
 
 
 def _message(data: JsonObject) -> Message:
-    """Return the message with this content."""
     try:
         raw = write(sound(data))
         orjson.loads(raw)

@@ -139,7 +139,6 @@ class References:
         return sum([self._judge(call, sent) for call in calls], RecallCounts())
 
     def _judge(self, call: Sequence[Reference], sent: set[int]) -> RecallCounts:
-        """Count one call."""
         tally: dict[str, Counts] = {}
         for reference in call:
             holding = self._index.holders[reference.atom] & sent
@@ -198,7 +197,6 @@ class _Reader:
             yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _name(self, number: int) -> None:
-        """Learn the words that name the atoms in a message."""
         for atom in self._index.atoms_in(number):
             self._labels[atom] = self._labels.get(atom, frozenset()) | self._index.labels(atom, number)
 

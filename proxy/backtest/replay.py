@@ -56,7 +56,6 @@ class Counted:
     """A history ready for replaying: its messages as they are sent, each counted once."""
 
     def __init__(self, history: SessionHistory, counter: TokenCounter, model: str = "") -> None:
-        """Count everything with `counter`, for `model` if the history names none."""
         self.history: Final = history
         self.model: Final = history.model or model
         """The model that is asked; empty if it is unknown."""

@@ -74,7 +74,6 @@ def session_tables(result: BacktestResult, classes: Sequence[str]) -> Iterator[R
 
 
 def _first(result: BacktestResult) -> list[tuple[str, Figures]]:
-    """Return the figures of each strategy at the main prices."""
     prices = main_prices(result)
     return [(each.strategy, each.figures) for each in result.strategies if each.prices == prices]
 
@@ -172,9 +171,6 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else _UNKNOWN
 
 
-# -------------------------------------------------------------------------------------- HTML
-
-
 def page(title: str, lines: Iterable[str], tables: Iterable[ReportTable]) -> str:
     """Return paragraphs and tables as one page of HTML: no script, nothing to load, every text escaped."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines)]
@@ -205,9 +201,6 @@ def _section(table: ReportTable) -> str:
         f'<h2>{escape(table.title)}</h2>\n<div class="table"><table{words}>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>{note}"
     )
-
-
-# -------------------------------------------------------------------------------------- JSON
 
 
 def as_data(result: BacktestResult) -> dict[str, Any]:

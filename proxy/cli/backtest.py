@@ -159,7 +159,6 @@ def _policy(settings: Settings, name: str) -> Strategy:
 
 
 def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dollars: float) -> list[PriceClass]:
-    """Return the classes of prices of `--prices`."""
     classes: list[PriceClass] = []
     for name in dict.fromkeys(names):
         if name == _CLASSES:
@@ -175,7 +174,6 @@ def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dol
 
 
 def _base_url(settings: Settings, model: str) -> str:
-    """Return the address of a model's upstream."""
     routes = settings.upstream.routes
     found = (route.base_url for route in routes if any(fnmatchcase(model, each) for each in route.models))
     return next(found, settings.upstream.base_url)

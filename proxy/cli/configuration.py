@@ -57,7 +57,6 @@ def _content(policy: Policy) -> dict[str, Any]:
 
 
 def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a policy, key by key."""
     if policy.extends is not None:
         yield "extends", policy.extends
     match = policy.match
@@ -78,5 +77,4 @@ def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _shown(settings: dict[str, Any]) -> str:
-    """Return settings in one line."""
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in settings.items())

@@ -44,7 +44,6 @@ def _empty(folder: Path) -> Path:
 
 
 def _look(keep: Path | None, outcome: DemoOutcome) -> tuple[str, ...]:
-    """Return lines that say where to look next."""
     if keep is None:
         return ("Look deeper: palimpsest demo --keep DIR keeps the store to look into.",)
     config = keep / CONFIG

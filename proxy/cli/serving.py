@@ -344,7 +344,6 @@ class Workers:
                     os.kill(place.process.pid, signal.SIGHUP)
 
     def _bury(self, place: _Place, process: SpawnProcess) -> None:
-        """Note that a worker ended, and when it is replaced."""
         process.join()
         now = time.monotonic()
         place.failures = 0 if now - place.started >= _STEADY_SECONDS else place.failures + 1
@@ -386,7 +385,6 @@ def pause_after(failures: int) -> float:
 def _run(
     work: Work, arguments: tuple[Any, ...], sockets: list[socket.socket], worker: Worker, says: socket.socket
 ) -> None:
-    """Run as a worker: the main function of its process."""
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -191,9 +191,6 @@ def compact_session(
         typer.echo(made.text)
 
 
-# -------------------------------------------------------------------------------------- the store
-
-
 def upgrade(
     config: Config = None, revision: Annotated[str, typer.Argument(help="Revision to migrate to.")] = "head"
 ) -> None:
@@ -263,7 +260,6 @@ def _title(row: SessionRow) -> str:
 
 
 def _line_of(message: dict[str, Any]) -> str:
-    """Return a message as one line of text."""
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
     calls = [call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ()]

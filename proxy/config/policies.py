@@ -99,8 +99,6 @@ def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
             yield name, catch_all
 
 
-# ---------------------------------------------------------------------------------- inheritance
-
 KEY: Final = "extends"
 """The key that names the policy to take over."""
 
@@ -147,7 +145,6 @@ def ancestry(name: str, policies: Written) -> list[str]:
 
 
 def _parent(name: str, policies: Written) -> str | None:
-    """Return the policy of the file that the policy extends."""
     base = _base(policies[name])
     return base if base in policies and base != name else None
 

@@ -99,7 +99,6 @@ def dotted(location: Location) -> str:
 def _mistake(
     details: ErrorDetails, root: type[BaseModel], reference: Callable[[Location], str | None]
 ) -> tuple[Location, str]:
-    """Return the location of a mistake, and the problem."""
     location, owner, annotation = _trace(root, details["loc"])
     context, kind, found = details.get("ctx", {}), details["type"], details["input"]
     if kind == "extra_forbidden":

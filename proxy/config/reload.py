@@ -119,7 +119,6 @@ class Reload:
                 self._take(loaded)
 
     def _take(self, loaded: Loaded) -> None:
-        """Put into force what can change, and log what cannot."""
         for line in loaded.warnings:
             _LOG.warning("%s", line)
         changed = _differing(self._settings, loaded.settings)

@@ -488,7 +488,6 @@ class Settings(BaseSettings):
     @field_validator("policies", mode="before")
     @classmethod
     def _policies_extend(cls, written: Any) -> Any:
-        """Lay each policy over the one that it extends."""
         if not isinstance(written, Mapping):
             return written
         policies = cast("Mapping[str, Any]", written)

@@ -106,7 +106,6 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """A line for each setting that is valid and has no effect, in the form of those about mistakes."""
 
     def __repr__(self) -> str:
-        """Leave the content out."""
         return f"Loaded(source={self.source!r}, settings={self.settings!r})"
 
 

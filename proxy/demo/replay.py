@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 import orjson
@@ -225,28 +225,18 @@ class IncompleteReply(PalimpsestError):
     """The request was not answered whole; the text says what came instead."""
 
 
-class DemoClient:
+class DemoClient(httpx.Client):
     """A client that works as an SDK does. It has its own stream reader, so an error in the proxy's is seen here."""
 
     def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
-        """Send every request with the key and the headers."""
-        self._http = httpx.Client(
-            base_url=base_url,
-            headers={"authorization": f"Bearer {api_key}", **headers},
-            timeout=30.0,
-            trust_env=False,  # a proxy of the environment has no business between two servers of this machine
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+        own = {"authorization": f"Bearer {api_key}", **headers}
+        # A proxy of the environment has no business between two servers of this machine.
+        super().__init__(base_url=base_url, headers=own, timeout=30.0, trust_env=False)
 
     def ask(self, body: bytes) -> DemoReply:
         """Send a request (`request_body`) and return the reply once the stream has ended."""
         kind = {"content-type": "application/json"}
-        with self._http.stream("POST", "/chat/completions", content=body, headers=kind) as response:
+        with self.stream("POST", "/chat/completions", content=body, headers=kind) as response:
             if response.status_code != 200:
                 raise IncompleteReply(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
             chunks = list(_chunks(response.iter_lines()))
@@ -254,11 +244,9 @@ class DemoClient:
         message = _message_of(chunks)
         return DemoReply(headers=dict(response.headers), message=message, usage=usages[-1] if usages else {})
 
-    def get(self, path: str) -> Any:
+    def read(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""
-        response = self._http.get(httpx.URL(self._http.base_url).copy_with(path=path))
-        response.raise_for_status()
-        return orjson.loads(response.content)
+        return self.get(self.base_url.copy_with(path=path)).raise_for_status().json()
 
 
 def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> bytes:
@@ -281,7 +269,6 @@ def _chunks(lines: Iterable[str]) -> Iterator[JsonObject]:
 
 
 def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
-    """Put the first choice together."""
     text: str | None = None
     calls: dict[int, JsonObject] = {}
     for chunk in chunks:
@@ -299,11 +286,6 @@ def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return message
-
-
-def plain_config(application: Any) -> uvicorn.Config:
-    """Return uvicorn's settings for an application without start-up and shutdown."""
-    return uvicorn.Config(application, lifespan="off", ws="none", log_config=None, access_log=False)
 
 
 @contextmanager
@@ -356,7 +338,7 @@ def rehearse(serve: Serve, folder: Path) -> DemoOutcome:
     """
     recording = Recording.load()
     upstream = PracticeUpstream(recording.replies, TokenCounter("tiktoken"))
-    with serving(plain_config(upstream)) as provider:
+    with serving(uvicorn.Config(upstream, lifespan="off", log_config=None, access_log=False)) as provider:
         text = configuration(folder, f"{provider}/v1")
         (folder / CONFIG).write_text(text, encoding="utf-8")
         # From the text alone: variables of the environment are meant for the real proxy.
@@ -399,7 +381,7 @@ class _Player:
                 reply = client.ask(body)
                 history[request.position] = reply.message
                 received = self._upstream.answered(account)[-1]
-                cut = client.get(f"/exchanges/{reply.headers['x-exchange-id']}")["cut"]
+                cut = client.read(f"/exchanges/{reply.headers['x-exchange-id']}")["cut"]
                 edits = reply.headers["x-context-edits"]
                 step = DemoStep(
                     turn=request.turn,
@@ -410,13 +392,13 @@ class _Player:
                     cached_tokens=reply.usage["prompt_tokens_details"]["cached_tokens"],
                     edits=tuple(edits.split(",")) if edits else (),
                     moved=cut is not None and cut["moved"],
-                    stored=client.get(f"/sessions/{session}")["messages"],
+                    stored=client.read(f"/sessions/{session}")["messages"],
                 )
                 steps.append(step)
                 bytes_equal = bytes_equal and received.body == body
                 extended = extended and (step.moved or received.messages[: len(before)] == before)
                 before = received.messages
-            stored = client.get(f"/sessions/{session}/messages")["data"]
+            stored = client.read(f"/sessions/{session}/messages")["data"]
         return DemoRun(
             session=session,
             steps=tuple(steps),

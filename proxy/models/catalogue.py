@@ -129,7 +129,6 @@ class Catalogue:
     """Facts about models. There is one for the process; threads may share it."""
 
     def __init__(self, rules: tuple[ModelRule, ...] = (), clock: Callable[[], float] = time.time) -> None:
-        """Create a catalogue from the operator's rules, of which the first that fits a model counts."""
         self._rules = [rule for rule in rules if not rule.fallback]
         self._fallbacks = [rule for rule in rules if rule.fallback]
         self._clock = clock

@@ -72,9 +72,6 @@ class Dollars(Struct, frozen=True, kw_only=True):
         return in_force
 
 
-# ------------------------------------------------------------------------------ the cost of an exchange
-
-
 def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
     """Return what an exchange cost in dollars, by the usage in the form of Chat Completions.
 
@@ -114,9 +111,6 @@ def _tokens(usage: Mapping[str, Any], paths: _Paths) -> int:
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-# --------------------------------------------------------------------------------- the published list
 
 
 class Published(Struct, frozen=True, kw_only=True):
@@ -186,7 +180,6 @@ def _read(model: ModelInfo, moment: datetime) -> Published:
 
 
 def _dollars(prices: ModelPrice, tokens: int) -> Dollars | None:
-    """Return the prices of a request with `tokens` input tokens."""
     fresh = _rate(prices.input_mtok, tokens)
     if fresh is None:
         return None

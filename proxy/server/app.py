@@ -103,7 +103,6 @@ class Application:
 
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
-        """Open everything, wire it, and close it in reverse order."""
         settings = self._settings
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings))
@@ -147,7 +146,6 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 
 
 async def _refuse(request: Request, why: Exception) -> Response:
-    """Return an error in OpenAI's shape."""
     status, headers = 0, None
     if isinstance(why, PalimpsestError):
         error = why

@@ -44,8 +44,8 @@ async def list_exchanges(
     found: FoundSession, services: OpenServices, limit: Limit = 50, after: After = None
 ) -> Response:
     """Return the session's exchanges, the newest first."""
-    rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
-    past = await _past_of(rows, services.store)
+    rows, cursor = await services.app.store.exchanges(found.key, limit=limit, after=after)
+    past = await _past_of(rows, services.app.store)
     return await compute(
         past.lines * _LINE_BYTES, lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor})
     )
@@ -54,10 +54,10 @@ async def list_exchanges(
 @router.get("/exchanges/{exchange}")
 async def show_exchange(exchange: str, services: OpenServices, caller: CallerDependency) -> Response:
     """Return one exchange."""
-    row = await services.store.exchange(unquote(exchange))
+    row = await services.app.store.exchange(unquote(exchange))
     if row is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    past = await _past_of([row], services.store)
+    past = await _past_of([row], services.app.store)
     return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
 
 
@@ -73,7 +73,6 @@ class _Past(Struct, frozen=True, kw_only=True):
 
 
 async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
-    """Read what the receipts of these exchanges speak of, each thing once."""
     cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
     standing: dict[str, tuple[Change, ...]] = {}
     ends: set[str] = set()

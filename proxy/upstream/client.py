@@ -52,7 +52,6 @@ class Answer:
     """
 
     def __init__(self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError]) -> None:
-        """Wrap `response`; `error_of` turns errors of aiohttp into ours."""
         self.status = response.status
         self.headers: Headers = list(response.raw_headers)
         self._response = response

@@ -181,7 +181,6 @@ class Connector(aiohttp.TCPConnector):
             ) from why
 
     def _is_usable(self, connection: Connection, request: aiohttp.ClientRequest) -> bool:
-        """Return whether `request` can be sent on this connection."""
         protocol = connection.protocol
         if protocol is None or not isinstance(request, _Request):
             return True
