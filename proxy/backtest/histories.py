@@ -10,6 +10,7 @@ Leading system and developer messages are the instructions. The time of a messag
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -155,7 +156,9 @@ def _of_lines(name: str, values: Sequence[Any]) -> list[SessionHistory]:
 def _of_object(name: str, value: JsonObject) -> SessionHistory:
     if not is_array(value.get("messages")):
         raise InvalidRequest(f"{name}: it has no array `messages`.")
-    return of_messages(_named(value, name), value["messages"], tools=value.get("tools"), model=value.get("model"))
+    return of_messages(
+        str(value.get("id") or name), value["messages"], tools=value.get("tools"), model=value.get("model")
+    )
 
 
 def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory]:
@@ -167,11 +170,6 @@ def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory
             history = replace(history, name=found.pop().name)
         found.append(history)
     return found
-
-
-def _named(value: JsonObject, name: str) -> str:
-    known = value.get("id")
-    return known if isinstance(known, str) and known else name
 
 
 def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
@@ -198,13 +196,12 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
         at = node.get("created_at")
         said.append({**value, _TIMES[0]: at / 1000 if isinstance(at, int) else None})
     history = of_messages(
-        _named(session, name),
+        str(session.get("id") or name),
         [*(lead if is_array(lead) else []), *said],
         tools=_content(bodies.get(session.get("tools"), {})),
         model=session.get("model"),
     )
-    tenant = session.get("tenant")
-    return replace(history, tenant=tenant) if isinstance(tenant, str) and tenant else history
+    return replace(history, tenant=str(session.get("tenant") or history.tenant))
 
 
 def _content(record: JsonObject) -> Any:
@@ -294,29 +291,22 @@ def _session(name: str, size: Callable[[str], int], *, noisy: bool) -> SessionHi
     ]
     for turn in range(1, 101):
         call = {"name": "read_part", "arguments": orjson.dumps({"part": turn}).decode()}
-        said += [
-            {
-                "role": "assistant",
-                "content": _text(words, 200, size),
-                "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
-            },
-            {"role": "tool", "tool_call_id": f"call_{turn}", "content": _output(words, size, noisy=noisy)},
-        ]
+        calls = [{"id": f"call_{turn}", "type": "function", "function": call}]
+        said.append({"role": "assistant", "content": _text(words, 200, size), "tool_calls": calls})
+        output = _noisy_text(words, _OUTPUT_TOKENS, size) if noisy else _text(words, _OUTPUT_TOKENS, size)
+        said.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": output})
     return of_messages(name, said, tools=tools)
 
 
-def _output(words: Iterator[str], size: Callable[[str], int], *, noisy: bool) -> str:
-    """Return a tool's output: plain, or with colour codes as noise."""
-    if not noisy:
-        return _text(words, _OUTPUT_TOKENS, size)
-    plain = _text(words, round(_OUTPUT_TOKENS * (1 - _NOISE)), size).split(" ")
+def _noisy_text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
+    """Return a text in which as many words have the colour codes of a terminal as `tokens` allow."""
+    plain = _text(words, round(tokens * (1 - _NOISE)), size).split(" ")
 
     def coloured(count: int) -> str:
-        return " ".join(
-            f"\x1b[{31 + place % 6}m{word}\x1b[0m" if place < count else word for place, word in enumerate(plain)
-        )
+        colours = [f"\x1b[{31 + place % 6}m{word}\x1b[0m" for place, word in enumerate(plain[:count])]
+        return " ".join([*colours, *plain[count:]])
 
-    return coloured(_longest(len(plain), _OUTPUT_TOKENS, lambda count: size(coloured(count))))
+    return _longest(coloured, len(plain), tokens, size)
 
 
 def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
@@ -327,17 +317,13 @@ def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
         rows = range(0, count, _WORDS_A_LINE)
         return ",\n".join(" ".join(drawn[row : min(row + _WORDS_A_LINE, count)]) for row in rows)
 
-    return lines(_longest(tokens, tokens, lambda count: size(lines(count))))
+    return _longest(lines, tokens, tokens, size)
 
 
-def _longest(most: int, room: int, size_of: Callable[[int], int]) -> int:
-    """Return the largest number, at most `most`, whose size is at most `room`."""
-    count = most
-    while count and (size := size_of(count)) > room:
-        count = min(count - 1, count * room // size)
-    while count < most and size_of(count + 1) <= room:
-        count += 1
-    return count
+def _longest(text_of: Callable[[int], str], most: int, tokens: int, size: Callable[[str], int]) -> str:
+    """Return the text of the largest number, at most `most`, that has at most so many tokens."""
+    fitting = bisect_right(range(most + 1), tokens, key=lambda count: size(text_of(count))) - 1
+    return text_of(max(fitting, 0))
 
 
 def _draw(seed: int) -> Iterator[str]:
