@@ -42,9 +42,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     untrimmed: int = 0
     """Tokens of all requests if nothing were trimmed."""
     sent: int = 0
-    """Tokens of all requests."""
     largest: int = 0
-    """Tokens of the largest request."""
     most_messages: int = 0
     """Messages of the longest request, with instructions."""
     moves: int = 0
@@ -90,7 +88,6 @@ class StrategyResult(Struct, frozen=True, kw_only=True):
     ratio: float | None
     """Its input dollars relative to no trimming; None if that costs nothing."""
     highest_ratio: float | None
-    """The highest such ratio of a single session."""
     most_expensive_session: str | None
 
 
@@ -99,7 +96,6 @@ class BacktestResult(Struct, frozen=True, kw_only=True):
 
     classes: tuple[PriceClass, ...]
     about: Mapping[str, str]
-    """What each strategy does, by its name."""
     sessions: tuple[SessionResult, ...]
     strategies: tuple[StrategyResult, ...]
     warnings: tuple[str, ...] = ()

@@ -55,7 +55,6 @@ class Use(Summable, frozen=True, kw_only=True):
     """Where the tokens of prompts came from."""
 
     read: int = 0
-    """Read from the cache."""
     written: int = 0
     """Not found there, and written to it."""
     plain: int = 0

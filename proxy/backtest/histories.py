@@ -30,7 +30,6 @@ from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
-"""Fields that may hold the time of a message."""
 _MILLISECONDS: Final = 1e11
 """Larger numbers are milliseconds since 1970: as seconds they would be the year 5138."""
 
@@ -245,9 +244,6 @@ def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
     """Return the times, each at least the one before; None unless all are known."""
     known = [at for at in times if at is not None]
     return tuple(accumulate(known, max)) if times and len(known) == len(times) else None
-
-
-# ------------------------------------------------------------------------- synthetic sessions
 
 
 _PREFIX_TOKENS: Final = 8_000

@@ -28,9 +28,7 @@ from proxy.dialects import Message
 from proxy.textscan import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
 _NEAR_MESSAGES: Final = 6
-"""Messages before a call that count as near."""
 CAVEAT: Final = "presence is necessary, not sufficient"
-"""The caveat of every report."""
 
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
 _OCCURRENCES: Final = 8
@@ -43,7 +41,6 @@ class Counts(Summable, frozen=True, kw_only=True):
     grounded: int = 0
     """Values that calls used and that were in the full context before them."""
     present: int = 0
-    """Grounded values that the view holds."""
     bound_possible: int = 0
     """Grounded values that a word named in the full context."""
     bound: int = 0
@@ -85,7 +82,6 @@ class Reference(Struct, frozen=True, kw_only=True):
     """A grounded value of one call."""
 
     atom: int
-    """Its number in the history."""
     strata: tuple[str, ...]
     """Names of the fields of `RecallCounts` that count it."""
     labels: frozenset[str]

@@ -35,17 +35,12 @@ from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy, Prices, Target, Trigger, merged, plan
 
 PREFIX: Final = "baseline:"
-"""What the names of baselines begin with."""
 NONE: Final = "baseline:none"
-"""The baseline that everything is compared with."""
 ORACLE: Final = "baseline:oracle"
-"""The baseline that knows the future."""
 CLEARED: Final = "[Old tool result content cleared]"
 """The placeholder for a tool result, as in Claude Code."""
 ORACLE_CLEARED: Final = "[cleared]"
-"""The oracle's placeholder, as short as can be."""
 _CLEAR_KEEPS: Final = 3
-"""Tool results that `clear` keeps."""
 
 _MARKS: Final = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 """Explicit cache marks, as fields of messages or of their parts."""
@@ -70,7 +65,6 @@ class Counted:
         tools = history.tools
         self._tools = [Segment(text=tools, tokens=counter.json(tools, self.model))] if tools is not None else []
         self.fixed_tokens: Final = sum([part.tokens for part in self.prompt(self.instructions)])
-        """Tokens of instructions and tools."""
 
     def count(self, message: Message) -> int:
         """Return the tokens of any message."""
@@ -132,7 +126,6 @@ class SentRequest(Struct, frozen=True, kw_only=True):
     """What one request sends."""
 
     messages: tuple[Message, ...]
-    """With the instructions."""
     moved: bool
     """Whether the cut moved; without a cut, whether the beginning of the previous request changed."""
     warnings: tuple[str, ...] = ()
@@ -146,9 +139,6 @@ NextRequest: TypeAlias = Callable[[int, float | None], SentRequest]
 
 The second argument is the number of seconds since the last reply; None if it is unknown.
 """
-
-
-# ------------------------------------------------------------------------------------- strategies
 
 
 class PolicyStrategy(Struct, frozen=True, kw_only=True):
@@ -211,9 +201,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
 
     name: str
     about: str
-    """What it does, in words."""
     start: Callable[[Counted], Choose]
-    """Starts on a history."""
 
     by_price: bool = False
 
@@ -313,7 +301,6 @@ def oracle(references: References) -> Choose:
 
 
 Strategy: TypeAlias = PolicyStrategy | Baseline
-"""A way to choose what is sent."""
 
 
 class _BaselineKind(Struct, frozen=True, kw_only=True):
@@ -369,14 +356,10 @@ def baseline(name: str) -> Strategy:
     return Baseline(name=name, about=about, start=lambda counted: start(counted, number))
 
 
-# ------------------------------------------------------------------------------------- the replay
-
-
 class ReplayedRequest(Struct, frozen=True, kw_only=True):
     """One request of a replay."""
 
     stop: int
-    """Number of messages that there were."""
     sent: SentRequest
     uses: Mapping[CacheRule, Use]
     """Where its tokens came from, by cache rule."""

@@ -45,7 +45,6 @@ from proxy.store import Store
 from proxy.tokens import TokenCounter
 
 _CLASSES: Final = "classes"
-"""The value of `--prices` for the five standard classes of prices."""
 
 PolicyNames = Annotated[
     list[str] | None,

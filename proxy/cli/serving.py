@@ -223,9 +223,6 @@ def _banner(settings: Settings, port: int | None = None) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------- workers
-
-
 class _Place:
     """The place of one worker, and the process in it, if any."""
 

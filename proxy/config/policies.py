@@ -40,7 +40,6 @@ context window is nearly full.
 """
 
 BUILT_IN_NAME: Final = "built-in"
-"""The reserved name of the built-in policy."""
 
 BUILT_INS: Final[Mapping[str, Policy]] = MappingProxyType({"default": BUILT_IN, BUILT_IN_NAME: BUILT_IN})
 """The names by which `extends` knows the built-in policy."""
@@ -100,10 +99,8 @@ def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
 
 
 KEY: Final = "extends"
-"""The key that names the policy to take over."""
 
 _OWN: Final = frozenset({"match", KEY})
-"""Keys that are never taken over."""
 
 Written: TypeAlias = Mapping[str, Any]
 """Policies by name, before validation: mappings, `Policy` objects, or anything else by mistake."""

@@ -32,18 +32,13 @@ Serve = Callable[[Settings], uvicorn.Config]
 """Returns how uvicorn serves the proxy with given settings."""
 
 STORE: Final = "demo.db"
-"""Name of the SQLite file."""
 CONFIG: Final = "config.yaml"
-"""Name of the configuration file."""
 TRIMMED: Final = "demo"
 """The session under the policy."""
 WHOLE: Final = "demo-off"
 """The session of the same conversation without trimming."""
 _START_SECONDS: Final = 30.0
 _DATA: Final = files("proxy.demo") / "data"
-
-
-# ------------------------------------------------------------------------------------- the recording
 
 
 class RecordedRequest(Struct, frozen=True, kw_only=True):
@@ -99,9 +94,6 @@ class Recording(Struct, frozen=True, kw_only=True):
                 yield RecordedRequest(turn=turn, position=position)
 
 
-# ------------------------------------------------------------------------------------ measurements
-
-
 class DemoStep(Struct, frozen=True, kw_only=True):
     """One request: what the client sent, what was forwarded, and what was stored afterwards.
 
@@ -118,7 +110,6 @@ class DemoStep(Struct, frozen=True, kw_only=True):
     edits: tuple[str, ...]
     """The edits that changed something in what was forwarded."""
     moved: bool
-    """Whether a trim happened: the cut moved."""
     stored: int
     """Messages on the session's branch after the reply."""
 
@@ -175,15 +166,12 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
 
     recording: Recording
     trigger: int
-    """Tokens of a request above which the policy trims."""
     target: int
-    """Tokens down to which it trims."""
     fixed_tokens: int
     """Tokens of instructions and tools, which no policy changes."""
     trimmed: DemoRun
     whole: DemoRun
     refused: int
-    """Requests that the upstream refused."""
 
     @property
     def checks(self) -> tuple[DemoCheck, ...]:
@@ -209,15 +197,11 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
         return all(check.holds for check in self.checks)
 
 
-# --------------------------------------------------------------------------- the client and the servers
-
-
 class DemoReply(Struct, frozen=True, kw_only=True):
     """What the client got."""
 
     headers: Mapping[str, str]
     message: JsonObject
-    """The reply, put together from the stream."""
     usage: JsonObject
 
 
@@ -314,9 +298,6 @@ def serving(config: uvicorn.Config) -> Generator[str]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-# -------------------------------------------------------------------------------------- the replay
 
 
 def configuration(folder: Path, base_url: str) -> str:

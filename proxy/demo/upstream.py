@@ -39,7 +39,6 @@ class Received(Struct, frozen=True, kw_only=True):
     """One request as it arrived, and how it was answered."""
 
     account: str
-    """The API key that it came with."""
     body: bytes
     messages: tuple[JsonObject, ...] = ()
     """Empty where it was refused."""

@@ -57,7 +57,6 @@ class CacheRules(Struct, frozen=True, kw_only=True):
     lifetime: float = 300.0
     """Seconds without a request after which a prefix is gone."""
     breakpoints: Breakpoints = "none"
-    """Which explicit marks the model accepts."""
     cached: bool = True
     key: bool = False
     """Whether requests may name their cache (`prompt_cache_key`); other providers may refuse that."""

@@ -61,7 +61,6 @@ class Dollars(Struct, frozen=True, kw_only=True):
     output: float | None = None
     """Output; None where it is not known."""
     steps: tuple[DollarStep, ...] = ()
-    """In rising order of `above`."""
 
     def at(self, tokens: int) -> Dollars:
         """Return the prices of a request with `tokens` input tokens."""

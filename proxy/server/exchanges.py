@@ -69,7 +69,6 @@ class _Past(Struct, frozen=True, kw_only=True):
     lineage: Lineage
     """The branches that they went on from, where something is said of messages there."""
     lines: int
-    """Lines of all their plans."""
 
 
 async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:

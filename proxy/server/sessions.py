@@ -207,7 +207,6 @@ class Fork(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     as_id: Annotated[str, Field(alias="as", min_length=1)]
-    """The new session's id."""
     at: Annotated[str, Field(min_length=1)] | None = None
     """The node up to which the history is shared; without one, where the session stands."""
 

@@ -55,9 +55,7 @@ class TokenCounter:
         }
         self._lock = threading.Lock()
         self._counts: LRUCache[tuple[EncodingName, str], int] = LRUCache(max(cache_bytes // ENTRY_BYTES, 1))
-        """Counts of messages by encoding and body id."""
         self._json: LRUCache[tuple[EncodingName, bytes], int] = LRUCache(_JSON_COUNTS)
-        """Counts of JSON texts by encoding and hash."""
 
     def warm(self) -> None:
         """Build the vocabularies (0.5 s). Call it in a thread, so that no request waits for it."""
