@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from proxy.backtest.cost import Summable
 from proxy.dialects import Message
@@ -64,6 +64,11 @@ class Counts(Summable, frozen=True, kw_only=True):
     def whole_calls(self) -> float | None:
         """The share of calls of which every value is present."""
         return self.whole / self.calls if self.calls else None
+
+    def as_data(self) -> dict[str, int | float | None]:
+        """Return the counts and the shares."""
+        shares = {"recall": self.recall, "bound_recall": self.bound_recall, "whole_calls": self.whole_calls}
+        return {**asdict(self), **shares}
 
 
 class RecallCounts(Summable, frozen=True, kw_only=True):

@@ -478,9 +478,8 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic-settings'
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        *_: Any,
+        **__: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Take values from the arguments alone: `source` merges the others and knows where each is from."""
         return (init_settings,)

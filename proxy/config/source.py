@@ -83,7 +83,7 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
     def parse(self, content: bytes | None) -> Loaded:
         """Do what `read` does, for a file with this `content`."""
         name = str(self.file)
-        document = Document.parse(content, name) if content is not None else Document("configuration", None, {})
+        document = Document.parse(content, name) if content is not None else Document(name="configuration")
         merged = _Merged(document, Environment.read(), _given(self.overrides))
         try:
             settings = Settings(**merged.data)
@@ -161,13 +161,12 @@ _OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
 _POINTED: Final = re.compile(r"[0-9]{1,3}\.000")
 
 
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     """A YAML file: `data` is its content, `line(location)` the line of a value. Made by `parse`."""
 
-    def __init__(self, name: str, root: yaml.Node | None, data: dict[str, Any]) -> None:
-        self.name = name
-        self.data = data
-        self._root = root
+    name: str
+    root: yaml.Node | None = None
+    data: dict[str, Any] = {}
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Document:
@@ -196,17 +195,17 @@ class Document:
         except RecursionError as why:
             raise ConfigurationError(f"{name}: the nesting is too deep") from why
         if data is None:
-            return cls(name, None, {})
+            return cls(name=name)
         if not isinstance(data, dict):
             raise ConfigurationError(
                 f"{name}:1: the file must be a mapping of sections (server:, upstream:, policies:, …), "
                 f"not {'a list' if isinstance(data, list) else 'a single value'}"
             )
-        return cls(name, root, cast("dict[str, Any]", data))
+        return cls(name=name, root=root, data=cast("dict[str, Any]", data))
 
     def line(self, location: Location) -> int:
         """Return the line, from 1, of the value at `location`, or of the nearest value around it."""
-        node, line = self._root, 1
+        node, line = self.root, 1
         for step in location:
             if isinstance(node, yaml.MappingNode):
                 # The pairs of a merge key (`<<`) come first, and the mapping's own keys win.
@@ -223,7 +222,7 @@ class Document:
 
     def pointed(self) -> Iterator[tuple[Location, str]]:
         """Yield location and text of each number that may have a point between thousands: 50.000."""
-        return _pointed(self._root, ())
+        return _pointed(self.root, ())
 
 
 def _pointed(node: yaml.Node | None, location: Location) -> Iterator[tuple[Location, str]]:
@@ -306,12 +305,12 @@ def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
 # --------------------------------------------------------------------------------- the environment
 
 
-class Environment:
+class Environment(Struct, frozen=True, kw_only=True):
     """The settings in the environment: `data` is nested like the file. Made by `read`."""
 
-    def __init__(self, data: dict[str, Any], names: dict[str, str]) -> None:
-        self.data = data
-        self._names = names
+    data: dict[str, Any]
+    names: Mapping[str, str]
+    """The names of the variables as they are written, by their names in capitals."""
 
     @classmethod
     def read(cls) -> Environment:
@@ -326,14 +325,14 @@ class Environment:
                 problems.append(f"{name}: this is not JSON; lists and mappings are written as JSON here")
         if problems:
             raise ConfigurationError("\n".join(problems))
-        return cls(_parsed(values), {name.upper(): name for name in values})
+        return cls(data=_parsed(values), names={name.upper(): name for name in values})
 
     def variable(self, location: Location) -> str:
         """Return the name of the variable that sets the value at `location`, or a value around it."""
         for length in range(len(location), 0, -1):
             name = _PREFIX + _LEVEL.join(str(step) for step in location[:length]).upper()
-            if name in self._names:
-                return self._names[name]
+            if name in self.names:
+                return self.names[name]
         return "environment"
 
 

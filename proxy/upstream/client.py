@@ -207,17 +207,14 @@ class Upstream:
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """Return the headers as text that aiohttp encodes to the same bytes, if they are UTF-8."""
-    try:
-        return CIMultiDict([(name.decode(), value.decode()) for name, value in headers])
-    except UnicodeDecodeError:
-        sent: CIMultiDict[str] = CIMultiDict()
-        for name, value in headers:
-            try:
-                text = value.decode()
-            except UnicodeDecodeError:
-                text = value.decode("latin-1")
-            sent.add(name.decode("latin-1"), text)
-        return sent
+
+    def text(value: bytes) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.decode("latin-1")
+
+    return CIMultiDict([(name.decode("latin-1"), text(value)) for name, value in headers])
 
 
 def _error_of(destination: Destination, settings: UpstreamSettings, why: Exception) -> UpstreamError:
