@@ -20,8 +20,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
     use: Use = Use()
     input: float = 0.0
-    output: float | None = 0.0
-    """No strategy changes it; None if its price is unknown."""
+    output: float | None = 0.0  # no strategy changes it; None if its price is unknown
 
     @property
     def total(self) -> float | None:
@@ -39,14 +38,11 @@ class Figures(Struct, frozen=True, kw_only=True):
 
     sessions: int = 0
     requests: int = 0
-    untrimmed: int = 0
-    """Tokens of all requests if nothing were trimmed."""
+    untrimmed: int = 0  # tokens of all requests if nothing were trimmed
     sent: int = 0
     largest: int = 0
-    most_messages: int = 0
-    """Messages of the longest request, with instructions."""
-    moves: int = 0
-    """Number of trims; without a cut, requests that changed the beginning of the previous one."""
+    most_messages: int = 0  # messages of the longest request, with instructions
+    moves: int = 0  # number of trims; without a cut, requests that changed the beginning of the previous one
     output: int = 0
     cost: Cost = Cost()
     recall: RecallCounts | None = None
@@ -85,8 +81,7 @@ class StrategyResult(Struct, frozen=True, kw_only=True):
     strategy: str
     prices: str
     figures: Figures
-    ratio: float | None
-    """Its input dollars relative to no trimming; None if that costs nothing."""
+    ratio: float | None  # its input dollars relative to no trimming; None if that costs nothing
     highest_ratio: float | None
     most_expensive_session: str | None
 
@@ -98,8 +93,7 @@ class BacktestResult(Struct, frozen=True, kw_only=True):
     about: Mapping[str, str]
     sessions: tuple[SessionResult, ...]
     strategies: tuple[StrategyResult, ...]
-    warnings: tuple[str, ...] = ()
-    """Warnings that concern all strategies."""
+    warnings: tuple[str, ...] = ()  # warnings that concern all strategies
 
 
 def ratio(one: Cost, other: Cost) -> float | None:

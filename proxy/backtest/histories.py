@@ -30,22 +30,17 @@ from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
-_MILLISECONDS: Final = 1e11
-"""Larger numbers are milliseconds since 1970: as seconds they would be the year 5138."""
+_MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be the year 5138
 
 
 class SessionHistory(Struct, frozen=True, kw_only=True):
     """A session as it happened."""
 
-    name: str
-    """The session's id, or the file's name."""
-    messages: tuple[Message, ...]
-    """The messages after the instructions, oldest first, with our own fields."""
+    name: str  # the session's id, or the file's name
+    messages: tuple[Message, ...]  # the messages after the instructions, oldest first, with our own fields
     instructions: tuple[Message, ...] = ()
-    tools: bytes | None = None
-    """The JSON text of the tools of every request; None if there are none."""
-    model: str = ""
-    """The model that was asked; empty if it is unknown."""
+    tools: bytes | None = None  # the JSON text of the tools of every request; None if there are none
+    model: str = ""  # the model that was asked; empty if it is unknown
     tenant: str = "default"
     times: tuple[float, ...] | None = None
     """When each message came, in seconds since 1970, never falling; None unless all are known."""
@@ -246,12 +241,9 @@ def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
     return tuple(accumulate(known, max)) if times and len(known) == len(times) else None
 
 
-_PREFIX_TOKENS: Final = 8_000
-"""Tokens of instructions and tools together, about."""
-_OUTPUT_TOKENS: Final = 1_800
-"""Tokens of the text of each tool output."""
-_NOISE: Final = 0.4
-"""The share of the second agent's tool output that is noise: colour codes of a terminal."""
+_PREFIX_TOKENS: Final = 8_000  # tokens of instructions and tools together, about
+_OUTPUT_TOKENS: Final = 1_800  # tokens of the text of each tool output
+_NOISE: Final = 0.4  # the share of the second agent's tool output that is noise: colour codes of a terminal
 
 _VOCABULARY: Final = (
     "river stone market garden window winter silver letter bridge forest summer island village mountain "

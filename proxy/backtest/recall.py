@@ -31,24 +31,18 @@ _NEAR_MESSAGES: Final = 6
 CAVEAT: Final = "presence is necessary, not sufficient"
 
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
-_OCCURRENCES: Final = 8
-"""Occurrences of one atom in one message whose surroundings are read."""
+_OCCURRENCES: Final = 8  # occurrences of one atom in one message whose surroundings are read
 
 
 class Counts(Summable, frozen=True, kw_only=True):
     """How many grounded values of one stratum are present, and how many calls are whole."""
 
-    grounded: int = 0
-    """Values that calls used and that were in the full context before them."""
+    grounded: int = 0  # values that calls used and that were in the full context before them
     present: int = 0
-    bound_possible: int = 0
-    """Grounded values that a word named in the full context."""
-    bound: int = 0
-    """Values that the view holds near a word that named them."""
-    calls: int = 0
-    """Calls with grounded values."""
-    whole: int = 0
-    """Calls of which the view holds every grounded value."""
+    bound_possible: int = 0  # grounded values that a word named in the full context
+    bound: int = 0  # values that the view holds near a word that named them
+    calls: int = 0  # calls with grounded values
+    whole: int = 0  # calls of which the view holds every grounded value
 
     @property
     def recall(self) -> float | None:
@@ -74,12 +68,10 @@ class Counts(Summable, frozen=True, kw_only=True):
 class RecallCounts(Summable, frozen=True, kw_only=True):
     """Counts by where values last occurred before their call."""
 
-    every: Counts = Counts()
-    """All values: pinned, near and far."""
+    every: Counts = Counts()  # all values: pinned, near and far
     pinned: Counts = Counts()
     near: Counts = Counts()
-    far: Counts = Counts()
-    """This includes `tool_only`."""
+    far: Counts = Counts()  # this includes `tool_only`
     tool_only: Counts = Counts()
 
 
@@ -87,10 +79,8 @@ class Reference(Struct, frozen=True, kw_only=True):
     """A grounded value of one call."""
 
     atom: int
-    strata: tuple[str, ...]
-    """Names of the fields of `RecallCounts` that count it."""
-    labels: frozenset[str]
-    """The words that named it before the call."""
+    strata: tuple[str, ...]  # names of the fields of `RecallCounts` that count it
+    labels: frozenset[str]  # the words that named it before the call
 
 
 class References:

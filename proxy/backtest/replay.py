@@ -37,8 +37,7 @@ from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy
 PREFIX: Final = "baseline:"
 NONE: Final = "baseline:none"
 ORACLE: Final = "baseline:oracle"
-CLEARED: Final = "[Old tool result content cleared]"
-"""The placeholder for a tool result, as in Claude Code."""
+CLEARED: Final = "[Old tool result content cleared]"  # the placeholder for a tool result, as in Claude Code
 ORACLE_CLEARED: Final = "[cleared]"
 _CLEAR_KEEPS: Final = 3
 
@@ -52,8 +51,7 @@ class Counted:
 
     def __init__(self, history: SessionHistory, counter: TokenCounter, model: str = "") -> None:
         self.history: Final = history
-        self.model: Final = history.model or model
-        """The model that is asked; empty if it is unknown."""
+        self.model: Final = history.model or model  # the model that is asked; empty if it is unknown
         self._counter = counter
         self._segments: dict[bytes, Segment] = {}
         self._marked: set[bytes] = set()
@@ -116,20 +114,16 @@ class ReplayModel(Struct, frozen=True, kw_only=True):
     """The model that is asked."""
 
     prices: Prices | None = None
-    context_window: int | None = None
-    """Tokens that it accepts; None if they are unknown."""
-    marks: bool = True
-    """Whether the proxy sets cache marks, if the model accepts any."""
+    context_window: int | None = None  # tokens that it accepts; None if they are unknown
+    marks: bool = True  # whether the proxy sets cache marks, if the model accepts any
 
 
 class SentRequest(Struct, frozen=True, kw_only=True):
     """What one request sends."""
 
     messages: tuple[Message, ...]
-    moved: bool
-    """Whether the cut moved; without a cut, whether the beginning of the previous request changed."""
-    warnings: tuple[str, ...] = ()
-    """What could not be done, in words."""
+    moved: bool  # whether the cut moved; without a cut, whether the beginning of the previous request changed
+    warnings: tuple[str, ...] = ()  # what could not be done, in words
     settled: tuple[int, ...] = ()
     """Positions of the messages after which the proxy sets a cache mark, if the model accepts any."""
 
@@ -306,11 +300,9 @@ Strategy: TypeAlias = PolicyStrategy | Baseline
 class _BaselineKind(Struct, frozen=True, kw_only=True):
     """One kind of baseline; `{0}` in the words is its number."""
 
-    usual: int
-    """Its default number; 0: it takes none."""
+    usual: int  # its default number; 0: it takes none
     about: str
-    start: Callable[[Counted, int], Choose] | None
-    """None: it is a policy."""
+    start: Callable[[Counted, int], Choose] | None  # None: it is a policy
 
 
 _KINDS: Final = {
@@ -361,10 +353,8 @@ class ReplayedRequest(Struct, frozen=True, kw_only=True):
 
     stop: int
     sent: SentRequest
-    uses: Mapping[CacheRule, Use]
-    """Where its tokens came from, by cache rule."""
-    untrimmed: int
-    """Tokens that it would have without trimming."""
+    uses: Mapping[CacheRule, Use]  # where its tokens came from, by cache rule
+    untrimmed: int  # tokens that it would have without trimming
 
     @property
     def tokens(self) -> int:

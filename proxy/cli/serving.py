@@ -42,19 +42,15 @@ from proxy.server.app import Application, Worker, give_up_pending
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
 
-GRACE_SECONDS: Final = 30
-"""How long running streams may go on after a signal to stop."""
+GRACE_SECONDS: Final = 30  # how long running streams may go on after a signal to stop
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the usual clients keep an idle connection, so that they close it and not the server."""
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 """Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
 objects, and no cycles."""
-_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20
-"""How long a worker may take to end: first the streams, then the store."""
-_STEADY_SECONDS: Final = 10.0
-"""A worker that lived this long did not fail because of its start."""
-_LAST_SECONDS: Final = 60.0
-"""How long a worker without a parent may take to end."""
+_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end: first the streams, then the store
+_STEADY_SECONDS: Final = 10.0  # a worker that lived this long did not fail because of its start
+_LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
@@ -233,12 +229,9 @@ class _Place:
         """Where the worker reports that it serves; None once it has, or cannot any more."""
         self.serves = False
         self.started = 0.0
-        self.due = 0.0
-        """When the next process starts, if there is none."""
-        self.failures = 0
-        """How many processes in a row did not live long."""
-        self.ended: list[str] = []
-        """Marks of earlier processes whose pending exchanges are not given up yet."""
+        self.due = 0.0  # when the next process starts, if there is none
+        self.failures = 0  # how many processes in a row did not live long
+        self.ended: list[str] = []  # marks of earlier processes whose pending exchanges are not given up yet
 
     def close_report(self) -> None:
         """Stop waiting for the report."""

@@ -19,8 +19,7 @@ from proxy.config.problems import did_you_mean
 from proxy.errors import InvalidRequest
 from proxy.trimming import Policy
 
-OFF: Final = "off"
-"""The value of `X-Context-Policy` that switches trimming off. No policy has this name."""
+OFF: Final = "off"  # the value of `X-Context-Policy` that switches trimming off. No policy has this name.
 
 BUILT_IN: Final = Policy.model_validate(
     {
@@ -49,8 +48,7 @@ class Policies:
     """The policies in force in this process. A reload replaces all of them at once."""
 
     def __init__(self, current: Mapping[str, Policy]) -> None:
-        self.current = current
-        """The policies of the settings by name, in the order in which they are tried."""
+        self.current = current  # the policies of the settings by name, in the order in which they are tried
 
     def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
         """Return name and policy for a request: the policy that the client names, else the first match.

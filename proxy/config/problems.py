@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-Location: TypeAlias = tuple[str | int, ...]
-"""The path to a value: keys of mappings and positions in lists."""
+Location: TypeAlias = tuple[str | int, ...]  # the path to a value: keys of mappings and positions in lists
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 

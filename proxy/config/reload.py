@@ -30,10 +30,8 @@ from proxy.errors import ConfigurationError
 Takes: TypeAlias = Mapping[str, Callable[[Settings], None]]
 """By setting (`policies`, `telemetry.log_level`): the function that puts its new value into force."""
 
-LOOK_SECONDS: Final = 0.5
-"""Time between two looks at the file."""
-_SETTLE_SECONDS: Final = 0.1
-"""A changed file is read once it stays the same for this long: a writer may not be done."""
+LOOK_SECONDS: Final = 0.5  # time between two looks at the file
+_SETTLE_SECONDS: Final = 0.1  # a changed file is read once it stays the same for this long: a writer may not be done
 
 _LOG: Final = logging.getLogger("palimpsest.configuration")
 

@@ -32,8 +32,7 @@ from proxy.config.problems import Location, describe, line_about
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
 
-DEFAULT_FILE: Final = Path("config.yaml")
-"""The file that is read if none is named. It need not exist."""
+DEFAULT_FILE: Final = Path("config.yaml")  # the file that is read if none is named. It need not exist.
 
 SECRETS: Final = frozenset({("upstream", "api_key"), ("auth", "key"), ("auth", "admin_key"), ("summarizer", "api_key")})
 """Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
@@ -51,10 +50,8 @@ _VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", 
 class ConfigSource(Struct, frozen=True, kw_only=True):
     """Where a process has its settings from, so that it can read them again."""
 
-    path: Path | None = None
-    """The file; None for `config.yaml` of the working folder, if there is one."""
-    overrides: Mapping[str, Any] = {}
-    """Settings of the command line, nested like the file. A None in it is ignored."""
+    path: Path | None = None  # the file; None for `config.yaml` of the working folder, if there is one
+    overrides: Mapping[str, Any] = {}  # settings of the command line, nested like the file. A None in it is ignored.
 
     @property
     def file(self) -> Path:
@@ -99,8 +96,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """Settings as they were read."""
 
     source: ConfigSource
-    content: bytes | None
-    """The content of the file, which may hold a key; None without a file."""
+    content: bytes | None  # the content of the file, which may hold a key; None without a file
     settings: Settings
     warnings: tuple[str, ...] = ()
     """A line for each setting that is valid and has no effect, in the form of those about mistakes."""
@@ -153,8 +149,7 @@ _CURES: Final = {
     "but got '{'": 'a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes',
 }
 """What to do about the most common mistakes, by a part of YAML's own message."""
-_QUOTING_NOTHING: Final = (ParserError, ScannerError)
-"""Errors whose messages quote only single characters of the file."""
+_QUOTING_NOTHING: Final = (ParserError, ScannerError)  # errors whose messages quote only single characters of the file
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
@@ -309,8 +304,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     """The settings in the environment: `data` is nested like the file. Made by `read`."""
 
     data: dict[str, Any]
-    names: Mapping[str, str]
-    """The names of the variables as they are written, by their names in capitals."""
+    names: Mapping[str, str]  # the names of the variables as they are written, by their names in capitals
 
     @classmethod
     def read(cls) -> Environment:

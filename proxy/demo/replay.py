@@ -28,15 +28,12 @@ from proxy.dialects import JsonObject
 from proxy.errors import PalimpsestError
 from proxy.tokens import TokenCounter
 
-Serve = Callable[[Settings], uvicorn.Config]
-"""Returns how uvicorn serves the proxy with given settings."""
+Serve = Callable[[Settings], uvicorn.Config]  # returns how uvicorn serves the proxy with given settings
 
 STORE: Final = "demo.db"
 CONFIG: Final = "config.yaml"
-TRIMMED: Final = "demo"
-"""The session under the policy."""
-WHOLE: Final = "demo-off"
-"""The session of the same conversation without trimming."""
+TRIMMED: Final = "demo"  # the session under the policy
+WHOLE: Final = "demo-off"  # the session of the same conversation without trimming
 _START_SECONDS: Final = 30.0
 _DATA: Final = files("proxy.demo") / "data"
 
@@ -44,10 +41,8 @@ _DATA: Final = files("proxy.demo") / "data"
 class RecordedRequest(Struct, frozen=True, kw_only=True):
     """One request that the recorded client made."""
 
-    turn: int
-    """Number of the user's turn, from 1."""
-    position: int
-    """Position of its reply in the conversation; it sent every message before."""
+    turn: int  # number of the user's turn, from 1
+    position: int  # position of its reply in the conversation; it sent every message before
 
 
 class Recording(Struct, frozen=True, kw_only=True):
@@ -105,13 +100,10 @@ class DemoStep(Struct, frozen=True, kw_only=True):
     tokens: int
     forwarded_messages: int
     forwarded_tokens: int
-    cached_tokens: int
-    """Forwarded tokens that the upstream's prompt cache held."""
-    edits: tuple[str, ...]
-    """The edits that changed something in what was forwarded."""
+    cached_tokens: int  # forwarded tokens that the upstream's prompt cache held
+    edits: tuple[str, ...]  # the edits that changed something in what was forwarded
     moved: bool
-    stored: int
-    """Messages on the session's branch after the reply."""
+    stored: int  # messages on the session's branch after the reply
 
 
 class DemoRun(Struct, frozen=True, kw_only=True):
@@ -119,14 +111,10 @@ class DemoRun(Struct, frozen=True, kw_only=True):
 
     session: str
     steps: tuple[DemoStep, ...]
-    replies_equal: bool
-    """Whether the client got every reply as it was recorded."""
-    stored_equal: bool
-    """Whether the store holds the conversation, message for message."""
-    bytes_equal: bool
-    """Whether the upstream received the bytes that the client sent."""
-    extended: bool
-    """Whether every forwarded request began with all messages of the one before, unless the cut moved."""
+    replies_equal: bool  # whether the client got every reply as it was recorded
+    stored_equal: bool  # whether the store holds the conversation, message for message
+    bytes_equal: bool  # whether the upstream received the bytes that the client sent
+    extended: bool  # whether every forwarded request began with all messages of the one before, unless the cut moved
 
     @property
     def tokens(self) -> int:
@@ -167,8 +155,7 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
     recording: Recording
     trigger: int
     target: int
-    fixed_tokens: int
-    """Tokens of instructions and tools, which no policy changes."""
+    fixed_tokens: int  # tokens of instructions and tools, which no policy changes
     trimmed: DemoRun
     whole: DemoRun
     refused: int

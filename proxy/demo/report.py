@@ -12,8 +12,7 @@ from proxy.demo.replay import DemoOutcome, DemoRun, DemoStep
 
 _TURNS: Final = ("turn", "requests", "messages", "tokens", "sent on", "tokens", "cached", "stored", "edits", "cut")
 _TOTALS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
-_LEFT: Final = frozenset({"edits", "cut", ""})
-"""Columns of words; the others hold figures."""
+_LEFT: Final = frozenset({"edits", "cut", ""})  # columns of words; the others hold figures
 
 
 def as_data(outcome: DemoOutcome) -> dict[str, Any]:

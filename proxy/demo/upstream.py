@@ -26,13 +26,10 @@ from proxy.dialects import JsonObject
 from proxy.dialects.chat import CHAT
 from proxy.tokens import TokenCounter
 
-MODEL: Final = "gpt-4o"
-"""The model of the recording, and the only one there is."""
-_CREATED: Final = 1715785200
-"""A fixed moment, so that two runs answer with the same bytes."""
+MODEL: Final = "gpt-4o"  # the model of the recording, and the only one there is
+_CREATED: Final = 1715785200  # a fixed moment, so that two runs answer with the same bytes
 _WORD: Final = re.compile(r"\s*\S+\s*")
-_PIECE: Final = 24
-"""Characters of a tool call's arguments in one event."""
+_PIECE: Final = 24  # characters of a tool call's arguments in one event
 
 
 class Received(Struct, frozen=True, kw_only=True):
@@ -40,8 +37,7 @@ class Received(Struct, frozen=True, kw_only=True):
 
     account: str
     body: bytes
-    messages: tuple[JsonObject, ...] = ()
-    """Empty where it was refused."""
+    messages: tuple[JsonObject, ...] = ()  # empty where it was refused
     refusal: str | None = None
 
 
@@ -51,10 +47,8 @@ class PracticeUpstream:
     def __init__(self, script: Sequence[JsonObject], counter: TokenCounter) -> None:
         self._script = tuple(script)
         self._counter = counter
-        self._caches: dict[tuple[str, str], PromptCache] = {}
-        """By account and model."""
-        self.log: list[Received] = []
-        """Every request for a completion, in order of arrival."""
+        self._caches: dict[tuple[str, str], PromptCache] = {}  # by account and model
+        self.log: list[Received] = []  # every request for a completion, in order of arrival
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call of type `http`."""

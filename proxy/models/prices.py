@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _MILLION: Final = 1_000_000
 
-_Paths = tuple[tuple[str, ...], ...]
-"""Places in a usage object. The first that holds a number above 0 counts."""
+_Paths = tuple[tuple[str, ...], ...]  # places in a usage object. The first that holds a number above 0 counts.
 # OpenAI reports in the details; OpenRouter, LiteLLM, DeepSeek and Moonshot beside `prompt_tokens`.
 _READ: Final[_Paths] = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -45,21 +44,16 @@ class DollarStep(Struct, frozen=True, kw_only=True):
     """Other prices for requests with more than `above` input tokens, cached ones included."""
 
     above: int
-    dollars: Dollars
-    """The prices of such a request as a whole; they have no steps."""
+    dollars: Dollars  # the prices of such a request as a whole; they have no steps
 
 
 class Dollars(Struct, frozen=True, kw_only=True):
     """What a model costs, in dollars per million tokens."""
 
-    input: float
-    """Input that is neither read from a cache nor written to one."""
-    cached_read: float
-    """Input that is read from the provider's cache; `input` where there is none."""
-    cache_write: float
-    """Input that is written to the cache; `input` where writing is free."""
-    output: float | None = None
-    """Output; None where it is not known."""
+    input: float  # input that is neither read from a cache nor written to one
+    cached_read: float  # input that is read from the provider's cache; `input` where there is none
+    cache_write: float  # input that is written to the cache; `input` where writing is free
+    output: float | None = None  # output; None where it is not known
     steps: tuple[DollarStep, ...] = ()
 
     def at(self, tokens: int) -> Dollars:
@@ -116,10 +110,8 @@ class Published(Struct, frozen=True, kw_only=True):
     """What the list says of one model."""
 
     context_window: int | None
-    dollars: Dollars | None
-    """None where it has no price by tokens."""
-    caches: bool
-    """Whether it has a price for cached input. Without one, a cache saves nothing."""
+    dollars: Dollars | None  # None where it has no price by tokens
+    caches: bool  # whether it has a price for cached input. Without one, a cache saves nothing.
 
 
 def load() -> list[Provider]:

@@ -44,8 +44,7 @@ _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 class Worker(Struct, frozen=True, kw_only=True):
     """One process among several that serve together. It does not touch its siblings' exchanges."""
 
-    mark: str
-    """8 hexadecimal digits; the ids of its exchanges end with them."""
+    mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
     ended: tuple[str, ...] = ()
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
 

@@ -23,8 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-UNWATCHED_SECONDS: Final = 0.1
-"""How long work goes on before the proxy watches whether the client is still there."""
+UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
 class ClientConnection:

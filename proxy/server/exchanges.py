@@ -33,8 +33,7 @@ _UNSETTLED: Final[dict[str, Any]] = {
 }
 """What a receipt holds that nobody settled."""
 
-_LINE_BYTES: Final = 256
-"""About what a line of a plan is long."""
+_LINE_BYTES: Final = 256  # about what a line of a plan is long
 
 router = APIRouter(tags=["exchanges"], dependencies=[Depends(check_query)])
 
@@ -66,8 +65,7 @@ class _Past(Struct, frozen=True, kw_only=True):
 
     standing: Mapping[str, tuple[Change, ...]]
     """By exchange, what the cut that it found does to the messages that are sent."""
-    lineage: Lineage
-    """The branches that they went on from, where something is said of messages there."""
+    lineage: Lineage  # the branches that they went on from, where something is said of messages there
     lines: int
 
 

@@ -47,8 +47,7 @@ from proxy.trimming import BUILT_IN, broadcast_of
 
 router = APIRouter(tags=["sessions"], dependencies=[Depends(check_query)])
 
-_TRIES: Final = 3
-"""Answers of the summarizer that are waited for: one may be refused, and a long history takes several."""
+_TRIES: Final = 3  # answers of the summarizer that are waited for: one may be refused, and a long history takes several
 _MOST_BYTES: Final = 65_536
 _SHOWN: Final = frozenset({"user", "assistant"})
 _TYPED: Final = re.compile(r"\s*+<(?P<opening>[^<>:：\n]{1,100}[:：][^\S\n]{0,20}+(?P<agent>[^<>\s][^<>\n]{0,99}))>")

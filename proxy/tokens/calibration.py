@@ -11,13 +11,10 @@ from typing import Final
 
 from cachetools import LRUCache
 
-_FEWEST_TOKENS: Final = 500
-"""Smaller requests are ignored: what surrounds their messages weighs too much."""
+_FEWEST_TOKENS: Final = 500  # smaller requests are ignored: what surrounds their messages weighs too much
 _LOWEST: Final = 0.5
-_HIGHEST: Final = 2.0
-"""Ratios outside these bounds are ignored: the two counts are not of the same thing."""
-_WEIGHT: Final = 0.2
-"""Weight of a new observation against all earlier ones."""
+_HIGHEST: Final = 2.0  # ratios outside these bounds are ignored: the two counts are not of the same thing
+_WEIGHT: Final = 0.2  # weight of a new observation against all earlier ones
 
 
 def learnt(scale: float | None, counted: int, reported: int) -> float | None:

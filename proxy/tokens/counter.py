@@ -18,18 +18,14 @@ from proxy.dialects import Message, body_id
 from proxy.tokens.calibration import Calibration
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 
-MESSAGE_TOKENS: Final = 4
-"""Tokens of a message beside its text: its role and what separates it from the next message."""
-MEDIA_TOKENS: Final = 765
-"""Tokens of an image (those of 1024 x 1024 pixels), a sound or a file, whatever its size."""
-LOW_DETAIL_TOKENS: Final = 85
-"""Tokens of an image that is sent with `detail: low`."""
+MESSAGE_TOKENS: Final = 4  # tokens of a message beside its text: its role and what separates it from the next message
+MEDIA_TOKENS: Final = 765  # tokens of an image (those of 1024 x 1024 pixels), a sound or a file, whatever its size
+LOW_DETAIL_TOKENS: Final = 85  # tokens of an image that is sent with `detail: low`
 
 ENTRY_BYTES: Final = 320
 """Memory that one cached count takes, about: a key of some forty characters, a number, and table space."""
 _CACHE_BYTES: Final = 32 * 1024 * 1024
-_JSON_COUNTS: Final = 3000
-"""Number of JSON texts (lists of tools) whose counts are cached."""
+_JSON_COUNTS: Final = 3000  # number of JSON texts (lists of tools) whose counts are cached
 
 
 class Cached(Struct, frozen=True, kw_only=True):

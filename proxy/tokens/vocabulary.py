@@ -35,8 +35,7 @@ _PATTERNS: Final[dict[EncodingName, str]] = {
 }
 """How each vocabulary divides a text before it looks for tokens; part of the vocabulary."""
 
-_LONGEST_GAP: Final = 1000
-"""White space of this length is divided: tiktoken's regular expressions give up on it."""
+_LONGEST_GAP: Final = 1000  # white space of this length is divided: tiktoken's regular expressions give up on it
 _GAP: Final = re.compile(rf"(?<!\s)\s{{{_LONGEST_GAP},}}")  # the look-behind keeps the search linear
 _LONGEST_RUN: Final = 20_000
 """A run without white space of this length is divided: tiktoken takes longer for each further letter."""

@@ -33,16 +33,11 @@ _FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
 class Destination(Struct, frozen=True, kw_only=True):
     """Where a request goes."""
 
-    base_url: str
-    """Address that stands for the client's `/v1`, without a slash at its end."""
-    authorization: bytes | None
-    """The header to send instead of the client's; None: see `forwards_credentials`."""
-    forwards_credentials: bool
-    """Whether the client's own `Authorization` goes along."""
-    forwards_query: bool = False
-    """Whether the query string of the client's request goes along: it may hold a key too."""
-    setting: str = "upstream.base_url"
-    """The setting that names the address, for error messages."""
+    base_url: str  # address that stands for the client's `/v1`, without a slash at its end
+    authorization: bytes | None  # the header to send instead of the client's; None: see `forwards_credentials`
+    forwards_credentials: bool  # whether the client's own `Authorization` goes along
+    forwards_query: bool = False  # whether the query string of the client's request goes along: it may hold a key too
+    setting: str = "upstream.base_url"  # the setting that names the address, for error messages
 
 
 class Answer:
