@@ -106,26 +106,16 @@ class Backtest:
 
     def __init__(
         self,
-        strategies: Iterable[Strategy],
-        classes: Sequence[PriceClass],
+        strategies: Iterable[Strategy],  # of two with the same name the first counts
+        classes: Sequence[PriceClass],  # at least one, of different names
         counter: TokenCounter,
         *,
-        model: str = "",
-        windows: Callable[[str], int | None] = lambda _: None,
-        marks: bool = True,
-        recall: bool = True,
+        model: str = "",  # for histories that name none
+        windows: Callable[[str], int | None] = lambda _: None,  # the context window of a model, if it is known
+        marks: bool = True,  # whether the proxy sets cache marks, for models that accept any
+        recall: bool = True,  # whether to measure which values of later tool calls were still sent
     ) -> None:
-        """Compare strategies with no trimming, at classes of prices of different names.
-
-        Args:
-            strategies: of two with the same name the first counts.
-            classes: at least one.
-            counter: counts tokens.
-            model: for histories that name none.
-            windows: returns the context window of a model; None if it is unknown.
-            marks: whether the proxy sets cache marks, for models that accept any.
-            recall: whether to measure which values of later tool calls were still sent.
-        """
+        """Compare strategies with no trimming, at classes of prices."""
         named: dict[str, Strategy] = {NONE: baseline(NONE)}
         for strategy in strategies:
             named.setdefault(strategy.name, strategy)

@@ -67,9 +67,8 @@ def of_messages(
     for place, value in enumerate(values):
         if not is_object(value) or not isinstance(value.get("role"), str):
             raise InvalidRequest(f"{name}: message {place} is not an object with a role.")
-        said, at = _timed(value)
-        messages.append(_message(said))
-        times.append(at)
+        messages.append(_message({key: item for key, item in value.items() if key not in _TIMES}))
+        times.append(next((at for key in _TIMES if (at := _seconds(value.get(key))) is not None), None))
     lead = next((i for i, one in enumerate(messages) if one.role not in INSTRUCTION_ROLES), len(messages))
     if lead == len(messages):
         raise InvalidRequest(f"{name}: there is no message except instructions.")
@@ -93,7 +92,7 @@ def read_file(path: Path) -> list[SessionHistory]:
     try:
         value = read(text)
     except ValueError:
-        return _of_lines(path.stem, _lines(path, text))
+        return _of_value(path.stem, _lines(path, text))
     return _of_value(path.stem, value)
 
 
@@ -127,24 +126,18 @@ async def stored(store: Store, session: SessionRow) -> SessionHistory:
 
 
 def _of_value(name: str, value: Any) -> list[SessionHistory]:
-    if is_object(value) and (value.get("record") == "session" or "role" in value):
-        return _of_lines(name, [value])  # a single line
-    if is_object(value):
-        return [_of_object(name, value)]
-    if is_array(value) and value and all(is_object(item) and "messages" in item for item in value):
-        return _of_requests(name, value)
-    if is_array(value):
-        return [of_messages(name, value)]
-    raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
-
-
-def _of_lines(name: str, values: Sequence[Any]) -> list[SessionHistory]:
-    first = values[0]
+    """Return the sessions of a JSON document; JSON Lines are a list."""
+    values: list[Any] = value if is_array(value) else [value]
+    first = values[0] if values else None
     if is_object(first) and first.get("record") == "session":
-        return [_of_export(name, [value for value in values if is_object(value)])]
-    if all(is_object(value) and is_array(value.get("messages")) for value in values):
+        return [_of_export(name, [each for each in values if is_object(each)])]
+    if is_object(value) and "role" not in value:
+        return [_of_object(name, value)]
+    if values and all(is_object(each) and "messages" in each for each in values):
         return _of_requests(name, values)
-    return [of_messages(name, values)]
+    if is_object(value) or is_array(value):
+        return [of_messages(name, values)]
+    raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
 
 
 def _of_object(name: str, value: JsonObject) -> SessionHistory:
@@ -216,12 +209,6 @@ def _message(data: JsonObject) -> Message:
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
     return CHAT.message(raw)
-
-
-def _timed(value: JsonObject) -> tuple[JsonObject, float | None]:
-    """Return a message without its time, and the time in seconds since 1970."""
-    found = next((at for name in _TIMES if (at := _seconds(value.get(name))) is not None), None)
-    return {name: item for name, item in value.items() if name not in _TIMES}, found
 
 
 def _seconds(value: Any) -> float | None:

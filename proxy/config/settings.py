@@ -447,31 +447,20 @@ class Settings(BaseSettings):
     )
 
     server: ServerSettings = ServerSettings()
-    """Where the proxy listens."""
     upstream: UpstreamSettings = UpstreamSettings()
-    """The provider behind the proxy."""
     store: StoreSettings = StoreSettings()
-    """Where histories are kept."""
     auth: AuthSettings = AuthSettings()
-    """Who may use the proxy."""
     sessions: SessionSettings = SessionSettings()
-    """How a request names its session."""
     tokens: TokenSettings = TokenSettings()
-    """How tokens are counted."""
     summarizer: SummarizerSettings = SummarizerSettings()
-    """The model that writes summaries."""
     finish: FinishSettings = FinishSettings()
-    """Tools that end a task."""
     virtual_tools: VirtualToolSettings = VirtualToolSettings()
-    """Tools that the proxy offers to the model and answers itself."""
     cache: CacheSettings = CacheSettings()
-    """What the proxy does for the provider's prompt cache."""
     models: tuple[ModelRule, ...] = ()
     """Facts about models, added to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name. The first policy that matches a request is used."""
     telemetry: TelemetrySettings = TelemetrySettings()
-    """Logs."""
 
     @classmethod
     def settings_customise_sources(

@@ -297,9 +297,6 @@ def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
     return f":{mark.line + 1 if mark is not None else 1}: {problem}"
 
 
-# --------------------------------------------------------------------------------- the environment
-
-
 class Environment(Struct, frozen=True, kw_only=True):
     """The settings in the environment: `data` is nested like the file. Made by `read`."""
 
@@ -361,9 +358,6 @@ def _with_two_underscores(rest: str) -> str | None:
         if setting in model.model_fields or (section, setting.removesuffix(_FILE)) in SECRETS:
             return f"{_PREFIX}{section}{_LEVEL}{setting}".upper()
     return None
-
-
-# ------------------------------------------------------------------------------------- references
 
 
 class _Resolved:
@@ -445,9 +439,6 @@ class _Resolved:
             problem = "the file is not UTF-8 text"
         self.problems.append((location, problem))
         return None
-
-
-# ----------------------------------------------------------------------------------------- layers
 
 
 class _Merged:

@@ -21,6 +21,8 @@ import orjson
 import uvicorn
 import yaml
 from msgspec import Struct
+from msgspec.json import decode
+from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.demo.upstream import MODEL, PracticeUpstream
@@ -56,17 +58,10 @@ class Recording(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls) -> Recording:
-        """Return the recording that is part of the package."""
-        return cls.of(orjson.loads((_DATA / "airline.json").read_bytes()))
-
-    @classmethod
-    def of(cls, data: JsonObject) -> Recording:
-        """Return a recording from `{id, source, license, tools, messages}`."""
-        messages: list[JsonObject] = data["messages"]
-        while messages and messages[-1]["role"] != "assistant":
-            messages = messages[:-1]
-        about = {name: data[name] for name in ("id", "source", "license")}
-        return cls(**about, tools=tuple(data["tools"] or ()), messages=tuple(messages))
+        """Return the recording that is part of the package, up to its last reply."""
+        recording = decode((_DATA / "airline.json").read_bytes(), type=cls)
+        last = max(request.position for request in recording.requests())
+        return replace(recording, messages=recording.messages[: last + 1])
 
     @property
     def replies(self) -> tuple[JsonObject, ...]:

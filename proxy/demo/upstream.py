@@ -11,7 +11,7 @@ is found here.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -94,7 +94,7 @@ class PracticeUpstream:
             return Response(completion(number, model, reply, usage), media_type="application/json")
         options: JsonObject = request.get("stream_options") or {}
         told = usage if options.get("include_usage") else None
-        return StreamingResponse(_one_by_one(events(number, model, reply, told)), media_type="text/event-stream")
+        return StreamingResponse(events(number, model, reply, told), media_type="text/event-stream")
 
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
@@ -105,11 +105,6 @@ class PracticeUpstream:
             *(Segment(text=raw, tokens=self._counter.json(raw, model)) for raw in tools),
             *(Segment(text=each.raw, tokens=self._counter.message(each, model)) for each in messages),
         ]
-
-
-async def _one_by_one(stream: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for event in stream:
-        yield event
 
 
 class Refused(Exception):

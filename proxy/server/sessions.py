@@ -75,6 +75,8 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     last = await last_answered(found, services.app.store)
     made = await services.app.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
     tried = await services.app.store.summary_rows(found.key) if found.summaries else []
+    # Of a summary that was made and then asked for, the one that was made.
+    ready = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
     return json_response(
         session_document(found, services.settings.finish.tools)
         | {
@@ -83,7 +85,7 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
                 {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
                 for at in branches
             ],
-            "summaries": [summary_document(row, row.created_at) for row in _different(tried)]
+            "summaries": [summary_document(row, row.created_at) for row in ready.values()]
             + [summary_document(summary, at) for summary, at in made if summary.kind == "statistics"],
             "summarizer": summarizer_told(tried),
         }
@@ -269,12 +271,6 @@ def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
         created = timestamp(last.created_at)
         told["last"] = {"status": last.status.value, "reason": last.reason, "created_at": created, "model": last.model}
     return told
-
-
-def _different(tried: Iterable[SummaryRow]) -> list[SummaryRow]:
-    """Return the summaries that are ready; of one that was made and then asked for, the one that was made."""
-    rows = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
-    return list(rows.values())
 
 
 def node_of(row: NodeRow) -> dict[str, Any]:
