@@ -51,16 +51,11 @@ class Figures(Struct, frozen=True, kw_only=True):
     """Warnings, and at how many requests each was given."""
 
     def __add__(self, other: Figures) -> Figures:
+        names = ("sessions", "requests", "untrimmed", "sent", "moves", "output", "cost")
         return Figures(
-            sessions=self.sessions + other.sessions,
-            requests=self.requests + other.requests,
-            untrimmed=self.untrimmed + other.untrimmed,
-            sent=self.sent + other.sent,
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
             largest=max(self.largest, other.largest),
             most_messages=max(self.most_messages, other.most_messages),
-            moves=self.moves + other.moves,
-            output=self.output + other.output,
-            cost=self.cost + other.cost,
             recall=other.recall if self.recall is None else self.recall + (other.recall or RecallCounts()),
             warnings=dict(Counter(self.warnings) + Counter(other.warnings)),
         )

@@ -1,15 +1,6 @@
 """A history sent again, request by request, as its client would have sent it under a policy or a baseline.
 
-The engine that serves requests applies the policy. Baselines are what others do to keep a context small:
-
-    none      everything is sent
-    last      the last messages are sent, in whole spans
-    slide     at every request the oldest spans are dropped until a budget is met
-    mask      at every request all tool results but the newest are replaced by a placeholder
-    clear     above a number of tokens all tool results but the newest are cleared, for good
-    middle    at every request spans in the middle are dropped until a budget is met
-    oracle    every tool result is cleared once nothing in it is used again: it knows the future
-
+The engine that serves requests applies the policy. Baselines are what others do to keep a context small (`_KINDS`).
 Each is named `baseline:NAME` or `baseline:NAME=NUMBER`. They keep calls and results together, as far as the
 history does. A baseline that a policy can express is a policy.
 """

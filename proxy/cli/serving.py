@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
@@ -219,19 +220,18 @@ def _banner(settings: Settings, port: int | None = None) -> str:
     )
 
 
+@dataclass
 class _Place:
     """The place of one worker, and the process in it, if any."""
 
-    def __init__(self) -> None:
-        self.process: SpawnProcess | None = None
-        self.mark = ""
-        self.report: socket.socket | None = None
-        """Where the worker reports that it serves; None once it has, or cannot any more."""
-        self.serves = False
-        self.started = 0.0
-        self.due = 0.0  # when the next process starts, if there is none
-        self.failures = 0  # how many processes in a row did not live long
-        self.ended: list[str] = []  # marks of earlier processes whose pending exchanges are not given up yet
+    process: SpawnProcess | None = None
+    mark: str = ""
+    report: socket.socket | None = None  # where the worker reports that it serves; None once it has, or cannot any more
+    serves: bool = False
+    started: float = 0.0
+    due: float = 0.0  # when the next process starts, if there is none
+    failures: int = 0  # how many processes in a row did not live long
+    ended: list[str] = field(default_factory=list[str])  # marks whose pending exchanges are not given up yet
 
     def close_report(self) -> None:
         """Stop waiting for the report."""

@@ -453,6 +453,7 @@ class Settings(BaseSettings):
     sessions: SessionSettings = SessionSettings()
     tokens: TokenSettings = TokenSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
+    """The model that writes summaries."""
     finish: FinishSettings = FinishSettings()
     virtual_tools: VirtualToolSettings = VirtualToolSettings()
     cache: CacheSettings = CacheSettings()

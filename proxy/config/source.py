@@ -125,8 +125,6 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-# ---------------------------------------------------------------------------------------- the file
-
 _DATE: Final = "tag:yaml.org,2002:timestamp"
 _INT: Final = "tag:yaml.org,2002:int"
 _FLOAT: Final = "tag:yaml.org,2002:float"

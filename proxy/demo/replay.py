@@ -137,13 +137,6 @@ class DemoRun(Struct, frozen=True, kw_only=True):
         return round(100 * (1 - self.forwarded / self.tokens), 1)
 
 
-class DemoCheck(Struct, frozen=True, kw_only=True):
-    """Something that must hold."""
-
-    claim: str
-    holds: bool
-
-
 class DemoOutcome(Struct, frozen=True, kw_only=True):
     """What the demonstration measured."""
 
@@ -156,12 +149,12 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
     refused: int
 
     @property
-    def checks(self) -> tuple[DemoCheck, ...]:
-        """Everything that must hold."""
+    def checks(self) -> dict[str, bool]:
+        """Everything that must hold, and whether it does."""
         both = (self.trimmed, self.whole)
         asked = sum(len(run.steps) for run in both) + self.refused
         stored, moves = len(self.recording.log), self.trimmed.moves
-        claims = {
+        return {
             f"requests refused by the upstream: {self.refused} of {asked}": self.refused == 0,
             "the client got every reply as it was recorded": all(run.replies_equal for run in both),
             f"the store holds all {stored} messages of the conversation, message for message": all(
@@ -171,12 +164,11 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
             f"every request began with all of the last one, but for {moves} moves of the cut": self.trimmed.extended,
             "with X-Context-Policy: off, every request went upstream byte for byte": self.whole.bytes_equal,
         }
-        return tuple(DemoCheck(claim=claim, holds=holds) for claim, holds in claims.items())
 
     @property
     def holds(self) -> bool:
         """Whether all checks hold."""
-        return all(check.holds for check in self.checks)
+        return all(self.checks.values())
 
 
 class DemoReply(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ def as_data(outcome: DemoOutcome) -> dict[str, Any]:
         "runs": [_run_data(outcome.trimmed, "default"), _run_data(outcome.whole, "off")],
         "policy": {"trigger_tokens": outcome.trigger, "target_tokens": outcome.target},
         "refused": outcome.refused,
-        "checks": [to_builtins(check) for check in outcome.checks],
+        "checks": [{"claim": claim, "holds": holds} for claim, holds in outcome.checks.items()],
         "holds": outcome.holds,
     }
 
@@ -55,8 +55,8 @@ def report(outcome: DemoOutcome) -> Iterator[str]:
         "of the cut costs what was cached behind the first message that it changes.",
         "",
     )
-    for check in outcome.checks:
-        yield f"{'ok    ' if check.holds else 'FAILED'} {check.claim}"
+    for claim, holds in outcome.checks.items():
+        yield f"{'ok    ' if holds else 'FAILED'} {claim}"
 
 
 def _turn_row(steps: Sequence[DemoStep]) -> list[str]:

@@ -103,14 +103,13 @@ class Vocabulary:
 
     def build(self) -> Encoding | None:
         """Return the tokenizer, building it the first time (0.4 s); None where there is none to be had."""
-        if not self._tried:
-            with self._building:
-                if not self._tried:
-                    try:
-                        self._encoding = _load(self.name)
-                    except (OSError, EOFError, lzma.LZMAError, ValueError):
-                        _LOG.exception("the vocabulary %s cannot be read: tokens are estimated", self.name)
-                    self._tried = True
+        with self._building:
+            if not self._tried:
+                try:
+                    self._encoding = _load(self.name)
+                except (OSError, EOFError, lzma.LZMAError, ValueError):
+                    _LOG.exception("the vocabulary %s cannot be read: tokens are estimated", self.name)
+                self._tried = True
         return self._encoding
 
     def count(self, text: str) -> int:

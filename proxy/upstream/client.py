@@ -169,12 +169,7 @@ class Upstream:
         """Send a request and return the answer once its status and headers are here.
 
         `path` follows the base address, quoted, with its query: `/chat/completions`. `headers` are the client's,
-        less what must not leave (`headers.to_upstream`).
-
-        Raises:
-            UpstreamBusy: no connection became free within `connect_timeout`.
-            UpstreamTimeout: no connection or no answer in time.
-            UpstreamUnreachable: no connection, or it broke before the answer.
+        less what must not leave (`headers.to_upstream`). Raises an `UpstreamError` where no answer came.
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
