@@ -116,19 +116,19 @@ class Refused(Exception):
         self.body: JsonObject = {"error": error}
 
 
-class _Call(BaseModel):
+class _AskedCall(BaseModel):
     id: str
 
 
-class _Message(BaseModel):
+class _AskedMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[_Call], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[_AskedCall], Field(min_length=1)] | None = None
 
 
-class _Request(BaseModel):
+class _AskedRequest(BaseModel):
     model: str
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_AskedMessage], Field(min_length=1)]
     tools: Annotated[list[Any], Field(min_length=1)] | None = None
 
 
@@ -138,7 +138,7 @@ def check_request(raw: bytes) -> JsonObject:
     The results of calls must follow the calls at once, and no result may be without a call.
     """
     try:
-        request = _Request.model_validate_json(raw)
+        request = _AskedRequest.model_validate_json(raw)
     except ValidationError as why:
         first = why.errors()[0]
         raise Refused(f"Invalid request: {first['msg']}", ".".join(map(str, first["loc"]))) from why
