@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from proxy.__main__ import app as command_line
-from proxy.config import BUILT_IN, AuthKey, ModelCache, ModelPrices, ModelRule, PriceStep, Route, Settings
+from proxy.config import BUILT_IN, ModelPrices, ModelRule, PriceStep, Settings
+from proxy.config.settings import AuthKey, ModelCache, Route
 from proxy.dialects import headers
 from proxy.pipeline import PlanReport, log_line
 from proxy.server.app import Application

@@ -20,8 +20,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
     use: Use = Use()
     input: float = 0.0
-    output: float | None = 0.0
-    """No strategy changes it; None if its price is unknown."""
+    output: float | None = 0.0  # no strategy changes it; None if its price is unknown
 
     @property
     def total(self) -> float | None:
@@ -29,7 +28,6 @@ class Cost(Struct, frozen=True, kw_only=True):
         return None if self.output is None else self.input + self.output
 
     def __add__(self, other: Cost) -> Cost:
-        """Return the sum."""
         known = self.output is not None and other.output is not None
         output = (self.output or 0.0) + (other.output or 0.0) if known else None
         return Cost(use=self.use + other.use, input=self.input + other.input, output=output)
@@ -40,16 +38,11 @@ class Figures(Struct, frozen=True, kw_only=True):
 
     sessions: int = 0
     requests: int = 0
-    untrimmed: int = 0
-    """Tokens of all requests if nothing were trimmed."""
+    untrimmed: int = 0  # tokens of all requests if nothing were trimmed
     sent: int = 0
-    """Tokens of all requests."""
     largest: int = 0
-    """Tokens of the largest request."""
-    most_messages: int = 0
-    """Messages of the longest request, with instructions."""
-    moves: int = 0
-    """Number of trims; without a cut, requests that changed the beginning of the previous one."""
+    most_messages: int = 0  # messages of the longest request, with instructions
+    moves: int = 0  # number of trims; without a cut, requests that changed the beginning of the previous one
     output: int = 0
     cost: Cost = Cost()
     recall: RecallCounts | None = None
@@ -58,17 +51,11 @@ class Figures(Struct, frozen=True, kw_only=True):
     """Warnings, and at how many requests each was given."""
 
     def __add__(self, other: Figures) -> Figures:
-        """Return the sum."""
+        names = ("sessions", "requests", "untrimmed", "sent", "moves", "output", "cost")
         return Figures(
-            sessions=self.sessions + other.sessions,
-            requests=self.requests + other.requests,
-            untrimmed=self.untrimmed + other.untrimmed,
-            sent=self.sent + other.sent,
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
             largest=max(self.largest, other.largest),
             most_messages=max(self.most_messages, other.most_messages),
-            moves=self.moves + other.moves,
-            output=self.output + other.output,
-            cost=self.cost + other.cost,
             recall=other.recall if self.recall is None else self.recall + (other.recall or RecallCounts()),
             warnings=dict(Counter(self.warnings) + Counter(other.warnings)),
         )
@@ -89,10 +76,8 @@ class StrategyResult(Struct, frozen=True, kw_only=True):
     strategy: str
     prices: str
     figures: Figures
-    ratio: float | None
-    """Its input dollars relative to no trimming; None if that costs nothing."""
+    ratio: float | None  # its input dollars relative to no trimming; None if that costs nothing
     highest_ratio: float | None
-    """The highest such ratio of a single session."""
     most_expensive_session: str | None
 
 
@@ -101,11 +86,9 @@ class BacktestResult(Struct, frozen=True, kw_only=True):
 
     classes: tuple[PriceClass, ...]
     about: Mapping[str, str]
-    """What each strategy does, by its name."""
     sessions: tuple[SessionResult, ...]
     strategies: tuple[StrategyResult, ...]
-    warnings: tuple[str, ...] = ()
-    """Warnings that concern all strategies."""
+    warnings: tuple[str, ...] = ()  # warnings that concern all strategies
 
 
 def ratio(one: Cost, other: Cost) -> float | None:
@@ -118,26 +101,16 @@ class Backtest:
 
     def __init__(
         self,
-        strategies: Iterable[Strategy],
-        classes: Sequence[PriceClass],
+        strategies: Iterable[Strategy],  # of two with the same name the first counts
+        classes: Sequence[PriceClass],  # at least one, of different names
         counter: TokenCounter,
         *,
-        model: str = "",
-        windows: Callable[[str], int | None] = lambda _: None,
-        marks: bool = True,
-        recall: bool = True,
+        model: str = "",  # for histories that name none
+        windows: Callable[[str], int | None] = lambda _: None,  # the context window of a model, if it is known
+        marks: bool = True,  # whether the proxy sets cache marks, for models that accept any
+        recall: bool = True,  # whether to measure which values of later tool calls were still sent
     ) -> None:
-        """Compare strategies with no trimming, at classes of prices of different names.
-
-        Args:
-            strategies: of two with the same name the first counts.
-            classes: at least one.
-            counter: counts tokens.
-            model: for histories that name none.
-            windows: returns the context window of a model; None if it is unknown.
-            marks: whether the proxy sets cache marks, for models that accept any.
-            recall: whether to measure which values of later tool calls were still sent.
-        """
+        """Compare strategies with no trimming, at classes of prices."""
         named: dict[str, Strategy] = {NONE: baseline(NONE)}
         for strategy in strategies:
             named.setdefault(strategy.name, strategy)
@@ -180,7 +153,6 @@ class Backtest:
     def _replay(
         self, counted: Counted, strategy: Strategy, classes: Sequence[PriceClass], model: ReplayModel
     ) -> dict[PriceClass, Figures]:
-        """Replay once and return the figures at each of the classes."""
         timed = counted.history.times is not None
         rules = {each: each.rule(timed=timed) for each in classes}
         costs = dict.fromkeys(classes, Cost())
@@ -207,7 +179,6 @@ class Backtest:
         return {each: replace(figures, cost=costs[each]) for each in classes}
 
     def _strategies(self, results: Sequence[SessionResult]) -> Iterator[StrategyResult]:
-        """Yield each strategy at each class of prices for all sessions."""
         found: Mapping[tuple[str, str], dict[str, Figures]] = {
             (strategy.name, each.name): {} for strategy in self.strategies for each in self.classes
         }

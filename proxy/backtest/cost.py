@@ -28,13 +28,10 @@ class CacheRule(Struct, frozen=True, kw_only=True):
     """How a provider's cache works."""
 
     matching: Matching = "blocks"
-    block: int = 128
-    """Tokens of a block; for `blocks` only."""
+    block: int = 128  # tokens of a block; for `blocks` only
     minimum: int = 1024
-    lifetime: float | None = None
-    """Seconds after which unused entries are forgotten; None: never."""
-    explicit: bool = True
-    """Whether explicit marks set breakpoints. The end of a prompt always is one."""
+    lifetime: float | None = None  # seconds after which unused entries are forgotten; None: never
+    explicit: bool = True  # whether explicit marks set breakpoints. The end of a prompt always is one.
 
 
 class Segment(Struct, frozen=True, kw_only=True):
@@ -48,7 +45,6 @@ class Summable(Struct, frozen=True, kw_only=True):
     """A record whose fields can be added one by one."""
 
     def __add__(self, other: Self) -> Self:
-        """Return the sums."""
         return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
@@ -56,11 +52,8 @@ class Use(Summable, frozen=True, kw_only=True):
     """Where the tokens of prompts came from."""
 
     read: int = 0
-    """Read from the cache."""
-    written: int = 0
-    """Not found there, and written to it."""
-    plain: int = 0
-    """Neither: there are too few, or they are behind the last breakpoint."""
+    written: int = 0  # not found there, and written to it
+    plain: int = 0  # neither: there are too few, or they are behind the last breakpoint
 
     @property
     def sent(self) -> int:
@@ -75,21 +68,16 @@ class _SegmentNode:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.after: dict[bytes, _SegmentNode] = {}
-        """The segments that followed, by their texts."""
-        self.texts: list[bytes] = []
-        """Their texts, sorted: neighbours have the longest common beginnings."""
-        self.used = _NEVER
-        """When a prompt last had it."""
-        self.end = _NEVER
-        """When a prompt last had a breakpoint after it."""
+        self.after: dict[bytes, _SegmentNode] = {}  # the segments that followed, by their texts
+        self.texts: list[bytes] = []  # their texts, sorted: neighbours have the longest common beginnings
+        self.used = _NEVER  # when a prompt last had it
+        self.end = _NEVER  # when a prompt last had a breakpoint after it
 
 
 class PromptCache:
     """A provider's cache after the prompts of one account to one model."""
 
     def __init__(self, rule: CacheRule) -> None:
-        """Create an empty cache that works by `rule`."""
         self._rule = rule
         self._root = _SegmentNode(0)
 
@@ -176,20 +164,15 @@ def _common(one: bytes, other: bytes) -> int:
     return low
 
 
-# -------------------------------------------------------------------------------------- prices
-
-
 class PriceClass(Struct, frozen=True, kw_only=True):
     """Prices, and how the cache behind them works. A class stands for many models."""
 
     name: str
     dollars: Dollars
-    prices: Prices
-    """The same relative to the price of input, for policies."""
+    prices: Prices  # the same relative to the price of input, for policies
     matching: Matching = "blocks"
     block: int = 128
-    explicit: bool = True
-    """Whether the model accepts explicit cache marks."""
+    explicit: bool = True  # whether the model accepts explicit cache marks
 
     def rule(self, *, timed: bool) -> CacheRule:
         """Return how the cache works. Without times nothing is forgotten."""

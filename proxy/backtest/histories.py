@@ -10,6 +10,7 @@ Leading system and developer messages are the instructions. The time of a messag
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -29,23 +30,17 @@ from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
-"""Fields that may hold the time of a message."""
-_MILLISECONDS: Final = 1e11
-"""Larger numbers are milliseconds since 1970: as seconds they would be the year 5138."""
+_MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be the year 5138
 
 
 class SessionHistory(Struct, frozen=True, kw_only=True):
     """A session as it happened."""
 
-    name: str
-    """The session's id, or the file's name."""
-    messages: tuple[Message, ...]
-    """The messages after the instructions, oldest first, with our own fields."""
+    name: str  # the session's id, or the file's name
+    messages: tuple[Message, ...]  # the messages after the instructions, oldest first, with our own fields
     instructions: tuple[Message, ...] = ()
-    tools: bytes | None = None
-    """The JSON text of the tools of every request; None if there are none."""
-    model: str = ""
-    """The model that was asked; empty if it is unknown."""
+    tools: bytes | None = None  # the JSON text of the tools of every request; None if there are none
+    model: str = ""  # the model that was asked; empty if it is unknown
     tenant: str = "default"
     times: tuple[float, ...] | None = None
     """When each message came, in seconds since 1970, never falling; None unless all are known."""
@@ -72,9 +67,8 @@ def of_messages(
     for place, value in enumerate(values):
         if not is_object(value) or not isinstance(value.get("role"), str):
             raise InvalidRequest(f"{name}: message {place} is not an object with a role.")
-        said, at = _timed(value)
-        messages.append(_message(said))
-        times.append(at)
+        messages.append(_message({key: item for key, item in value.items() if key not in _TIMES}))
+        times.append(next((at for key in _TIMES if (at := _seconds(value.get(key))) is not None), None))
     lead = next((i for i, one in enumerate(messages) if one.role not in INSTRUCTION_ROLES), len(messages))
     if lead == len(messages):
         raise InvalidRequest(f"{name}: there is no message except instructions.")
@@ -98,12 +92,11 @@ def read_file(path: Path) -> list[SessionHistory]:
     try:
         value = read(text)
     except ValueError:
-        return _of_lines(path.stem, _lines(path, text))
+        return _of_value(path.stem, _lines(path, text))
     return _of_value(path.stem, value)
 
 
 def _lines(path: Path, text: bytes) -> list[Any]:
-    """Return the values of JSON Lines, at least one."""
     values: list[Any] = []
     for number, line in enumerate([line for line in text.split(b"\n") if line.strip()], start=1):
         try:
@@ -133,32 +126,26 @@ async def stored(store: Store, session: SessionRow) -> SessionHistory:
 
 
 def _of_value(name: str, value: Any) -> list[SessionHistory]:
-    """Return the sessions of a whole JSON document."""
-    if is_object(value) and (value.get("record") == "session" or "role" in value):
-        return _of_lines(name, [value])  # a single line
-    if is_object(value):
-        return [_of_object(name, value)]
-    if is_array(value) and value and all(is_object(item) and "messages" in item for item in value):
-        return _of_requests(name, value)
-    if is_array(value):
-        return [of_messages(name, value)]
-    raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
-
-
-def _of_lines(name: str, values: Sequence[Any]) -> list[SessionHistory]:
-    """Return the sessions of a file of JSON Lines."""
-    first = values[0]
+    """Return the sessions of a JSON document; JSON Lines are a list."""
+    values: list[Any] = value if is_array(value) else [value]
+    first = values[0] if values else None
     if is_object(first) and first.get("record") == "session":
-        return [_of_export(name, [value for value in values if is_object(value)])]
-    if all(is_object(value) and is_array(value.get("messages")) for value in values):
+        return [_of_export(name, [each for each in values if is_object(each)])]
+    if is_object(value) and "role" not in value:
+        return [_of_object(name, value)]
+    if values and all(is_object(each) and "messages" in each for each in values):
         return _of_requests(name, values)
-    return [of_messages(name, values)]
+    if is_object(value) or is_array(value):
+        return [of_messages(name, values)]
+    raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
 
 
 def _of_object(name: str, value: JsonObject) -> SessionHistory:
     if not is_array(value.get("messages")):
         raise InvalidRequest(f"{name}: it has no array `messages`.")
-    return of_messages(_named(value, name), value["messages"], tools=value.get("tools"), model=value.get("model"))
+    return of_messages(
+        str(value.get("id") or name), value["messages"], tools=value.get("tools"), model=value.get("model")
+    )
 
 
 def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory]:
@@ -170,11 +157,6 @@ def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory
             history = replace(history, name=found.pop().name)
         found.append(history)
     return found
-
-
-def _named(value: JsonObject, name: str) -> str:
-    known = value.get("id")
-    return known if isinstance(known, str) and known else name
 
 
 def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
@@ -201,13 +183,12 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
         at = node.get("created_at")
         said.append({**value, _TIMES[0]: at / 1000 if isinstance(at, int) else None})
     history = of_messages(
-        _named(session, name),
+        str(session.get("id") or name),
         [*(lead if is_array(lead) else []), *said],
         tools=_content(bodies.get(session.get("tools"), {})),
         model=session.get("model"),
     )
-    tenant = session.get("tenant")
-    return replace(history, tenant=tenant) if isinstance(tenant, str) and tenant else history
+    return replace(history, tenant=str(session.get("tenant") or history.tenant))
 
 
 def _content(record: JsonObject) -> Any:
@@ -222,19 +203,12 @@ def _content(record: JsonObject) -> Any:
 
 
 def _message(data: JsonObject) -> Message:
-    """Return the message with this content."""
     try:
         raw = write(sound(data))
         orjson.loads(raw)
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
     return CHAT.message(raw)
-
-
-def _timed(value: JsonObject) -> tuple[JsonObject, float | None]:
-    """Return a message without its time, and the time in seconds since 1970."""
-    found = next((at for name in _TIMES if (at := _seconds(value.get(name))) is not None), None)
-    return {name: item for name, item in value.items() if name not in _TIMES}, found
 
 
 def _seconds(value: Any) -> float | None:
@@ -254,15 +228,9 @@ def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
     return tuple(accumulate(known, max)) if times and len(known) == len(times) else None
 
 
-# ------------------------------------------------------------------------- synthetic sessions
-
-
-_PREFIX_TOKENS: Final = 8_000
-"""Tokens of instructions and tools together, about."""
-_OUTPUT_TOKENS: Final = 1_800
-"""Tokens of the text of each tool output."""
-_NOISE: Final = 0.4
-"""The share of the second agent's tool output that is noise: colour codes of a terminal."""
+_PREFIX_TOKENS: Final = 8_000  # tokens of instructions and tools together, about
+_OUTPUT_TOKENS: Final = 1_800  # tokens of the text of each tool output
+_NOISE: Final = 0.4  # the share of the second agent's tool output that is noise: colour codes of a terminal
 
 _VOCABULARY: Final = (
     "river stone market garden window winter silver letter bridge forest summer island village mountain "
@@ -298,29 +266,22 @@ def _session(name: str, size: Callable[[str], int], *, noisy: bool) -> SessionHi
     ]
     for turn in range(1, 101):
         call = {"name": "read_part", "arguments": orjson.dumps({"part": turn}).decode()}
-        said += [
-            {
-                "role": "assistant",
-                "content": _text(words, 200, size),
-                "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": call}],
-            },
-            {"role": "tool", "tool_call_id": f"call_{turn}", "content": _output(words, size, noisy=noisy)},
-        ]
+        calls = [{"id": f"call_{turn}", "type": "function", "function": call}]
+        said.append({"role": "assistant", "content": _text(words, 200, size), "tool_calls": calls})
+        output = _noisy_text(words, _OUTPUT_TOKENS, size) if noisy else _text(words, _OUTPUT_TOKENS, size)
+        said.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": output})
     return of_messages(name, said, tools=tools)
 
 
-def _output(words: Iterator[str], size: Callable[[str], int], *, noisy: bool) -> str:
-    """Return a tool's output: plain, or with colour codes as noise."""
-    if not noisy:
-        return _text(words, _OUTPUT_TOKENS, size)
-    plain = _text(words, round(_OUTPUT_TOKENS * (1 - _NOISE)), size).split(" ")
+def _noisy_text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
+    """Return a text in which as many words have the colour codes of a terminal as `tokens` allow."""
+    plain = _text(words, round(tokens * (1 - _NOISE)), size).split(" ")
 
     def coloured(count: int) -> str:
-        return " ".join(
-            f"\x1b[{31 + place % 6}m{word}\x1b[0m" if place < count else word for place, word in enumerate(plain)
-        )
+        colours = [f"\x1b[{31 + place % 6}m{word}\x1b[0m" for place, word in enumerate(plain[:count])]
+        return " ".join([*colours, *plain[count:]])
 
-    return coloured(_longest(len(plain), _OUTPUT_TOKENS, lambda count: size(coloured(count))))
+    return _longest(coloured, len(plain), tokens, size)
 
 
 def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
@@ -331,17 +292,13 @@ def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
         rows = range(0, count, _WORDS_A_LINE)
         return ",\n".join(" ".join(drawn[row : min(row + _WORDS_A_LINE, count)]) for row in rows)
 
-    return lines(_longest(tokens, tokens, lambda count: size(lines(count))))
+    return _longest(lines, tokens, tokens, size)
 
 
-def _longest(most: int, room: int, size_of: Callable[[int], int]) -> int:
-    """Return the largest number, at most `most`, whose size is at most `room`."""
-    count = most
-    while count and (size := size_of(count)) > room:
-        count = min(count - 1, count * room // size)
-    while count < most and size_of(count + 1) <= room:
-        count += 1
-    return count
+def _longest(text_of: Callable[[int], str], most: int, tokens: int, size: Callable[[str], int]) -> str:
+    """Return the text of the largest number, at most `most`, that has at most so many tokens."""
+    fitting = bisect_right(range(most + 1), tokens, key=lambda count: size(text_of(count))) - 1
+    return text_of(max(fitting, 0))
 
 
 def _draw(seed: int) -> Iterator[str]:

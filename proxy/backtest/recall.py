@@ -21,37 +21,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from proxy.backtest.cost import Summable
 from proxy.dialects import Message
 from proxy.textscan import CHUNKS, atoms_of_arguments, labels_of, leaves_of, stands_alone, words_near
 
 _NEAR_MESSAGES: Final = 6
-"""Messages before a call that count as near."""
 CAVEAT: Final = "presence is necessary, not sufficient"
-"""The caveat of every report."""
 
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
-_OCCURRENCES: Final = 8
-"""Occurrences of one atom in one message whose surroundings are read."""
+_OCCURRENCES: Final = 8  # occurrences of one atom in one message whose surroundings are read
 
 
 class Counts(Summable, frozen=True, kw_only=True):
     """How many grounded values of one stratum are present, and how many calls are whole."""
 
-    grounded: int = 0
-    """Values that calls used and that were in the full context before them."""
+    grounded: int = 0  # values that calls used and that were in the full context before them
     present: int = 0
-    """Grounded values that the view holds."""
-    bound_possible: int = 0
-    """Grounded values that a word named in the full context."""
-    bound: int = 0
-    """Values that the view holds near a word that named them."""
-    calls: int = 0
-    """Calls with grounded values."""
-    whole: int = 0
-    """Calls of which the view holds every grounded value."""
+    bound_possible: int = 0  # grounded values that a word named in the full context
+    bound: int = 0  # values that the view holds near a word that named them
+    calls: int = 0  # calls with grounded values
+    whole: int = 0  # calls of which the view holds every grounded value
 
     @property
     def recall(self) -> float | None:
@@ -68,16 +59,19 @@ class Counts(Summable, frozen=True, kw_only=True):
         """The share of calls of which every value is present."""
         return self.whole / self.calls if self.calls else None
 
+    def as_data(self) -> dict[str, int | float | None]:
+        """Return the counts and the shares."""
+        shares = {"recall": self.recall, "bound_recall": self.bound_recall, "whole_calls": self.whole_calls}
+        return {**asdict(self), **shares}
+
 
 class RecallCounts(Summable, frozen=True, kw_only=True):
     """Counts by where values last occurred before their call."""
 
-    every: Counts = Counts()
-    """All values: pinned, near and far."""
+    every: Counts = Counts()  # all values: pinned, near and far
     pinned: Counts = Counts()
     near: Counts = Counts()
-    far: Counts = Counts()
-    """This includes `tool_only`."""
+    far: Counts = Counts()  # this includes `tool_only`
     tool_only: Counts = Counts()
 
 
@@ -85,11 +79,8 @@ class Reference(Struct, frozen=True, kw_only=True):
     """A grounded value of one call."""
 
     atom: int
-    """Its number in the history."""
-    strata: tuple[str, ...]
-    """Names of the fields of `RecallCounts` that count it."""
-    labels: frozenset[str]
-    """The words that named it before the call."""
+    strata: tuple[str, ...]  # names of the fields of `RecallCounts` that count it
+    labels: frozenset[str]  # the words that named it before the call
 
 
 class References:
@@ -139,7 +130,6 @@ class References:
         return sum([self._judge(call, sent) for call in calls], RecallCounts())
 
     def _judge(self, call: Sequence[Reference], sent: set[int]) -> RecallCounts:
-        """Count one call."""
         tally: dict[str, Counts] = {}
         for reference in call:
             holding = self._index.holders[reference.atom] & sent
@@ -198,7 +188,6 @@ class _Reader:
             yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _name(self, number: int) -> None:
-        """Learn the words that name the atoms in a message."""
         for atom in self._index.atoms_in(number):
             self._labels[atom] = self._labels.get(atom, frozenset()) | self._index.labels(atom, number)
 

@@ -1,15 +1,6 @@
 """A history sent again, request by request, as its client would have sent it under a policy or a baseline.
 
-The engine that serves requests applies the policy. Baselines are what others do to keep a context small:
-
-    none      everything is sent
-    last      the last messages are sent, in whole spans
-    slide     at every request the oldest spans are dropped until a budget is met
-    mask      at every request all tool results but the newest are replaced by a placeholder
-    clear     above a number of tokens all tool results but the newest are cleared, for good
-    middle    at every request spans in the middle are dropped until a budget is met
-    oracle    every tool result is cleared once nothing in it is used again: it knows the future
-
+The engine that serves requests applies the policy. Baselines are what others do to keep a context small (`_KINDS`).
 Each is named `baseline:NAME` or `baseline:NAME=NUMBER`. They keep calls and results together, as far as the
 history does. A baseline that a policy can express is a policy.
 """
@@ -35,17 +26,11 @@ from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy, Prices, Target, Trigger, merged, plan
 
 PREFIX: Final = "baseline:"
-"""What the names of baselines begin with."""
 NONE: Final = "baseline:none"
-"""The baseline that everything is compared with."""
 ORACLE: Final = "baseline:oracle"
-"""The baseline that knows the future."""
-CLEARED: Final = "[Old tool result content cleared]"
-"""The placeholder for a tool result, as in Claude Code."""
+CLEARED: Final = "[Old tool result content cleared]"  # the placeholder for a tool result, as in Claude Code
 ORACLE_CLEARED: Final = "[cleared]"
-"""The oracle's placeholder, as short as can be."""
 _CLEAR_KEEPS: Final = 3
-"""Tool results that `clear` keeps."""
 
 _MARKS: Final = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 """Explicit cache marks, as fields of messages or of their parts."""
@@ -56,10 +41,8 @@ class Counted:
     """A history ready for replaying: its messages as they are sent, each counted once."""
 
     def __init__(self, history: SessionHistory, counter: TokenCounter, model: str = "") -> None:
-        """Count everything with `counter`, for `model` if the history names none."""
         self.history: Final = history
-        self.model: Final = history.model or model
-        """The model that is asked; empty if it is unknown."""
+        self.model: Final = history.model or model  # the model that is asked; empty if it is unknown
         self._counter = counter
         self._segments: dict[bytes, Segment] = {}
         self._marked: set[bytes] = set()
@@ -71,7 +54,6 @@ class Counted:
         tools = history.tools
         self._tools = [Segment(text=tools, tokens=counter.json(tools, self.model))] if tools is not None else []
         self.fixed_tokens: Final = sum([part.tokens for part in self.prompt(self.instructions)])
-        """Tokens of instructions and tools."""
 
     def count(self, message: Message) -> int:
         """Return the tokens of any message."""
@@ -123,21 +105,16 @@ class ReplayModel(Struct, frozen=True, kw_only=True):
     """The model that is asked."""
 
     prices: Prices | None = None
-    context_window: int | None = None
-    """Tokens that it accepts; None if they are unknown."""
-    marks: bool = True
-    """Whether the proxy sets cache marks, if the model accepts any."""
+    context_window: int | None = None  # tokens that it accepts; None if they are unknown
+    marks: bool = True  # whether the proxy sets cache marks, if the model accepts any
 
 
 class SentRequest(Struct, frozen=True, kw_only=True):
     """What one request sends."""
 
     messages: tuple[Message, ...]
-    """With the instructions."""
-    moved: bool
-    """Whether the cut moved; without a cut, whether the beginning of the previous request changed."""
-    warnings: tuple[str, ...] = ()
-    """What could not be done, in words."""
+    moved: bool  # whether the cut moved; without a cut, whether the beginning of the previous request changed
+    warnings: tuple[str, ...] = ()  # what could not be done, in words
     settled: tuple[int, ...] = ()
     """Positions of the messages after which the proxy sets a cache mark, if the model accepts any."""
 
@@ -147,9 +124,6 @@ NextRequest: TypeAlias = Callable[[int, float | None], SentRequest]
 
 The second argument is the number of seconds since the last reply; None if it is unknown.
 """
-
-
-# ------------------------------------------------------------------------------------- strategies
 
 
 class PolicyStrategy(Struct, frozen=True, kw_only=True):
@@ -212,9 +186,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
 
     name: str
     about: str
-    """What it does, in words."""
     start: Callable[[Counted], Choose]
-    """Starts on a history."""
 
     by_price: bool = False
 
@@ -314,17 +286,14 @@ def oracle(references: References) -> Choose:
 
 
 Strategy: TypeAlias = PolicyStrategy | Baseline
-"""A way to choose what is sent."""
 
 
 class _BaselineKind(Struct, frozen=True, kw_only=True):
     """One kind of baseline; `{0}` in the words is its number."""
 
-    usual: int
-    """Its default number; 0: it takes none."""
+    usual: int  # its default number; 0: it takes none
     about: str
-    start: Callable[[Counted, int], Choose] | None
-    """None: it is a policy."""
+    start: Callable[[Counted, int], Choose] | None  # None: it is a policy
 
 
 _KINDS: Final = {
@@ -370,19 +339,13 @@ def baseline(name: str) -> Strategy:
     return Baseline(name=name, about=about, start=lambda counted: start(counted, number))
 
 
-# ------------------------------------------------------------------------------------- the replay
-
-
 class ReplayedRequest(Struct, frozen=True, kw_only=True):
     """One request of a replay."""
 
     stop: int
-    """Number of messages that there were."""
     sent: SentRequest
-    uses: Mapping[CacheRule, Use]
-    """Where its tokens came from, by cache rule."""
-    untrimmed: int
-    """Tokens that it would have without trimming."""
+    uses: Mapping[CacheRule, Use]  # where its tokens came from, by cache rule
+    untrimmed: int  # tokens that it would have without trimming
 
     @property
     def tokens(self) -> int:

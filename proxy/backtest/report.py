@@ -7,10 +7,11 @@ from html import escape
 from typing import Any, Final
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
 
 from proxy.backtest.comparison import BacktestResult, Figures, StrategyResult, ratio
-from proxy.backtest.cost import PriceClass, price_class
-from proxy.backtest.recall import CAVEAT, Counts, RecallCounts
+from proxy.backtest.cost import price_class
+from proxy.backtest.recall import CAVEAT, RecallCounts
 from proxy.backtest.replay import NONE
 
 _STYLE: Final = """
@@ -74,7 +75,6 @@ def session_tables(result: BacktestResult, classes: Sequence[str]) -> Iterator[R
 
 
 def _first(result: BacktestResult) -> list[tuple[str, Figures]]:
-    """Return the figures of each strategy at the main prices."""
     prices = main_prices(result)
     return [(each.strategy, each.figures) for each in result.strategies if each.prices == prices]
 
@@ -172,9 +172,6 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else _UNKNOWN
 
 
-# -------------------------------------------------------------------------------------- HTML
-
-
 def page(title: str, lines: Iterable[str], tables: Iterable[ReportTable]) -> str:
     """Return paragraphs and tables as one page of HTML: no script, nothing to load, every text escaped."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines)]
@@ -207,9 +204,6 @@ def _section(table: ReportTable) -> str:
     )
 
 
-# -------------------------------------------------------------------------------------- JSON
-
-
 def as_data(result: BacktestResult) -> dict[str, Any]:
     """Return `{strategies, prices, totals, sessions, recall_means, warnings}`.
 
@@ -219,7 +213,17 @@ def as_data(result: BacktestResult) -> dict[str, Any]:
     whole = {(line.session, line.prices): line.figures for line in result.sessions if line.strategy == NONE}
     return {
         "strategies": [{"name": name, "does": about} for name, about in result.about.items()],
-        "prices": [_class(each) for each in result.classes],
+        "prices": [
+            {
+                "name": each.name,
+                "dollars": to_builtins(each.dollars),
+                "matching": each.matching,
+                "block": each.block if each.matching == "blocks" else None,
+                "minimum": each.prices.minimum,
+                "lifetime": each.prices.lifetime,
+            }
+            for each in result.classes
+        ],
         "totals": [
             {
                 "strategy": each.strategy,
@@ -245,17 +249,6 @@ def as_data(result: BacktestResult) -> dict[str, Any]:
     }
 
 
-def _class(each: PriceClass) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "dollars": to_builtins(each.dollars),
-        "matching": each.matching,
-        "block": each.block if each.matching == "blocks" else None,
-        "minimum": each.prices.minimum,
-        "lifetime": each.prices.lifetime,
-    }
-
-
 def _figures(figures: Figures) -> dict[str, Any]:
     cost, recall = figures.cost, figures.recall
     return {
@@ -273,15 +266,6 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "input_dollars": cost.input,
         "output_dollars": cost.output,
         "dollars": cost.total,
-        "recall": recall and {name: _counts(getattr(recall, name)) for name in recall.__struct_fields__},
+        "recall": recall and {name: counts.as_data() for name, counts in asdict(recall).items()},
         "warnings": dict(figures.warnings),
-    }
-
-
-def _counts(counts: Counts) -> dict[str, Any]:
-    return {
-        **to_builtins(counts),
-        "recall": counts.recall,
-        "bound_recall": counts.bound_recall,
-        "whole_calls": counts.whole_calls,
     }

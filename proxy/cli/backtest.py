@@ -38,16 +38,15 @@ from proxy.backtest import (
 )
 from proxy.cli.commands import AsJson, Config, Tenant, print_table
 from proxy.cli.sessions import find_session, opened_file, require_store
-from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Settings, load, select_policy, with_built_in
+from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Policies, Settings, load, with_built_in
 from proxy.errors import InvalidRequest
 from proxy.models import Catalogue
 from proxy.store import Store
 from proxy.tokens import TokenCounter
 
 _CLASSES: Final = "classes"
-"""The value of `--prices` for the five standard classes of prices."""
 
-Policies = Annotated[
+PolicyNames = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
@@ -76,7 +75,7 @@ Report = Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a p
 
 def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     config: Config = None,
-    policy: Policies = None,
+    policy: PolicyNames = None,
     session: Sessions = None,
     file: Files = None,
     synthetic: Synthetic = False,
@@ -110,7 +109,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     named = [baseline(name) for name in policy or () if name.startswith(PREFIX)]
     policies = [name for name in policy or () if not name.startswith(PREFIX)]
     if not policy:  # those that would be used
-        policies = [select_policy(settings.policies, each.tenant, each.model or model)[0] for each in histories]
+        known = Policies(settings.policies)
+        policies = [known.select(each.tenant, each.model or model)[0] for each in histories]
     test = Backtest(
         [*(named or beside), *(_policy(settings, name) for name in dict.fromkeys(policies))],
         _classes(settings, catalogue, prices or [_CLASSES], dollars),
@@ -158,7 +158,6 @@ def _policy(settings: Settings, name: str) -> Strategy:
 
 
 def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dollars: float) -> list[PriceClass]:
-    """Return the classes of prices of `--prices`."""
     classes: list[PriceClass] = []
     for name in dict.fromkeys(names):
         if name == _CLASSES:
@@ -174,7 +173,6 @@ def _classes(settings: Settings, catalogue: Catalogue, names: Sequence[str], dol
 
 
 def _base_url(settings: Settings, model: str) -> str:
-    """Return the address of a model's upstream."""
     routes = settings.upstream.routes
     found = (route.base_url for route in routes if any(fnmatchcase(model, each) for each in route.models))
     return next(found, settings.upstream.base_url)

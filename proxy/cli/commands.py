@@ -49,7 +49,6 @@ class LazyGroup(TyperGroup):
 
 @cache
 def _made(name: str) -> Any:
-    """Return typer's command, or group of commands, of this name."""
     module, member = _PLACES[name]
     found = getattr(import_module(f"proxy.cli.{module}"), member)
     if isinstance(found, typer.Typer):
@@ -102,5 +101,4 @@ def print_table(
 
 
 def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)

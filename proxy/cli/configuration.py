@@ -32,7 +32,11 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
         told = {
             "valid": True,
             "policies": list(own),
-            "merged": {name: _content(policy) for name, policy in merged.items()},
+            "merged": {
+                # As it could be written without `extends`.
+                name: {"version": policy.version, **policy.model_dump(mode="json", exclude_none=True)}
+                for name, policy in merged.items()
+            },
             "warnings": list(loaded.warnings),
         }
         typer.echo(json.dumps(told, ensure_ascii=False))
@@ -51,13 +55,7 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
-def _content(policy: Policy) -> dict[str, Any]:
-    """Return the version of a policy, and the policy as it could be written without `extends`."""
-    return {"version": policy.version, **policy.model_dump(mode="json", exclude_none=True)}
-
-
 def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a policy, key by key."""
     if policy.extends is not None:
         yield "extends", policy.extends
     match = policy.match
@@ -78,5 +76,4 @@ def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _shown(settings: dict[str, Any]) -> str:
-    """Return settings in one line."""
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in settings.items())

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from proxy.cli.commands import AsJson
 from proxy.cli.serving import server_config
-from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, show
+from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, report
 from proxy.errors import ConfigurationError
 
 _KEEP = typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder.")
@@ -29,7 +28,7 @@ def demo(keep: Annotated[Path | None, _KEEP] = None, as_json: AsJson = False) ->
     if as_json:
         typer.echo(json.dumps(as_data(outcome) | {"kept": str(keep) if keep is not None else None}))
     else:
-        show(outcome, Console(), _look(keep, outcome))
+        typer.echo("\n".join([*report(outcome), "", *_look(keep, outcome)]))
     if not outcome.holds:
         raise typer.Exit(1)
 
@@ -44,7 +43,6 @@ def _empty(folder: Path) -> Path:
 
 
 def _look(keep: Path | None, outcome: DemoOutcome) -> tuple[str, ...]:
-    """Return lines that say where to look next."""
     if keep is None:
         return ("Look deeper: palimpsest demo --keep DIR keeps the store to look into.",)
     config = keep / CONFIG

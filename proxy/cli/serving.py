@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
@@ -42,19 +43,15 @@ from proxy.server.app import Application, Worker, give_up_pending
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
 
-GRACE_SECONDS: Final = 30
-"""How long running streams may go on after a signal to stop."""
+GRACE_SECONDS: Final = 30  # how long running streams may go on after a signal to stop
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the usual clients keep an idle connection, so that they close it and not the server."""
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 """Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
 objects, and no cycles."""
-_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20
-"""How long a worker may take to end: first the streams, then the store."""
-_STEADY_SECONDS: Final = 10.0
-"""A worker that lived this long did not fail because of its start."""
-_LAST_SECONDS: Final = 60.0
-"""How long a worker without a parent may take to end."""
+_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end: first the streams, then the store
+_STEADY_SECONDS: Final = 10.0  # a worker that lived this long did not fail because of its start
+_LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
@@ -214,33 +211,27 @@ def _banner(settings: Settings, port: int | None = None) -> str:
     policies = ", ".join(settings.policies) or (
         "built-in default: clears old tool results once that saves money; `policies: {default: {}}` switches it off"
     )
+    key = "" if settings.auth.mode == "none" else "-H 'Authorization: Bearer $YOUR_KEY' "
     return (
         f"palimpsest {__version__}: {address} -> {settings.upstream.base_url}\n"
         f"  policies: {policies}\n"
         f"  use it:   OPENAI_BASE_URL={address}/v1 and the header X-Session-ID: NAME\n"
-        f"  look in:  curl {address}/sessions"
+        f"  look in:  curl {key}{address}/sessions"
     )
 
 
-# --------------------------------------------------------------------------------------- workers
-
-
+@dataclass
 class _Place:
     """The place of one worker, and the process in it, if any."""
 
-    def __init__(self) -> None:
-        self.process: SpawnProcess | None = None
-        self.mark = ""
-        self.report: socket.socket | None = None
-        """Where the worker reports that it serves; None once it has, or cannot any more."""
-        self.serves = False
-        self.started = 0.0
-        self.due = 0.0
-        """When the next process starts, if there is none."""
-        self.failures = 0
-        """How many processes in a row did not live long."""
-        self.ended: list[str] = []
-        """Marks of earlier processes whose pending exchanges are not given up yet."""
+    process: SpawnProcess | None = None
+    mark: str = ""
+    report: socket.socket | None = None  # where the worker reports that it serves; None once it has, or cannot any more
+    serves: bool = False
+    started: float = 0.0
+    due: float = 0.0  # when the next process starts, if there is none
+    failures: int = 0  # how many processes in a row did not live long
+    ended: list[str] = field(default_factory=list[str])  # marks whose pending exchanges are not given up yet
 
     def close_report(self) -> None:
         """Stop waiting for the report."""
@@ -343,7 +334,6 @@ class Workers:
                     os.kill(place.process.pid, signal.SIGHUP)
 
     def _bury(self, place: _Place, process: SpawnProcess) -> None:
-        """Note that a worker ended, and when it is replaced."""
         process.join()
         now = time.monotonic()
         place.failures = 0 if now - place.started >= _STEADY_SECONDS else place.failures + 1
@@ -385,7 +375,6 @@ def pause_after(failures: int) -> float:
 def _run(
     work: Work, arguments: tuple[Any, ...], sockets: list[socket.socket], worker: Worker, says: socket.socket
 ) -> None:
-    """Run as a worker: the main function of its process."""
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

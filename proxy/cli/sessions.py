@@ -117,11 +117,18 @@ def import_session(
 
 
 @app.command("delete")
-def delete(session: Session, config: Config = None, tenant: Tenant = None) -> None:
+def delete(
+    session: Session,
+    config: Config = None,
+    tenant: Tenant = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")] = False,
+) -> None:
     """Delete a session and everything that belongs to it, for good."""
 
     async def work(store: Store) -> SessionRow:
         row = await find_session(store, session, tenant)
+        if sys.stdin.isatty() and not yes:
+            typer.confirm(f"Delete {_title(row)}, for good?", abort=True)
         await store.delete(row.key)
         return row
 
@@ -182,9 +189,6 @@ def compact_session(
         typer.echo("There is nothing to summarize yet.")
     else:
         typer.echo(made.text)
-
-
-# -------------------------------------------------------------------------------------- the store
 
 
 def upgrade(
@@ -256,7 +260,6 @@ def _title(row: SessionRow) -> str:
 
 
 def _line_of(message: dict[str, Any]) -> str:
-    """Return a message as one line of text."""
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
     calls = [call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ()]

@@ -11,24 +11,20 @@ Only this room reads settings from the environment.
 
 from __future__ import annotations
 
-from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, select_policy, with_built_in
+from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, with_built_in
 from proxy.config.reload import Reload, Takes, hears_hangup
 from proxy.config.settings import (
     POSTGRES_DRIVERS,
     STATEMENT_CACHE,
-    AuthKey,
     AuthSettings,
     Breakpoints,
     Matching,
-    ModelCache,
     ModelPrices,
     ModelRule,
     PriceStep,
     ReasoningMode,
-    Route,
     SessionSettings,
     Settings,
-    StoreUrl,
     SummarizerSettings,
     TokenMethod,
     UpstreamSettings,
@@ -43,23 +39,19 @@ __all__ = [
     "OFF",
     "POSTGRES_DRIVERS",
     "STATEMENT_CACHE",
-    "AuthKey",
     "AuthSettings",
     "Breakpoints",
     "ConfigSource",
     "Loaded",
     "Matching",
-    "ModelCache",
     "ModelPrices",
     "ModelRule",
     "Policies",
     "PriceStep",
     "ReasoningMode",
     "Reload",
-    "Route",
     "SessionSettings",
     "Settings",
-    "StoreUrl",
     "SummarizerSettings",
     "Takes",
     "TokenMethod",
@@ -68,7 +60,6 @@ __all__ = [
     "hears_hangup",
     "json_schema",
     "load",
-    "select_policy",
     "store_url",
     "with_built_in",
 ]

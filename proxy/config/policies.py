@@ -12,15 +12,14 @@ of the same name it always means the built-in one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
+from proxy.config.problems import did_you_mean
 from proxy.errors import InvalidRequest
 from proxy.trimming import Policy
 
-OFF: Final = "off"
-"""The value of `X-Context-Policy` that switches trimming off. No policy has this name."""
+OFF: Final = "off"  # the value of `X-Context-Policy` that switches trimming off. No policy has this name.
 
 BUILT_IN: Final = Policy.model_validate(
     {
@@ -40,39 +39,33 @@ context window is nearly full.
 """
 
 BUILT_IN_NAME: Final = "built-in"
-"""The reserved name of the built-in policy."""
 
 BUILT_INS: Final[Mapping[str, Policy]] = MappingProxyType({"default": BUILT_IN, BUILT_IN_NAME: BUILT_IN})
 """The names by which `extends` knows the built-in policy."""
-
-
-# ------------------------------------------------------------------------------------ selection
 
 
 class Policies:
     """The policies in force in this process. A reload replaces all of them at once."""
 
     def __init__(self, current: Mapping[str, Policy]) -> None:
-        """Begin with the policies of the settings."""
-        self.current = current
-
-    @property
-    def current(self) -> Mapping[str, Policy]:
-        """The policies of the settings by name, in the order in which they are tried."""
-        return self._current
-
-    @current.setter
-    def current(self, policies: Mapping[str, Policy]) -> None:
-        self._current = policies
-        self._known = with_built_in(policies)
-        first, policy = next(iter(self._known.items()))
-        self._only = (first, policy) if matches_all(policy) else None
+        self.current = current  # the policies of the settings by name, in the order in which they are tried
 
     def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
-        """Return name and policy for a request, as `select_policy` does."""
-        if self._only is not None and name is None:
-            return self._only
-        return _selected(self._known, tenant, model, name)
+        """Return name and policy for a request: the policy that the client names, else the first match.
+
+        `name` is the value of `X-Context-Policy`; the caller handles `OFF`.
+        """
+        known = with_built_in(self.current)
+        if name is None:
+            return next((key, policy) for key, policy in known.items() if policy.match.covers(tenant, model))
+        known.setdefault(BUILT_IN_NAME, BUILT_IN)
+        if name not in known:
+            raise InvalidRequest(
+                f"There is no policy named {name!r}. Use one of {', '.join(known)}; '{OFF}' trims nothing.",
+                param="X-Context-Policy",
+                code="unknown_policy",
+            )
+        return name, known[name]
 
 
 def matches_all(policy: Policy) -> bool:
@@ -90,28 +83,6 @@ def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
     return {**policies, BUILT_IN_NAME if "default" in policies else "default": BUILT_IN}
 
 
-def select_policy(
-    policies: Mapping[str, Policy], tenant: str, model: str, name: str | None = None
-) -> tuple[str, Policy]:
-    """Return name and policy for a request: the policy that the client names, else the first match.
-
-    `policies` are those of the settings. `name` is the value of `X-Context-Policy`; the caller handles `OFF`.
-    """
-    return _selected(with_built_in(policies), tenant, model, name)
-
-
-def _selected(known: Mapping[str, Policy], tenant: str, model: str, name: str | None) -> tuple[str, Policy]:
-    if name is None:
-        return next((key, policy) for key, policy in known.items() if policy.match.covers(tenant, model))
-    if name not in known:
-        raise InvalidRequest(
-            f"There is no policy named {name!r}. Use one of {', '.join(known)}; '{OFF}' trims nothing.",
-            param="X-Context-Policy",
-            code="unknown_policy",
-        )
-    return name, known[name]
-
-
 def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
     """Yield each policy whose `match` is never tried, and the policy before it that matches every request.
 
@@ -125,13 +96,9 @@ def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
             yield name, catch_all
 
 
-# ---------------------------------------------------------------------------------- inheritance
-
 KEY: Final = "extends"
-"""The key that names the policy to take over."""
 
 _OWN: Final = frozenset({"match", KEY})
-"""Keys that are never taken over."""
 
 Written: TypeAlias = Mapping[str, Any]
 """Policies by name, before validation: mappings, `Policy` objects, or anything else by mistake."""
@@ -149,24 +116,17 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return merged
 
 
-def extended(policies: Written, built_in: Mapping[str, Policy]) -> dict[str, Any]:
-    """Return the policies, each laid over what it extends."""
-    return {name: _merged(name, policies, built_in) for name in policies}
-
-
-def problems(policies: Written, built_in: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
+def problems(policies: Written) -> Iterator[tuple[str, str]]:
     """Yield (name of the policy, problem) for each `extends` with an unknown name or in a circle."""
     for name in policies:
         base = _base(policies[name])
         if base is None:
             continue
-        known = list(dict.fromkeys([*(other for other in policies if other != name), *built_in]))
+        known = list(dict.fromkeys([*(other for other in policies if other != name), *BUILT_INS]))
         line = ancestry(name, policies)
         if base not in known:
-            near = get_close_matches(base, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             problem = "a policy cannot extend itself" if base == name else f"unknown policy {base!r}"
-            yield name, f"{problem}; there are: {', '.join(known)}{hint}"
+            yield name, f"{problem}; there are: {', '.join(known)}{did_you_mean(base, known)}"
         elif line and _parent(line[-1], policies) == name:
             yield name, f"a policy cannot extend itself: {' -> '.join((name, *line, name))}"
 
@@ -180,7 +140,6 @@ def ancestry(name: str, policies: Written) -> list[str]:
 
 
 def _parent(name: str, policies: Written) -> str | None:
-    """Return the policy of the file that the policy extends."""
     base = _base(policies[name])
     return base if base in policies and base != name else None
 
@@ -191,12 +150,13 @@ def _base(policy: Any) -> str | None:
     return base if isinstance(base, str) else None
 
 
-def _merged(name: str, policies: Written, built_in: Mapping[str, Policy]) -> Any:
+def extended(name: str, policies: Written) -> Any:
+    """Return the policy laid over what it extends."""
     line = [name, *ancestry(name, policies)]
     first = _base(policies[line[-1]])
-    if len(line) == 1 and first is None:
+    if first is None and len(line) == 1:
         return policies[name]
-    merged = _inherited(built_in[first]) if first is not None and first in built_in else {}
+    merged = _inherited(BUILT_INS.get(first or ""))
     for each in reversed(line):
         merged = laid_over(merged, policies[each] if each == name else _inherited(policies[each]))
     return merged

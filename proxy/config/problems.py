@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-Location: TypeAlias = tuple[str | int, ...]
-"""The path to a value: keys of mappings and positions in lists."""
+Location: TypeAlias = tuple[str | int, ...]  # the path to a value: keys of mappings and positions in lists
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
@@ -30,15 +29,23 @@ _KINDS: Final = {
     "NoneType": "nothing",
 }
 _MAPPING, _LIST = "a mapping is expected here", "a list is expected here"
+_WHOLE, _NUMBER = "a whole number is expected here", "a number is expected here"
 _EXPECTED: Final = {
     **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), _MAPPING),
     **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), _LIST),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), _NUMBER),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is expected here"),
     "string_type": "a text is expected here; put it in quotes",
-    "int_parsing": "a whole number is expected here",
-    "int_from_float": "a whole number is expected here",
-    "float_parsing": "a number is expected here",
+    "string_too_short": "a text with at least {min_length} character is expected here",
+    "too_short": "a list with at least {min_length} entry is expected here",
+    "literal_error": "{expected} is expected here",
+    "greater_than": "a number above {gt:g} is expected here",
+    "greater_than_equal": "a number of at least {ge:g} is expected here",
+    "less_than_equal": "a number of at most {le:g} is expected here",
     "missing": "this is required and missing",
 }
+"""What is allowed, by the type of pydantic's error and with the values of its context."""
 _SHOWN_TEXT: Final = ("literal_error", "int_", "float_", "bool_", "greater_", "less_")
 """Errors where the text is a mistyped choice or number, which may be shown."""
 _PLAIN_STEP: Final = re.compile(r"[\w-]+")
@@ -91,7 +98,6 @@ def dotted(location: Location) -> str:
 def _mistake(
     details: ErrorDetails, root: type[BaseModel], reference: Callable[[Location], str | None]
 ) -> tuple[Location, str]:
-    """Return the location of a mistake, and the problem."""
     location, owner, annotation = _trace(root, details["loc"])
     context, kind, found = details.get("ctx", {}), details["type"], details["input"]
     if kind == "extra_forbidden":
@@ -110,9 +116,9 @@ def _mistake(
         return location, str(context["error"])
     written = reference(location)
     hint = _right_form(found, location, annotation) if isinstance(found, str) and written is None else ""
-    what = _EXPECTED.get(kind, details["msg"])
+    what = _EXPECTED[kind].format(**context) if kind in _EXPECTED else details["msg"]
     if hint and kind == "literal_error":  # a number or one of some words: the number is meant
-        what = _EXPECTED["int_parsing"]
+        what = _WHOLE
     if kind != "missing":
         what += f" (got {_shown(found, kind, location) if written is None else written})"
     return location, what + hint
@@ -121,9 +127,13 @@ def _mistake(
 def _unknown(noun: str, found: str, allowed: Iterable[str]) -> str:
     """Say that `found` is unknown, what is allowed, and what was probably meant."""
     choices = list(allowed)
-    near = get_close_matches(found, choices, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {noun} {found!r}; allowed here: {', '.join(choices)}{hint}"
+    return f"unknown {noun} {found!r}; allowed here: {', '.join(choices)}{did_you_mean(found, choices)}"
+
+
+def did_you_mean(found: str, choices: Iterable[str]) -> str:
+    """Return a hint at the choice that is most like `found`; nothing if none is."""
+    near = get_close_matches(found, list(choices), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _shown(found: Any, kind: str, location: Location) -> str:
@@ -135,6 +145,8 @@ def _shown(found: Any, kind: str, location: Location) -> str:
     hidden = any(step in _SECRET for step in location)
     if not hidden and (isinstance(found, int | float) or (isinstance(found, str) and kind.startswith(_SHOWN_TEXT))):
         return repr(found)
+    if found in ([], ""):
+        return f"an empty {'list' if found == [] else 'text'}"
     return _KINDS.get(type(found).__name__, "something else")
 
 

@@ -4,8 +4,8 @@ The caller passes functions for the settings that may change (`Takes`). Every ot
 that needs a restart. An invalid, empty or deleted file is refused with the lines of `check`, and the settings
 in force stay.
 
-A change is seen by the file's inode, size and times, through any links: an editor replaces the file, Kubernetes
-replaces a link. The content is compared too, for file systems with coarse times. Threads do the reading.
+The content is compared, not times or inodes: it is right for every editor, file system and replaced link, and
+the file is small. Threads do the reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -31,15 +30,8 @@ from proxy.errors import ConfigurationError
 Takes: TypeAlias = Mapping[str, Callable[[Settings], None]]
 """By setting (`policies`, `telemetry.log_level`): the function that puts its new value into force."""
 
-_Stamp: TypeAlias = tuple[int, ...]
-"""Device, inode, size and times of a file."""
-
-GLANCE_SECONDS: Final = 0.5
-"""Time between two looks at the stamp of the file."""
-LOOK_SECONDS: Final = 5.0
-"""Time between two looks at the content of the file."""
-_SETTLE_SECONDS: Final = 0.1
-"""A changed file is read once it stays the same for this long: a writer may not be done."""
+LOOK_SECONDS: Final = 0.5  # time between two looks at the file
+_SETTLE_SECONDS: Final = 0.1  # a changed file is read once it stays the same for this long: a writer may not be done
 
 _LOG: Final = logging.getLogger("palimpsest.configuration")
 
@@ -48,7 +40,6 @@ class Reload:
     """Follows the file of the settings. One for the life of the process."""
 
     def __init__(self, loaded: Loaded, takes: Takes) -> None:
-        """Follow the source of `loaded`; `takes` puts changes into force."""
         self._source = loaded.source
         self._settings = loaded.settings  # those in force
         self._accepted = loaded.content  # the content of the file when it was last accepted
@@ -62,7 +53,6 @@ class Reload:
         await self.look()
         async with anyio.create_task_group() as group:
             group.start_soon(self._follow_file)
-            group.start_soon(self._follow_clock)
             if hears_hangup():
                 await group.start(self._follow_signal)
             try:
@@ -83,15 +73,6 @@ class Reload:
                 _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
 
     async def _follow_file(self) -> None:
-        known: _Stamp | None = ()  # no file has this stamp: the first glance is a look
-        while True:
-            stamp = await anyio.to_thread.run_sync(_stamp_of, self._source.file)
-            if stamp != known:
-                known = stamp
-                await self.look()
-            await anyio.sleep(GLANCE_SECONDS)
-
-    async def _follow_clock(self) -> None:
         while True:
             await anyio.sleep(LOOK_SECONDS)
             await self.look()
@@ -136,7 +117,6 @@ class Reload:
                 self._take(loaded)
 
     def _take(self, loaded: Loaded) -> None:
-        """Put into force what can change, and log what cannot."""
         for line in loaded.warnings:
             _LOG.warning("%s", line)
         changed = _differing(self._settings, loaded.settings)
@@ -151,15 +131,6 @@ class Reload:
         _LOG.info("configuration read again; changed: %s", ", ".join(taken) or "nothing")
         if rest := [name for name in changed if name not in self._takes]:
             _LOG.warning("changed in the configuration, and needs a restart: %s", ", ".join(rest))
-
-
-def _stamp_of(file: Path) -> _Stamp | None:
-    """Return the stamp of the file; None without a file."""
-    try:
-        found = file.stat()
-    except (OSError, ValueError):
-        return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _refuse(lines: str) -> None:

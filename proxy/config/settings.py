@@ -447,40 +447,29 @@ class Settings(BaseSettings):
     )
 
     server: ServerSettings = ServerSettings()
-    """Where the proxy listens."""
     upstream: UpstreamSettings = UpstreamSettings()
-    """The provider behind the proxy."""
     store: StoreSettings = StoreSettings()
-    """Where histories are kept."""
     auth: AuthSettings = AuthSettings()
-    """Who may use the proxy."""
     sessions: SessionSettings = SessionSettings()
-    """How a request names its session."""
     tokens: TokenSettings = TokenSettings()
-    """How tokens are counted."""
     summarizer: SummarizerSettings = SummarizerSettings()
     """The model that writes summaries."""
     finish: FinishSettings = FinishSettings()
-    """Tools that end a task."""
     virtual_tools: VirtualToolSettings = VirtualToolSettings()
-    """Tools that the proxy offers to the model and answers itself."""
     cache: CacheSettings = CacheSettings()
-    """What the proxy does for the provider's prompt cache."""
     models: tuple[ModelRule, ...] = ()
     """Facts about models, added to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name. The first policy that matches a request is used."""
     telemetry: TelemetrySettings = TelemetrySettings()
-    """Logs."""
 
     @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic-settings'
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        *_: Any,
+        **__: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Take values from the arguments alone: `source` merges the others and knows where each is from."""
         return (init_settings,)
@@ -488,17 +477,16 @@ class Settings(BaseSettings):
     @field_validator("policies", mode="before")
     @classmethod
     def _policies_extend(cls, written: Any) -> Any:
-        """Lay each policy over the one that it extends."""
         if not isinstance(written, Mapping):
             return written
         policies = cast("Mapping[str, Any]", written)
         mistakes = [
             InitErrorDetails(type=contradiction(problem), loc=(name, inheritance.KEY), input=None)
-            for name, problem in inheritance.problems(policies, inheritance.BUILT_INS)
+            for name, problem in inheritance.problems(policies)
         ]
         if mistakes:
             raise ValidationError.from_exception_data(cls.__name__, mistakes)
-        return inheritance.extended(policies, inheritance.BUILT_INS)
+        return {name: inheritance.extended(name, policies) for name in policies}
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Settings:

@@ -32,8 +32,7 @@ from proxy.config.problems import Location, describe, line_about
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
 
-DEFAULT_FILE: Final = Path("config.yaml")
-"""The file that is read if none is named. It need not exist."""
+DEFAULT_FILE: Final = Path("config.yaml")  # the file that is read if none is named. It need not exist.
 
 SECRETS: Final = frozenset({("upstream", "api_key"), ("auth", "key"), ("auth", "admin_key"), ("summarizer", "api_key")})
 """Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
@@ -51,10 +50,8 @@ _VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", 
 class ConfigSource(Struct, frozen=True, kw_only=True):
     """Where a process has its settings from, so that it can read them again."""
 
-    path: Path | None = None
-    """The file; None for `config.yaml` of the working folder, if there is one."""
-    overrides: Mapping[str, Any] = {}
-    """Settings of the command line, nested like the file. A None in it is ignored."""
+    path: Path | None = None  # the file; None for `config.yaml` of the working folder, if there is one
+    overrides: Mapping[str, Any] = {}  # settings of the command line, nested like the file. A None in it is ignored.
 
     @property
     def file(self) -> Path:
@@ -83,13 +80,15 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
     def parse(self, content: bytes | None) -> Loaded:
         """Do what `read` does, for a file with this `content`."""
         name = str(self.file)
-        document = Document.parse(content, name) if content is not None else Document("configuration", None, {})
+        document = Document.parse(content, name) if content is not None else Document(name="configuration")
         merged = _Merged(document, Environment.read(), _given(self.overrides))
         try:
             settings = Settings(**merged.data)
         except ValidationError as why:
             # The original message shows values, keys among them. It must not be printed.
             raise ConfigurationError("\n".join(merged.mistakes(why))) from None
+        if misread := list(merged.misread(settings)):
+            raise ConfigurationError("\n".join(misread))
         return Loaded(source=self, content=content, settings=settings, warnings=tuple(merged.warnings(settings)))
 
 
@@ -97,14 +96,12 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """Settings as they were read."""
 
     source: ConfigSource
-    content: bytes | None
-    """The content of the file, which may hold a key; None without a file."""
+    content: bytes | None  # the content of the file, which may hold a key; None without a file
     settings: Settings
     warnings: tuple[str, ...] = ()
     """A line for each setting that is valid and has no effect, in the form of those about mistakes."""
 
     def __repr__(self) -> str:
-        """Leave the content out."""
         return f"Loaded(source={self.source!r}, settings={self.settings!r})"
 
 
@@ -128,14 +125,15 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-# ---------------------------------------------------------------------------------------- the file
-
 _DATE: Final = "tag:yaml.org,2002:timestamp"
+_INT: Final = "tag:yaml.org,2002:int"
+_FLOAT: Final = "tag:yaml.org,2002:float"
+_NULL: Final = "tag:yaml.org,2002:null"
 _READ_AS: Final = {
     "tag:yaml.org,2002:bool": "a boolean",
-    "tag:yaml.org,2002:int": "a number",
-    "tag:yaml.org,2002:float": "a number",
-    "tag:yaml.org,2002:null": "nothing",
+    _INT: "a number",
+    _FLOAT: "a number",
+    _NULL: "nothing",
     _DATE: "a date",
 }
 _CURES: Final = {
@@ -149,19 +147,19 @@ _CURES: Final = {
     "but got '{'": 'a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes',
 }
 """What to do about the most common mistakes, by a part of YAML's own message."""
-_QUOTING_NOTHING: Final = (ParserError, ScannerError)
-"""Errors whose messages quote only single characters of the file."""
+_QUOTING_NOTHING: Final = (ParserError, ScannerError)  # errors whose messages quote only single characters of the file
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
+_OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
+_POINTED: Final = re.compile(r"[0-9]{1,3}\.000")
 
 
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     """A YAML file: `data` is its content, `line(location)` the line of a value. Made by `parse`."""
 
-    def __init__(self, name: str, root: yaml.Node | None, data: dict[str, Any]) -> None:
-        self.name = name
-        self.data = data
-        self._root = root
+    name: str
+    root: yaml.Node | None = None
+    data: dict[str, Any] = {}
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Document:
@@ -190,17 +188,17 @@ class Document:
         except RecursionError as why:
             raise ConfigurationError(f"{name}: the nesting is too deep") from why
         if data is None:
-            return cls(name, None, {})
+            return cls(name=name)
         if not isinstance(data, dict):
             raise ConfigurationError(
                 f"{name}:1: the file must be a mapping of sections (server:, upstream:, policies:, …), "
                 f"not {'a list' if isinstance(data, list) else 'a single value'}"
             )
-        return cls(name, root, cast("dict[str, Any]", data))
+        return cls(name=name, root=root, data=cast("dict[str, Any]", data))
 
     def line(self, location: Location) -> int:
         """Return the line, from 1, of the value at `location`, or of the nearest value around it."""
-        node, line = self._root, 1
+        node, line = self.root, 1
         for step in location:
             if isinstance(node, yaml.MappingNode):
                 # The pairs of a merge key (`<<`) come first, and the mapping's own keys win.
@@ -214,6 +212,21 @@ class Document:
             line = found[0].start_mark.line + 1
             node = found[1]
         return line
+
+    def pointed(self) -> Iterator[tuple[Location, str]]:
+        """Yield location and text of each number that may have a point between thousands: 50.000."""
+        return _pointed(self.root, ())
+
+
+def _pointed(node: yaml.Node | None, location: Location) -> Iterator[tuple[Location, str]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _pointed(value, (*location, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            yield from _pointed(value, (*location, place))
+    elif isinstance(node, yaml.ScalarNode) and node.tag == _FLOAT and _POINTED.fullmatch(node.value):
+        yield location, node.value
 
 
 def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
@@ -230,6 +243,10 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
             children = list(node.value)
         elif node.tag == _DATE:
             found.append((node.start_mark.line + 1, "YAML reads this as a date: put it in quotes"))
+        elif node.tag == _INT and _OCTAL.fullmatch(node.value):
+            meant = node.value.lstrip("0_") or "0"
+            problem = f"YAML reads {node.value} as octal: write {meant}, or put it in quotes if it is text"
+            found.append((node.start_mark.line + 1, problem))
         for child in children:  # anchors may form a circle
             if id(child) not in seen:
                 seen.add(id(child))
@@ -239,10 +256,17 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
 
 def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]:
     first: dict[str, yaml.Node] = {}
-    for key, _ in mapping.value:
+    digits = ""  # of the value before, to which a key of digits belongs: {tokens: 30,000}
+    with_commas: dict[int, str] = {}
+    for key, value in mapping.value:
         line = key.start_mark.line + 1
         if key.tag == _MERGE:
             continue
+        if digits and _is_rest_of_number(key, value):
+            digits += key.value
+            with_commas[line] = digits
+            continue
+        digits = value.value if value.tag == _INT else ""
         if not isinstance(key, yaml.ScalarNode):
             yield line, "a key must be text, not a list or a mapping"
         elif key.tag != _TEXT:
@@ -251,6 +275,12 @@ def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]
         elif (earlier := first.setdefault(key.value, key)) is not key:
             at = earlier.start_mark.line + 1
             yield line, f"the key {key.value!r} is given twice, first in line {at}"
+    for line, digits in with_commas.items():
+        yield line, f"a comma ends a value inside of {{…}}: write {digits}"
+
+
+def _is_rest_of_number(key: yaml.Node, value: yaml.Node) -> bool:
+    return key.tag == _INT and len(key.value) == 3 and (value.tag, value.value) == (_NULL, "")
 
 
 def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
@@ -265,15 +295,11 @@ def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
     return f":{mark.line + 1 if mark is not None else 1}: {problem}"
 
 
-# --------------------------------------------------------------------------------- the environment
-
-
-class Environment:
+class Environment(Struct, frozen=True, kw_only=True):
     """The settings in the environment: `data` is nested like the file. Made by `read`."""
 
-    def __init__(self, data: dict[str, Any], names: dict[str, str]) -> None:
-        self.data = data
-        self._names = names
+    data: dict[str, Any]
+    names: Mapping[str, str]  # the names of the variables as they are written, by their names in capitals
 
     @classmethod
     def read(cls) -> Environment:
@@ -281,25 +307,21 @@ class Environment:
         ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
         values = {name: os.environ[name] for name in ours if os.environ[name]}
         problems = [*_misnamed(values)]
-        data: dict[str, Any] = {}
-        try:
-            data = _parsed(values)
-        except SettingsError:
-            for name, value in values.items():
-                try:
-                    _parsed({name: value})
-                except SettingsError:
-                    problems.append(f"{name}: this is not JSON; lists and mappings are written as JSON here")
+        for name, value in values.items():
+            try:
+                _parsed({name: value})
+            except SettingsError:
+                problems.append(f"{name}: this is not JSON; lists and mappings are written as JSON here")
         if problems:
             raise ConfigurationError("\n".join(problems))
-        return cls(data, {name.upper(): name for name in values})
+        return cls(data=_parsed(values), names={name.upper(): name for name in values})
 
     def variable(self, location: Location) -> str:
         """Return the name of the variable that sets the value at `location`, or a value around it."""
         for length in range(len(location), 0, -1):
             name = _PREFIX + _LEVEL.join(str(step) for step in location[:length]).upper()
-            if name in self._names:
-                return self._names[name]
+            if name in self.names:
+                return self.names[name]
         return "environment"
 
 
@@ -336,14 +358,10 @@ def _with_two_underscores(rest: str) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------- references
-
-
 class _Resolved:
     """The settings of one source with `${NAME}` and `NAME_file` replaced by what they refer to."""
 
     def __init__(self, data: Mapping[str, Any], *, variables: bool) -> None:
-        """Resolve `data`; `${NAME}` only with `variables`."""
         self.references: dict[Location, str] = {}
         """The text as it is written, by the location of each value that comes from a variable."""
         self.files: dict[Location, Location] = {}
@@ -421,9 +439,6 @@ class _Resolved:
         return None
 
 
-# ----------------------------------------------------------------------------------------- layers
-
-
 class _Merged:
     """The settings of all sources, and which source each of them comes from."""
 
@@ -444,6 +459,13 @@ class _Merged:
     def mistakes(self, error: ValidationError) -> list[str]:
         """Return a line for each mistake."""
         return describe(error, Settings, self._where, self._owner, self._reference)
+
+    def misread(self, settings: Settings) -> Iterator[str]:
+        """Yield a line for each whole number with a point between thousands, which YAML reads as a fraction."""
+        for location, text in self._document.pointed():
+            if type(_value_at(settings, location)) is int:
+                what = f"YAML reads {text} as {float(text):g}: write {text.replace('.', '')} or {float(text):g}"
+                yield line_about(location, what, self._line)
 
     def warnings(self, settings: Settings) -> Iterator[str]:
         """Yield a line for each setting that has no effect."""
@@ -500,6 +522,17 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
         if kept is not None and kept != {}:
             given[key] = kept
     return given
+
+
+def _value_at(settings: Settings, location: Location) -> Any:
+    """Return the setting at `location`; None if there is none."""
+    value: Any = settings
+    for step in location:
+        try:
+            value = getattr(value, str(step)) if isinstance(value, BaseModel) else value[step]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _reach(data: Any, location: Location) -> int:

@@ -2,7 +2,7 @@
 
     upstream   a practice provider: answers by a script, refuses as a real one does, simulates a prompt cache
     replay     the recording, the client, the proxy's configuration, the two runs, and what was measured
-    report     the measurements as a table, as text, as JSON
+    report     the measurements as text and as JSON
 
 It needs no key, no network and no configuration file. The caller passes the proxy in; it is the real one.
 """
@@ -10,6 +10,6 @@ It needs no key, no network and no configuration file. The caller passes the pro
 from __future__ import annotations
 
 from proxy.demo.replay import CONFIG, STORE, TRIMMED, DemoOutcome, rehearse
-from proxy.demo.report import as_data, show
+from proxy.demo.report import as_data, report
 
-__all__ = ["CONFIG", "STORE", "TRIMMED", "DemoOutcome", "as_data", "rehearse", "show"]
+__all__ = ["CONFIG", "STORE", "TRIMMED", "DemoOutcome", "as_data", "rehearse", "report"]

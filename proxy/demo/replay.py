@@ -14,13 +14,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 import orjson
 import uvicorn
 import yaml
 from msgspec import Struct
+from msgspec.json import decode
+from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.demo.upstream import MODEL, PracticeUpstream
@@ -28,31 +30,21 @@ from proxy.dialects import JsonObject
 from proxy.errors import PalimpsestError
 from proxy.tokens import TokenCounter
 
-Serve = Callable[[Settings], uvicorn.Config]
-"""Returns how uvicorn serves the proxy with given settings."""
+Serve = Callable[[Settings], uvicorn.Config]  # returns how uvicorn serves the proxy with given settings
 
 STORE: Final = "demo.db"
-"""Name of the SQLite file."""
 CONFIG: Final = "config.yaml"
-"""Name of the configuration file."""
-TRIMMED: Final = "demo"
-"""The session under the policy."""
-WHOLE: Final = "demo-off"
-"""The session of the same conversation without trimming."""
+TRIMMED: Final = "demo"  # the session under the policy
+WHOLE: Final = "demo-off"  # the session of the same conversation without trimming
 _START_SECONDS: Final = 30.0
 _DATA: Final = files("proxy.demo") / "data"
-
-
-# ------------------------------------------------------------------------------------- the recording
 
 
 class RecordedRequest(Struct, frozen=True, kw_only=True):
     """One request that the recorded client made."""
 
-    turn: int
-    """Number of the user's turn, from 1."""
-    position: int
-    """Position of its reply in the conversation; it sent every message before."""
+    turn: int  # number of the user's turn, from 1
+    position: int  # position of its reply in the conversation; it sent every message before
 
 
 class Recording(Struct, frozen=True, kw_only=True):
@@ -66,17 +58,10 @@ class Recording(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls) -> Recording:
-        """Return the recording that is part of the package."""
-        return cls.of(orjson.loads((_DATA / "airline.json").read_bytes()))
-
-    @classmethod
-    def of(cls, data: JsonObject) -> Recording:
-        """Return a recording from `{id, source, license, tools, messages}`."""
-        messages: list[JsonObject] = data["messages"]
-        while messages and messages[-1]["role"] != "assistant":
-            messages = messages[:-1]
-        about = {name: data[name] for name in ("id", "source", "license")}
-        return cls(**about, tools=tuple(data["tools"] or ()), messages=tuple(messages))
+        """Return the recording that is part of the package, up to its last reply."""
+        recording = decode((_DATA / "airline.json").read_bytes(), type=cls)
+        last = max(request.position for request in recording.requests())
+        return replace(recording, messages=recording.messages[: last + 1])
 
     @property
     def replies(self) -> tuple[JsonObject, ...]:
@@ -99,9 +84,6 @@ class Recording(Struct, frozen=True, kw_only=True):
                 yield RecordedRequest(turn=turn, position=position)
 
 
-# ------------------------------------------------------------------------------------ measurements
-
-
 class DemoStep(Struct, frozen=True, kw_only=True):
     """One request: what the client sent, what was forwarded, and what was stored afterwards.
 
@@ -113,14 +95,10 @@ class DemoStep(Struct, frozen=True, kw_only=True):
     tokens: int
     forwarded_messages: int
     forwarded_tokens: int
-    cached_tokens: int
-    """Forwarded tokens that the upstream's prompt cache held."""
-    edits: tuple[str, ...]
-    """The edits that changed something in what was forwarded."""
+    cached_tokens: int  # forwarded tokens that the upstream's prompt cache held
+    edits: tuple[str, ...]  # the edits that changed something in what was forwarded
     moved: bool
-    """Whether a trim happened: the cut moved."""
-    stored: int
-    """Messages on the session's branch after the reply."""
+    stored: int  # messages on the session's branch after the reply
 
 
 class DemoRun(Struct, frozen=True, kw_only=True):
@@ -128,14 +106,10 @@ class DemoRun(Struct, frozen=True, kw_only=True):
 
     session: str
     steps: tuple[DemoStep, ...]
-    replies_equal: bool
-    """Whether the client got every reply as it was recorded."""
-    stored_equal: bool
-    """Whether the store holds the conversation, message for message."""
-    bytes_equal: bool
-    """Whether the upstream received the bytes that the client sent."""
-    extended: bool
-    """Whether every forwarded request began with all messages of the one before, unless the cut moved."""
+    replies_equal: bool  # whether the client got every reply as it was recorded
+    stored_equal: bool  # whether the store holds the conversation, message for message
+    bytes_equal: bool  # whether the upstream received the bytes that the client sent
+    extended: bool  # whether every forwarded request began with all messages of the one before, unless the cut moved
 
     @property
     def tokens(self) -> int:
@@ -163,35 +137,24 @@ class DemoRun(Struct, frozen=True, kw_only=True):
         return round(100 * (1 - self.forwarded / self.tokens), 1)
 
 
-class DemoCheck(Struct, frozen=True, kw_only=True):
-    """Something that must hold."""
-
-    claim: str
-    holds: bool
-
-
 class DemoOutcome(Struct, frozen=True, kw_only=True):
     """What the demonstration measured."""
 
     recording: Recording
     trigger: int
-    """Tokens of a request above which the policy trims."""
     target: int
-    """Tokens down to which it trims."""
-    fixed_tokens: int
-    """Tokens of instructions and tools, which no policy changes."""
+    fixed_tokens: int  # tokens of instructions and tools, which no policy changes
     trimmed: DemoRun
     whole: DemoRun
     refused: int
-    """Requests that the upstream refused."""
 
     @property
-    def checks(self) -> tuple[DemoCheck, ...]:
-        """Everything that must hold."""
+    def checks(self) -> dict[str, bool]:
+        """Everything that must hold, and whether it does."""
         both = (self.trimmed, self.whole)
         asked = sum(len(run.steps) for run in both) + self.refused
         stored, moves = len(self.recording.log), self.trimmed.moves
-        claims = {
+        return {
             f"requests refused by the upstream: {self.refused} of {asked}": self.refused == 0,
             "the client got every reply as it was recorded": all(run.replies_equal for run in both),
             f"the store holds all {stored} messages of the conversation, message for message": all(
@@ -201,15 +164,11 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
             f"every request began with all of the last one, but for {moves} moves of the cut": self.trimmed.extended,
             "with X-Context-Policy: off, every request went upstream byte for byte": self.whole.bytes_equal,
         }
-        return tuple(DemoCheck(claim=claim, holds=holds) for claim, holds in claims.items())
 
     @property
     def holds(self) -> bool:
         """Whether all checks hold."""
-        return all(check.holds for check in self.checks)
-
-
-# --------------------------------------------------------------------------- the client and the servers
+        return all(self.checks.values())
 
 
 class DemoReply(Struct, frozen=True, kw_only=True):
@@ -217,7 +176,6 @@ class DemoReply(Struct, frozen=True, kw_only=True):
 
     headers: Mapping[str, str]
     message: JsonObject
-    """The reply, put together from the stream."""
     usage: JsonObject
 
 
@@ -225,28 +183,18 @@ class IncompleteReply(PalimpsestError):
     """The request was not answered whole; the text says what came instead."""
 
 
-class DemoClient:
+class DemoClient(httpx.Client):
     """A client that works as an SDK does. It has its own stream reader, so an error in the proxy's is seen here."""
 
     def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
-        """Send every request with the key and the headers."""
-        self._http = httpx.Client(
-            base_url=base_url,
-            headers={"authorization": f"Bearer {api_key}", **headers},
-            timeout=30.0,
-            trust_env=False,  # a proxy of the environment has no business between two servers of this machine
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+        own = {"authorization": f"Bearer {api_key}", **headers}
+        # A proxy of the environment has no business between two servers of this machine.
+        super().__init__(base_url=base_url, headers=own, timeout=30.0, trust_env=False)
 
     def ask(self, body: bytes) -> DemoReply:
         """Send a request (`request_body`) and return the reply once the stream has ended."""
         kind = {"content-type": "application/json"}
-        with self._http.stream("POST", "/chat/completions", content=body, headers=kind) as response:
+        with self.stream("POST", "/chat/completions", content=body, headers=kind) as response:
             if response.status_code != 200:
                 raise IncompleteReply(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
             chunks = list(_chunks(response.iter_lines()))
@@ -254,11 +202,9 @@ class DemoClient:
         message = _message_of(chunks)
         return DemoReply(headers=dict(response.headers), message=message, usage=usages[-1] if usages else {})
 
-    def get(self, path: str) -> Any:
+    def read(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""
-        response = self._http.get(httpx.URL(self._http.base_url).copy_with(path=path))
-        response.raise_for_status()
-        return orjson.loads(response.content)
+        return self.get(self.base_url.copy_with(path=path)).raise_for_status().json()
 
 
 def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> bytes:
@@ -281,7 +227,6 @@ def _chunks(lines: Iterable[str]) -> Iterator[JsonObject]:
 
 
 def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
-    """Put the first choice together."""
     text: str | None = None
     calls: dict[int, JsonObject] = {}
     for chunk in chunks:
@@ -299,11 +244,6 @@ def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return message
-
-
-def plain_config(application: Any) -> uvicorn.Config:
-    """Return uvicorn's settings for an application without start-up and shutdown."""
-    return uvicorn.Config(application, lifespan="off", ws="none", log_config=None, access_log=False)
 
 
 @contextmanager
@@ -334,9 +274,6 @@ def serving(config: uvicorn.Config) -> Generator[str]:
         thread.join()
 
 
-# -------------------------------------------------------------------------------------- the replay
-
-
 def configuration(folder: Path, base_url: str) -> str:
     """Return the configuration: the store in `folder`, the upstream at `base_url`."""
     # JSON strings are YAML strings.
@@ -356,7 +293,7 @@ def rehearse(serve: Serve, folder: Path) -> DemoOutcome:
     """
     recording = Recording.load()
     upstream = PracticeUpstream(recording.replies, TokenCounter("tiktoken"))
-    with serving(plain_config(upstream)) as provider:
+    with serving(uvicorn.Config(upstream, lifespan="off", log_config=None, access_log=False)) as provider:
         text = configuration(folder, f"{provider}/v1")
         (folder / CONFIG).write_text(text, encoding="utf-8")
         # From the text alone: variables of the environment are meant for the real proxy.
@@ -399,7 +336,7 @@ class _Player:
                 reply = client.ask(body)
                 history[request.position] = reply.message
                 received = self._upstream.answered(account)[-1]
-                cut = client.get(f"/exchanges/{reply.headers['x-exchange-id']}")["cut"]
+                cut = client.read(f"/exchanges/{reply.headers['x-exchange-id']}")["cut"]
                 edits = reply.headers["x-context-edits"]
                 step = DemoStep(
                     turn=request.turn,
@@ -410,13 +347,13 @@ class _Player:
                     cached_tokens=reply.usage["prompt_tokens_details"]["cached_tokens"],
                     edits=tuple(edits.split(",")) if edits else (),
                     moved=cut is not None and cut["moved"],
-                    stored=client.get(f"/sessions/{session}")["messages"],
+                    stored=client.read(f"/sessions/{session}")["messages"],
                 )
                 steps.append(step)
                 bytes_equal = bytes_equal and received.body == body
                 extended = extended and (step.moved or received.messages[: len(before)] == before)
                 before = received.messages
-            stored = client.get(f"/sessions/{session}/messages")["data"]
+            stored = client.read(f"/sessions/{session}/messages")["data"]
         return DemoRun(
             session=session,
             steps=tuple(steps),

@@ -1,22 +1,18 @@
-"""The measurements for a reader: a table on a terminal, aligned text elsewhere, JSON for a script."""
+"""The measurements for a reader: text with aligned tables, or JSON for a script."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
 from msgspec import to_builtins
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from proxy.demo.replay import DemoOutcome, DemoRun, DemoStep
 
 _TURNS: Final = ("turn", "requests", "messages", "tokens", "sent on", "tokens", "cached", "stored", "edits", "cut")
 _TOTALS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
-_LEFT: Final = frozenset({"edits", "cut", ""})
-"""Columns of words; the others hold figures."""
+_LEFT: Final = frozenset({"edits", "cut", ""})  # columns of words; the others hold figures
 
 
 def as_data(outcome: DemoOutcome) -> dict[str, Any]:
@@ -27,17 +23,16 @@ def as_data(outcome: DemoOutcome) -> dict[str, Any]:
         "runs": [_run_data(outcome.trimmed, "default"), _run_data(outcome.whole, "off")],
         "policy": {"trigger_tokens": outcome.trigger, "target_tokens": outcome.target},
         "refused": outcome.refused,
-        "checks": [to_builtins(check) for check in outcome.checks],
+        "checks": [{"claim": claim, "holds": holds} for claim, holds in outcome.checks.items()],
         "holds": outcome.holds,
     }
 
 
-def show(outcome: DemoOutcome, console: Console, look: Iterable[str]) -> None:
-    """Print the report; `look` are lines at its end that say where to look further."""
+def report(outcome: DemoOutcome) -> Iterator[str]:
+    """Yield the lines of the report."""
     recording = outcome.recording
     edits = sorted({edit for step in outcome.trimmed.steps for edit in step.edits})
-    _say(
-        console,
+    yield from (
         f"A recorded conversation ({recording.id}, {len(recording.tools)} tools) through the proxy to a",
         f"practice upstream: {len(recording.replies)} requests, each with its history, as SDKs send it.",
         f"The policy trims requests above {outcome.trigger:,} tokens, down to {outcome.target:,}.",
@@ -49,21 +44,19 @@ def show(outcome: DemoOutcome, console: Console, look: Iterable[str]) -> None:
         "",
     )
     turns = groupby(outcome.trimmed.steps, key=lambda step: step.turn)
-    _table(console, _TURNS, [_turn_row(list(steps)) for _, steps in turns])
-    _say(console, "", "Prompt tokens of all requests, and of the same conversation untrimmed:", "")
+    yield from _aligned(_TURNS, [_turn_row(list(steps)) for _, steps in turns])
+    yield from ("", "Prompt tokens of all requests, and of the same conversation untrimmed:", "")
     runs = (("with the policy", outcome.trimmed), ("X-Context-Policy: off", outcome.whole))
-    _table(console, _TOTALS, [_total_row(name, run) for name, run in runs])
-    _say(
-        console,
+    yield from _aligned(_TOTALS, [_total_row(name, run) for name, run in runs])
+    yield from (
         "",
         "Tokens are counted by the practice upstream. Its prompt cache is a simulation:",
         "common beginnings from 1,024 tokens on, in blocks of 128, never forgotten. A move",
         "of the cut costs what was cached behind the first message that it changes.",
         "",
     )
-    for check in outcome.checks:
-        _say(console, f"{'ok    ' if check.holds else 'FAILED'} {check.claim}")
-    _say(console, "", *look)
+    for claim, holds in outcome.checks.items():
+        yield f"{'ok    ' if holds else 'FAILED'} {claim}"
 
 
 def _turn_row(steps: Sequence[DemoStep]) -> list[str]:
@@ -100,25 +93,12 @@ def _run_data(run: DemoRun, policy: str) -> dict[str, Any]:
     }
 
 
-def _table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: with lines on a terminal, aligned text elsewhere."""
-    if not console.is_terminal:
-        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-        for row in (columns, *rows):
-            cells = (
-                cell.ljust(width) if name in _LEFT else cell.rjust(width)
-                for name, cell, width in zip(columns, row, widths, strict=True)
-            )
-            _say(console, "  ".join(cells).rstrip())
-        return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        cells = (
+            cell.ljust(width) if name in _LEFT else cell.rjust(width)
+            for name, cell, width in zip(columns, row, widths, strict=True)
+        )
+        yield "  ".join(cells).rstrip()

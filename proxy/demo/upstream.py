@@ -11,11 +11,12 @@ is found here.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from msgspec import Struct
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -25,23 +26,18 @@ from proxy.dialects import JsonObject
 from proxy.dialects.chat import CHAT
 from proxy.tokens import TokenCounter
 
-MODEL: Final = "gpt-4o"
-"""The model of the recording, and the only one there is."""
-_CREATED: Final = 1715785200
-"""A fixed moment, so that two runs answer with the same bytes."""
+MODEL: Final = "gpt-4o"  # the model of the recording, and the only one there is
+_CREATED: Final = 1715785200  # a fixed moment, so that two runs answer with the same bytes
 _WORD: Final = re.compile(r"\s*\S+\s*")
-_PIECE: Final = 24
-"""Characters of a tool call's arguments in one event."""
+_PIECE: Final = 24  # characters of a tool call's arguments in one event
 
 
 class Received(Struct, frozen=True, kw_only=True):
     """One request as it arrived, and how it was answered."""
 
     account: str
-    """The API key that it came with."""
     body: bytes
-    messages: tuple[JsonObject, ...] = ()
-    """Empty where it was refused."""
+    messages: tuple[JsonObject, ...] = ()  # empty where it was refused
     refusal: str | None = None
 
 
@@ -49,13 +45,10 @@ class PracticeUpstream:
     """An ASGI application that plays a provider."""
 
     def __init__(self, script: Sequence[JsonObject], counter: TokenCounter) -> None:
-        """Answer with the assistant messages of `script`, one after the other."""
         self._script = tuple(script)
         self._counter = counter
-        self._caches: dict[tuple[str, str], PromptCache] = {}
-        """By account and model."""
-        self.log: list[Received] = []
-        """Every request for a completion, in order of arrival."""
+        self._caches: dict[tuple[str, str], PromptCache] = {}  # by account and model
+        self.log: list[Received] = []  # every request for a completion, in order of arrival
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call of type `http`."""
@@ -77,7 +70,6 @@ class PracticeUpstream:
         return sum(segment.tokens for segment in self._prompt(request))
 
     def _complete(self, account: str, body: bytes) -> Response:
-        """Answer a request with the next reply, or refuse it."""
         number = len(self.answered(account))
         try:
             request = check_request(body)
@@ -102,7 +94,7 @@ class PracticeUpstream:
             return Response(completion(number, model, reply, usage), media_type="application/json")
         options: JsonObject = request.get("stream_options") or {}
         told = usage if options.get("include_usage") else None
-        return StreamingResponse(_one_by_one(events(number, model, reply, told)), media_type="text/event-stream")
+        return StreamingResponse(events(number, model, reply, told), media_type="text/event-stream")
 
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
@@ -115,14 +107,6 @@ class PracticeUpstream:
         ]
 
 
-async def _one_by_one(stream: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for event in stream:
-        yield event
-
-
-# ------------------------------------------------------------------------------------------- refusals
-
-
 class Refused(Exception):
     """The request is refused; `body` is that of a 400 in OpenAI's form."""
 
@@ -132,69 +116,54 @@ class Refused(Exception):
         self.body: JsonObject = {"error": error}
 
 
+class _AskedCall(BaseModel):
+    id: str
+
+
+class _AskedMessage(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[_AskedCall], Field(min_length=1)] | None = None
+
+
+class _AskedRequest(BaseModel):
+    model: str
+    messages: Annotated[list[_AskedMessage], Field(min_length=1)]
+    tools: Annotated[list[Any], Field(min_length=1)] | None = None
+
+
 def check_request(raw: bytes) -> JsonObject:
-    """Return the parsed body of a request; raise `Refused` if a provider would refuse it."""
+    """Return the parsed body of a request; raise `Refused` if a provider would refuse it.
+
+    The results of calls must follow the calls at once, and no result may be without a call.
+    """
     try:
-        request = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        request = None
-    if not isinstance(request, dict):
-        raise Refused("We could not parse the JSON body of your request.", None)
-    body: JsonObject = cast("JsonObject", request)
-    if not isinstance(body.get("model"), str):
-        raise Refused("you must provide a model parameter", None)
-    if not isinstance(body.get("messages"), list):
-        raise Refused("Missing required parameter: 'messages'.", "messages", "missing_required_parameter")
-    _check_not_empty(body["messages"], "messages")
-    if "tools" in body:
-        _check_not_empty(body["tools"], "tools")
-    _check_calls(body["messages"])
-    return body
-
-
-def _check_not_empty(value: Any, name: str) -> None:
-    if value == []:
-        expected = "Expected an array with minimum length 1, but got an empty array instead."
-        raise Refused(f"Invalid '{name}': empty array. {expected}", name, "empty_array")
-
-
-def _check_calls(messages: list[Any]) -> None:
-    """Check that the results of calls follow the calls at once, and that no result is without a call."""
+        request = _AskedRequest.model_validate_json(raw)
+    except ValidationError as why:
+        first = why.errors()[0]
+        raise Refused(f"Invalid request: {first['msg']}", ".".join(map(str, first["loc"]))) from why
     open_calls: list[str] = []
-    for position, item in enumerate(messages):
-        if not isinstance(item, dict):
-            raise Refused("Invalid type: expected an object.", f"messages[{position}]", "invalid_type")
-        message = cast("JsonObject", item)
-        role = message.get("role")
-        if role == "tool":
-            if message.get("tool_call_id") not in open_calls:
-                raise Refused(
-                    "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
-                    "with 'tool_calls'.",
-                    f"messages.[{position}].role",
-                )
-            open_calls.remove(message["tool_call_id"])
-            continue
-        _check_answered(open_calls, position)
-        if role not in {"system", "developer", "user", "assistant"}:
-            raise Refused(f"Invalid value: {role!r}.", f"messages[{position}].role", "invalid_value")
-        if "tool_calls" in message:
-            _check_not_empty(message["tool_calls"], f"messages[{position}].tool_calls")
-            open_calls = [str(call.get("id")) for call in message["tool_calls"] or ()]
-    _check_answered(open_calls, len(messages))
+    for position, message in enumerate(request.messages):
+        if message.role != "tool":
+            _check_answered(open_calls, position)
+            open_calls = [call.id for call in message.tool_calls or ()]
+        elif message.tool_call_id in open_calls:
+            open_calls.remove(message.tool_call_id)
+        else:
+            raise Refused(
+                "Messages with role 'tool' must be a response to a preceding message with 'tool_calls'.",
+                f"messages.{position}.role",
+            )
+    _check_answered(open_calls, len(request.messages))
+    body: JsonObject = orjson.loads(raw)
+    return body
 
 
 def _check_answered(open_calls: list[str], position: int) -> None:
     if open_calls:
         raise Refused(
-            "An assistant message with 'tool_calls' must be followed by tool messages responding to "
-            f"each 'tool_call_id'. The following tool_call_ids did not have response "
-            f"messages: {', '.join(open_calls)}",
-            f"messages.[{position}].role",
+            f"These tool calls did not have response messages: {', '.join(open_calls)}", f"messages.{position}"
         )
-
-
-# -------------------------------------------------------------------------------------------- replies
 
 
 def completion(number: int, model: str, reply: JsonObject, usage: JsonObject) -> bytes:

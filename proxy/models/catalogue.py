@@ -31,19 +31,14 @@ from proxy.config import Breakpoints, Matching, ModelPrices, ModelRule, PriceSte
 from proxy.models.prices import Dollars, DollarStep, load, published
 from proxy.trimming import Prices, PriceSource, Step
 
-_COMMON_READ: Final = 0.1
-"""The usual price of a cached token relative to an uncached one."""
+_COMMON_READ: Final = 0.1  # the usual price of a cached token relative to an uncached one
 _MARKED_WRITE: Final = 1.25
 """The price of writing to a cache that matches at breakpoints only, at OpenAI as at Anthropic."""
-_UNMARKED_WRITE: Final = 1.0
-"""The price of writing to an automatic cache: just the input."""
-COMMON_OUTPUT: Final = 4.0
-"""The usual price of an output token relative to an input token."""
+_UNMARKED_WRITE: Final = 1.0  # the price of writing to an automatic cache: just the input
+COMMON_OUTPUT: Final = 4.0  # the usual price of an output token relative to an input token
 
-_LONGEST_NAME: Final = 256
-"""Characters of a name that are looked up: clients choose the names."""
-_SHELF_LIFE: Final = 900
-"""Seconds for which an answer is kept."""
+_LONGEST_NAME: Final = 256  # characters of a name that are looked up: clients choose the names
+_SHELF_LIFE: Final = 900  # seconds for which an answer is kept
 
 
 class CacheRules(Struct, frozen=True, kw_only=True):
@@ -52,15 +47,11 @@ class CacheRules(Struct, frozen=True, kw_only=True):
     matching: Matching = "blocks"
     """`blocks`: the longest common prefix counts, in whole blocks. `breakpoints`: only up to marks."""
     block: int = 128
-    minimum: int = 1024
-    """Tokens of the shortest prefix that is cached."""
-    lifetime: float = 300.0
-    """Seconds without a request after which a prefix is gone."""
+    minimum: int = 1024  # tokens of the shortest prefix that is cached
+    lifetime: float = 300.0  # seconds without a request after which a prefix is gone
     breakpoints: Breakpoints = "none"
-    """Which explicit marks the model accepts."""
     cached: bool = True
-    key: bool = False
-    """Whether requests may name their cache (`prompt_cache_key`); other providers may refuse that."""
+    key: bool = False  # whether requests may name their cache (`prompt_cache_key`); other providers may refuse that
 
 
 _LATER_GPT: Final = r"(?<![a-z])gpt-(5\.([6-9]|\d\d)|[6-9]|1\d)(?!\d)"
@@ -97,8 +88,7 @@ _TABLE: Final = tuple(
     )
 )
 """Host pattern, model pattern (both in lower case) and rules. The first entry that fits counts."""
-_KEYED: Final = re.compile(r"(\.|^)(openai\.com|openai\.azure\.com)$")
-"""Hosts that accept a `prompt_cache_key`."""
+_KEYED: Final = re.compile(r"(\.|^)(openai\.com|openai\.azure\.com)$")  # hosts that accept a `prompt_cache_key`
 
 
 def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
@@ -112,24 +102,19 @@ def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """What is known of a model at a provider."""
 
-    context_window: int | None
-    """Tokens that a request and its reply may have together; None where it is not known."""
-    prices: Prices
-    """Prices relative to that of input. They are assumed where they are not known."""
-    dollars: Dollars | None
-    """Prices in dollars; None where they are not known. They are never assumed."""
+    context_window: int | None  # tokens that a request and its reply may have together; None where it is not known
+    prices: Prices  # prices relative to that of input. They are assumed where they are not known.
+    dollars: Dollars | None  # prices in dollars; None where they are not known. They are never assumed.
     matching: Matching
     block: int
     breakpoints: Breakpoints
-    takes_key: bool = False
-    """`key` in `CacheRules`, as are the three above."""
+    takes_key: bool = False  # `key` in `CacheRules`, as are the three above
 
 
 class Catalogue:
     """Facts about models. There is one for the process; threads may share it."""
 
     def __init__(self, rules: tuple[ModelRule, ...] = (), clock: Callable[[], float] = time.time) -> None:
-        """Create a catalogue from the operator's rules, of which the first that fits a model counts."""
         self._rules = [rule for rule in rules if not rule.fallback]
         self._fallbacks = [rule for rule in rules if rule.fallback]
         self._clock = clock

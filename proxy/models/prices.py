@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _MILLION: Final = 1_000_000
 
-_Paths = tuple[tuple[str, ...], ...]
-"""Places in a usage object. The first that holds a number above 0 counts."""
+_Paths = tuple[tuple[str, ...], ...]  # places in a usage object. The first that holds a number above 0 counts.
 # OpenAI reports in the details; OpenRouter, LiteLLM, DeepSeek and Moonshot beside `prompt_tokens`.
 _READ: Final[_Paths] = (
     ("prompt_tokens_details", "cached_tokens"),
@@ -45,23 +44,17 @@ class DollarStep(Struct, frozen=True, kw_only=True):
     """Other prices for requests with more than `above` input tokens, cached ones included."""
 
     above: int
-    dollars: Dollars
-    """The prices of such a request as a whole; they have no steps."""
+    dollars: Dollars  # the prices of such a request as a whole; they have no steps
 
 
 class Dollars(Struct, frozen=True, kw_only=True):
     """What a model costs, in dollars per million tokens."""
 
-    input: float
-    """Input that is neither read from a cache nor written to one."""
-    cached_read: float
-    """Input that is read from the provider's cache; `input` where there is none."""
-    cache_write: float
-    """Input that is written to the cache; `input` where writing is free."""
-    output: float | None = None
-    """Output; None where it is not known."""
+    input: float  # input that is neither read from a cache nor written to one
+    cached_read: float  # input that is read from the provider's cache; `input` where there is none
+    cache_write: float  # input that is written to the cache; `input` where writing is free
+    output: float | None = None  # output; None where it is not known
     steps: tuple[DollarStep, ...] = ()
-    """In rising order of `above`."""
 
     def at(self, tokens: int) -> Dollars:
         """Return the prices of a request with `tokens` input tokens."""
@@ -70,9 +63,6 @@ class Dollars(Struct, frozen=True, kw_only=True):
             if tokens > step.above:
                 in_force = step.dollars
         return in_force
-
-
-# ------------------------------------------------------------------------------ the cost of an exchange
 
 
 def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
@@ -116,17 +106,12 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# --------------------------------------------------------------------------------- the published list
-
-
 class Published(Struct, frozen=True, kw_only=True):
     """What the list says of one model."""
 
     context_window: int | None
-    dollars: Dollars | None
-    """None where it has no price by tokens."""
-    caches: bool
-    """Whether it has a price for cached input. Without one, a cache saves nothing."""
+    dollars: Dollars | None  # None where it has no price by tokens
+    caches: bool  # whether it has a price for cached input. Without one, a cache saves nothing.
 
 
 def load() -> list[Provider]:
@@ -186,7 +171,6 @@ def _read(model: ModelInfo, moment: datetime) -> Published:
 
 
 def _dollars(prices: ModelPrice, tokens: int) -> Dollars | None:
-    """Return the prices of a request with `tokens` input tokens."""
     fresh = _rate(prices.input_mtok, tokens)
     if fresh is None:
         return None

@@ -44,8 +44,7 @@ _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 class Worker(Struct, frozen=True, kw_only=True):
     """One process among several that serve together. It does not touch its siblings' exchanges."""
 
-    mark: str
-    """8 hexadecimal digits; the ids of its exchanges end with them."""
+    mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
     ended: tuple[str, ...] = ()
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
 
@@ -103,7 +102,6 @@ class Application:
 
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
-        """Open everything, wire it, and close it in reverse order."""
         settings = self._settings
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings))
@@ -147,7 +145,6 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 
 
 async def _refuse(request: Request, why: Exception) -> Response:
-    """Return an error in OpenAI's shape."""
     status, headers = 0, None
     if isinstance(why, PalimpsestError):
         error = why

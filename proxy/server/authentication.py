@@ -24,8 +24,7 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 class Identity(Struct, frozen=True, kw_only=True):
     """Who sent a request."""
 
-    tenant: str
-    """The owner of the sessions that the caller sees; empty for the administrator, who sees all."""
+    tenant: str  # the owner of the sessions that the caller sees; empty for the administrator, who sees all
     admin: bool = False
 
 

@@ -23,15 +23,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-UNWATCHED_SECONDS: Final = 0.1
-"""How long work goes on before the proxy watches whether the client is still there."""
+UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
 class ClientConnection:
     """The client's side of one request: what it sends, what it is sent, and whether it is still there."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take over one ASGI call of type `http`."""
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.first: dict[bytes, bytes] = dict(reversed(self.headers))
         """The first value of each header, by its lower-case name."""
@@ -147,7 +145,6 @@ class ChatEndpoint:
     def __init__(
         self, settings: Settings, authenticator: Authenticator, chat: ChatCompletions, background: Background
     ) -> None:
-        """Admit callers by `authenticator`, answer by `chat`."""
         self._background = background
         self._limit = settings.server.max_body_bytes
         self._cancels = settings.sessions.on_disconnect == "cancel"
@@ -165,7 +162,6 @@ class ChatEndpoint:
             await connection.fail(why)
 
     async def _call(self, connection: ClientConnection) -> ClientRequest:
-        """Read the request."""
         caller = self._authenticator.admit(connection.first)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")

@@ -16,8 +16,7 @@ from proxy.config import Policies, Settings
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
 from proxy.server.authentication import Authenticator, Identity
-from proxy.store import SessionRow, Store
-from proxy.tokens import TokenCounter
+from proxy.store import SessionRow
 
 
 class Services(Struct, frozen=True, kw_only=True):
@@ -27,16 +26,6 @@ class Services(Struct, frozen=True, kw_only=True):
     app: AppServices
     authenticator: Authenticator
     policies: Policies
-
-    @property
-    def store(self) -> Store:
-        """Everything that is kept."""
-        return self.app.store
-
-    @property
-    def counter(self) -> TokenCounter:
-        """What counts tokens."""
-        return self.app.counter
 
 
 def services_of(request: Request) -> Services:
@@ -90,10 +79,10 @@ async def session_of(
     name = unquote(session)
     owner = tenant_of(caller, tenant)
     if owner is not None:
-        row = await services.store.session(owner, name)
+        row = await services.app.store.session(owner, name)
         rows = [] if row is None else [row]
     else:
-        rows = await services.store.find(name)
+        rows = await services.app.store.find(name)
     if not rows:
         raise NotFound(f"There is no session {name!r}. GET /sessions lists them.", param="session")
     if len(rows) > 1:

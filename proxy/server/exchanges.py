@@ -33,8 +33,7 @@ _UNSETTLED: Final[dict[str, Any]] = {
 }
 """What a receipt holds that nobody settled."""
 
-_LINE_BYTES: Final = 256
-"""About what a line of a plan is long."""
+_LINE_BYTES: Final = 256  # about what a line of a plan is long
 
 router = APIRouter(tags=["exchanges"], dependencies=[Depends(check_query)])
 
@@ -44,8 +43,8 @@ async def list_exchanges(
     found: FoundSession, services: OpenServices, limit: Limit = 50, after: After = None
 ) -> Response:
     """Return the session's exchanges, the newest first."""
-    rows, cursor = await services.store.exchanges(found.key, limit=limit, after=after)
-    past = await _past_of(rows, services.store)
+    rows, cursor = await services.app.store.exchanges(found.key, limit=limit, after=after)
+    past = await _past_of(rows, services.app.store)
     return await compute(
         past.lines * _LINE_BYTES, lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor})
     )
@@ -54,10 +53,10 @@ async def list_exchanges(
 @router.get("/exchanges/{exchange}")
 async def show_exchange(exchange: str, services: OpenServices, caller: CallerDependency) -> Response:
     """Return one exchange."""
-    row = await services.store.exchange(unquote(exchange))
+    row = await services.app.store.exchange(unquote(exchange))
     if row is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    past = await _past_of([row], services.store)
+    past = await _past_of([row], services.app.store)
     return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
 
 
@@ -66,14 +65,11 @@ class _Past(Struct, frozen=True, kw_only=True):
 
     standing: Mapping[str, tuple[Change, ...]]
     """By exchange, what the cut that it found does to the messages that are sent."""
-    lineage: Lineage
-    """The branches that they went on from, where something is said of messages there."""
+    lineage: Lineage  # the branches that they went on from, where something is said of messages there
     lines: int
-    """Lines of all their plans."""
 
 
 async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
-    """Read what the receipts of these exchanges speak of, each thing once."""
     cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
     standing: dict[str, tuple[Change, ...]] = {}
     ends: set[str] = set()

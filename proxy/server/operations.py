@@ -21,7 +21,7 @@ async def healthz() -> Response:
 @router.get("/readyz")
 async def readyz(services: OpenServices) -> Response:
     """Say whether the store can be used and its tables are those of this version; 503 where not."""
-    await services.store.ready()
+    await services.app.store.ready()
     return json_response({"status": "ready"})
 
 
@@ -32,9 +32,9 @@ async def show_cache(services: OpenServices, caller: CallerDependency) -> Respon
     Whoever may see all tenants also gets `calibration`: by model, how many tokens the upstream counts for
     one of ours. To others it would tell which models their neighbours use.
     """
-    counts = asdict(services.counter.cached)
+    counts = asdict(services.app.counter.cached)
     if _sees_everything(caller, services):
-        counts["calibration"] = services.counter.calibration.snapshot()
+        counts["calibration"] = services.app.counter.calibration.snapshot()
     return json_response(counts)
 
 
@@ -43,8 +43,8 @@ async def clear_cache(services: OpenServices, caller: CallerDependency) -> Respo
     """Forget them: they are counted again when they come. For the administrator."""
     if not _sees_everything(caller, services):
         raise Forbidden("Only the admin key may clear the cache, which all tenants share.")
-    services.counter.clear()
-    return json_response(asdict(services.counter.cached))
+    services.app.counter.clear()
+    return json_response(asdict(services.app.counter.cached))
 
 
 def _sees_everything(caller: Identity, services: Services) -> bool:

@@ -30,7 +30,6 @@ class Passthrough:
     def __init__(
         self, settings: Settings, authenticator: Authenticator, upstream: Upstream, background: Background
     ) -> None:
-        """Relay to the base of `upstream` what `authenticator` admits."""
         self._authenticator = authenticator
         self._background = background
         self._upstream = upstream
@@ -52,7 +51,6 @@ class Passthrough:
             await connection.fail(why)
 
     def _check(self, method: str, path: bytes) -> None:
-        """Refuse what a shared key must not reach."""
         segments = [unquote_to_bytes(segment) for segment in path.split(b"/")[1:]]
         odd = any(s in {b".", b".."} or any(mark in s for mark in _AMBIGUOUS) for s in segments)
         plain = b"/".join(segments).decode("utf-8", "replace") + "/"

@@ -47,8 +47,7 @@ from proxy.trimming import BUILT_IN, broadcast_of
 
 router = APIRouter(tags=["sessions"], dependencies=[Depends(check_query)])
 
-_TRIES: Final = 3
-"""Answers of the summarizer that are waited for: one may be refused, and a long history takes several."""
+_TRIES: Final = 3  # answers of the summarizer that are waited for: one may be refused, and a long history takes several
 _MOST_BYTES: Final = 65_536
 _SHOWN: Final = frozenset({"user", "assistant"})
 _TYPED: Final = re.compile(r"\s*+<(?P<opening>[^<>:：\n]{1,100}[:：][^\S\n]{0,20}+(?P<agent>[^<>\s][^<>\n]{0,99}))>")
@@ -63,7 +62,7 @@ async def list_sessions(
 ) -> Response:
     """Return the sessions, the one used last first."""
     owner = tenant_of(caller, tenant)
-    rows, cursor = await services.store.sessions(owner, limit=limit, after=after)
+    rows, cursor = await services.app.store.sessions(owner, limit=limit, after=after)
     finishing = services.settings.finish.tools
     return json_response({"data": [session_document(row, finishing) for row in rows], "next": cursor})
 
@@ -71,11 +70,13 @@ async def list_sessions(
 @router.get("/sessions/{session}")
 async def show_session(found: FoundSession, services: OpenServices) -> Response:
     """Return one session with its newest instructions and its branches."""
-    instructions = await services.store.instructions(found.key)
-    branches = await services.store.branches(found.key)
-    last = await last_answered(found, services.store)
-    made = await services.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
-    tried = await services.store.summary_rows(found.key) if found.summaries else []
+    instructions = await services.app.store.instructions(found.key)
+    branches = await services.app.store.branches(found.key)
+    last = await last_answered(found, services.app.store)
+    made = await services.app.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
+    tried = await services.app.store.summary_rows(found.key) if found.summaries else []
+    # Of a summary that was made and then asked for, the one that was made.
+    ready = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
     return json_response(
         session_document(found, services.settings.finish.tools)
         | {
@@ -84,7 +85,7 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
                 {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
                 for at in branches
             ],
-            "summaries": [summary_document(row, row.created_at) for row in _different(tried)]
+            "summaries": [summary_document(row, row.created_at) for row in ready.values()]
             + [summary_document(summary, at) for summary, at in made if summary.kind == "statistics"],
             "summarizer": summarizer_told(tried),
         }
@@ -107,7 +108,7 @@ async def list_messages(
 
     With `limit`, `next` is the node after which the next ones stand.
     """
-    rows = await services.store.path(found.key, found.head if branch is None else branch)
+    rows = await services.app.store.path(found.key, found.head if branch is None else branch)
     if branch is not None and not rows:
         raise NotFound(f"There is no node {branch!r} in this session.", param="branch")
     rows, following = _paged(rows, limit, after)
@@ -144,7 +145,7 @@ async def show_ref(
 ) -> Response:
     """Return the original of something trimmed."""
     prefix = name_in(ref)
-    body = await services.store.body(found.key, prefix) if prefix is not None else None
+    body = await services.app.store.body(found.key, prefix) if prefix is not None else None
     if body is None:
         raise NotFound(
             f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
@@ -171,7 +172,7 @@ async def show_ref(
 @router.get("/sessions/{session}/export")
 async def export_session(found: FoundSession, services: OpenServices) -> Response:
     """Return the whole session as JSON Lines, which import reads."""
-    return StreamingResponse(write_lines(services.store.export(found.key)), media_type="application/x-ndjson")
+    return StreamingResponse(write_lines(services.app.store.export(found.key)), media_type="application/x-ndjson")
 
 
 @router.post("/sessions/import")
@@ -190,14 +191,14 @@ async def import_session(
     lines = await bounded(request.stream(), announced, services.settings.server.max_body_bytes)
     records = await compute(len(lines), lambda: read_lines(lines))
     name = valid_id(session or session_id_of(records), "as")
-    row = await services.store.load(owner or DEFAULT_TENANT, name, records)
+    row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)
     return json_response(session_document(row), 201)
 
 
 @router.delete("/sessions/{session}")
 async def delete_session(found: FoundSession, services: OpenServices) -> Response:
     """Delete a session with everything that belongs to it, for good."""
-    await services.store.delete(found.key)
+    await services.app.store.delete(found.key)
     return json_response({"id": found.id, "deleted": True})
 
 
@@ -207,7 +208,6 @@ class Fork(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     as_id: Annotated[str, Field(alias="as", min_length=1)]
-    """The new session's id."""
     at: Annotated[str, Field(min_length=1)] | None = None
     """The node up to which the history is shared; without one, where the session stands."""
 
@@ -255,7 +255,7 @@ async def fork_session(request: Request, found: FoundSession, services: OpenServ
             param=param,
         ) from why
     name = valid_id(fork.as_id, "as")
-    row = await services.store.fork(found.tenant, found.key, fork.at or found.head, name)
+    row = await services.app.store.fork(found.tenant, found.key, fork.at or found.head, name)
     return json_response(session_document(row, services.settings.finish.tools), 201)
 
 
@@ -271,12 +271,6 @@ def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
         created = timestamp(last.created_at)
         told["last"] = {"status": last.status.value, "reason": last.reason, "created_at": created, "model": last.model}
     return told
-
-
-def _different(tried: Iterable[SummaryRow]) -> list[SummaryRow]:
-    """Return the summaries that are ready; of one that was made and then asked for, the one that was made."""
-    rows = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
-    return list(rows.values())
 
 
 def node_of(row: NodeRow) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import sys
-from contextlib import nullcontext
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 _WORD: Final = re.compile(r'[^\s"=]+')
@@ -18,19 +16,13 @@ class FieldFormatter(logging.Formatter):
     """Formats a record and its `extra={"fields": {...}}` as `key=value` pairs or as one JSON object."""
 
     def __init__(self, style: Literal["text", "json"]) -> None:
-        """Write in `style`."""
         super().__init__()
         self._as_json = style == "json"
-        self._second = (-1, "")
-        """The last second that was formatted: as a number and as text."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        second = int(record.created)
-        if second != self._second[0]:  # formatting the time is the slowest part of a line
-            self._second = (second, self.formatTime(record, "%Y-%m-%dT%H:%M:%S"))
-        moment = f"{self._second[1]}.{int(record.msecs):03d}"
+        moment = f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}"
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
@@ -49,70 +41,9 @@ class FieldFormatter(logging.Formatter):
         return f"{line_text}\n{trace}" if trace else line_text
 
 
-class LineHandler(logging.Handler):
-    """Writes all lines of one turn of the event loop with one system call.
-
-    Warnings, and lines from outside an event loop, are written at once, together with the lines that wait.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        """Write to `stream`."""
-        super().__init__()
-        self._stream = stream
-        self._lines: list[str] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that will write the lines that wait."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line, or write it at once."""
-        try:
-            self._lines.append(self.format(record))
-        except Exception:  # noqa: BLE001 - as every handler does: logging must not fail the caller
-            self.handleError(record)
-            return
-        if record.levelno < logging.WARNING:
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                pass
-            else:
-                if loop is not self._loop:
-                    self._loop = loop
-                    loop.call_soon(self._flush_of, loop)
-                return
-        self.flush()
-
-    def flush(self) -> None:
-        """Write the lines that wait."""
-        with self.lock or nullcontext():
-            if self._lines:
-                lines, self._lines = "\n".join(self._lines), []
-                try:
-                    self._stream.write(lines + "\n")
-                    self._stream.flush()
-                except (OSError, ValueError):  # the stream is closed
-                    pass
-
-    def close(self) -> None:
-        """Write the lines that wait, and close."""
-        self.flush()
-        super().close()
-
-    def _flush_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is loop:
-            self._loop = None
-        self.flush()
-
-
 def log_exchange(logger: logging.Logger, fields: dict[str, Any]) -> None:
-    """Log one exchange. Like `logger.info("exchange", extra={"fields": fields})`, in fewer steps.
-
-    Every request logs this line; other lines are logged as usual.
-    """
-    if logger.isEnabledFor(logging.INFO):
-        record = logging.LogRecord(logger.name, logging.INFO, "", 0, "exchange", (), None)
-        record.fields = fields
-        logger.handle(record)
+    """Log one exchange."""
+    logger.info("exchange", extra={"fields": fields})
 
 
 def set_up_logging(style: Literal["text", "json"], level: str) -> None:
@@ -120,7 +51,7 @@ def set_up_logging(style: Literal["text", "json"], level: str) -> None:
     # Skip the caller look-up; no format uses it.
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as the logging HOWTO has it
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = LineHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldFormatter(style))
     root = logging.getLogger()
     root.handlers[:] = [handler]

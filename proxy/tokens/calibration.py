@@ -7,16 +7,14 @@ cost. The upstream's own count covers all of it.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Final
 
-_FEWEST_TOKENS: Final = 500
-"""Smaller requests are ignored: what surrounds their messages weighs too much."""
+from cachetools import LRUCache
+
+_FEWEST_TOKENS: Final = 500  # smaller requests are ignored: what surrounds their messages weighs too much
 _LOWEST: Final = 0.5
-_HIGHEST: Final = 2.0
-"""Ratios outside these bounds are ignored: the two counts are not of the same thing."""
-_WEIGHT: Final = 0.2
-"""Weight of a new observation against all earlier ones."""
+_HIGHEST: Final = 2.0  # ratios outside these bounds are ignored: the two counts are not of the same thing
+_WEIGHT: Final = 0.2  # weight of a new observation against all earlier ones
 
 
 def learnt(scale: float | None, counted: int, reported: int) -> float | None:
@@ -41,18 +39,15 @@ class Calibration:
 
     def __init__(self, models: int = 1024) -> None:
         """Create an empty table for at most `models` models: clients choose the names."""
-        self._models = models
-        self._ratios: OrderedDict[str, float] = OrderedDict()
+        self._ratios: LRUCache[str, float] = LRUCache(models)
         self._lock = threading.Lock()
 
     def learn(self, model: str, counted: int, reported: int) -> None:
         """Learn from one request; the counts are those of `learnt`."""
         with self._lock:
-            scale = learnt(self._ratios.pop(model, None), counted, reported)
+            scale = learnt(self._ratios.get(model), counted, reported)
             if scale is not None:
                 self._ratios[model] = scale
-            if len(self._ratios) > self._models:
-                self._ratios.popitem(last=False)
 
     def snapshot(self) -> dict[str, float]:
         """Return the scale of every known model, by name."""

@@ -35,8 +35,7 @@ _PATTERNS: Final[dict[EncodingName, str]] = {
 }
 """How each vocabulary divides a text before it looks for tokens; part of the vocabulary."""
 
-_LONGEST_GAP: Final = 1000
-"""White space of this length is divided: tiktoken's regular expressions give up on it."""
+_LONGEST_GAP: Final = 1000  # white space of this length is divided: tiktoken's regular expressions give up on it
 _GAP: Final = re.compile(rf"(?<!\s)\s{{{_LONGEST_GAP},}}")  # the look-behind keeps the search linear
 _LONGEST_RUN: Final = 20_000
 """A run without white space of this length is divided: tiktoken takes longer for each further letter."""
@@ -104,14 +103,13 @@ class Vocabulary:
 
     def build(self) -> Encoding | None:
         """Return the tokenizer, building it the first time (0.4 s); None where there is none to be had."""
-        if not self._tried:
-            with self._building:
-                if not self._tried:
-                    try:
-                        self._encoding = _load(self.name)
-                    except (OSError, EOFError, lzma.LZMAError, ValueError):
-                        _LOG.exception("the vocabulary %s cannot be read: tokens are estimated", self.name)
-                    self._tried = True
+        with self._building:
+            if not self._tried:
+                try:
+                    self._encoding = _load(self.name)
+                except (OSError, EOFError, lzma.LZMAError, ValueError):
+                    _LOG.exception("the vocabulary %s cannot be read: tokens are estimated", self.name)
+                self._tried = True
         return self._encoding
 
     def count(self, text: str) -> int:

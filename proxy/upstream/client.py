@@ -33,16 +33,11 @@ _FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
 class Destination(Struct, frozen=True, kw_only=True):
     """Where a request goes."""
 
-    base_url: str
-    """Address that stands for the client's `/v1`, without a slash at its end."""
-    authorization: bytes | None
-    """The header to send instead of the client's; None: see `forwards_credentials`."""
-    forwards_credentials: bool
-    """Whether the client's own `Authorization` goes along."""
-    forwards_query: bool = False
-    """Whether the query string of the client's request goes along: it may hold a key too."""
-    setting: str = "upstream.base_url"
-    """The setting that names the address, for error messages."""
+    base_url: str  # address that stands for the client's `/v1`, without a slash at its end
+    authorization: bytes | None  # the header to send instead of the client's; None: see `forwards_credentials`
+    forwards_credentials: bool  # whether the client's own `Authorization` goes along
+    forwards_query: bool = False  # whether the query string of the client's request goes along: it may hold a key too
+    setting: str = "upstream.base_url"  # the setting that names the address, for error messages
 
 
 class Answer:
@@ -52,7 +47,6 @@ class Answer:
     """
 
     def __init__(self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError]) -> None:
-        """Wrap `response`; `error_of` turns errors of aiohttp into ours."""
         self.status = response.status
         self.headers: Headers = list(response.raw_headers)
         self._response = response
@@ -175,12 +169,7 @@ class Upstream:
         """Send a request and return the answer once its status and headers are here.
 
         `path` follows the base address, quoted, with its query: `/chat/completions`. `headers` are the client's,
-        less what must not leave (`headers.to_upstream`).
-
-        Raises:
-            UpstreamBusy: no connection became free within `connect_timeout`.
-            UpstreamTimeout: no connection or no answer in time.
-            UpstreamUnreachable: no connection, or it broke before the answer.
+        less what must not leave (`headers.to_upstream`). Raises an `UpstreamError` where no answer came.
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
@@ -208,17 +197,14 @@ class Upstream:
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """Return the headers as text that aiohttp encodes to the same bytes, if they are UTF-8."""
-    try:
-        return CIMultiDict([(name.decode(), value.decode()) for name, value in headers])
-    except UnicodeDecodeError:
-        sent: CIMultiDict[str] = CIMultiDict()
-        for name, value in headers:
-            try:
-                text = value.decode()
-            except UnicodeDecodeError:
-                text = value.decode("latin-1")
-            sent.add(name.decode("latin-1"), text)
-        return sent
+
+    def text(value: bytes) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.decode("latin-1")
+
+    return CIMultiDict([(name.decode("latin-1"), text(value)) for name, value in headers])
 
 
 def _error_of(destination: Destination, settings: UpstreamSettings, why: Exception) -> UpstreamError:

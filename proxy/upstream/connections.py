@@ -39,14 +39,10 @@ SPARE_SECONDS: Final = 1.0
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
-_BUFFER_BYTES: Final = 131_072
-"""Reading from the upstream pauses while twice as much of a body waits to be taken."""
-_PIECE_BYTES: Final = 1_048_576
-"""Largest part of a request body that is written in one step."""
-_SOCKET_BYTES: Final = 65_536
-"""A request body of this size is handed to the socket without waiting."""
-_AUTOMATIC_HEADERS: Final = CIMultiDict({"Content-Type": None})
-"""Those that aiohttp would add to a body."""
+_BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
+_PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
+_SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
+_AUTOMATIC_HEADERS: Final = CIMultiDict({"Content-Type": None})  # those that aiohttp would add to a body
 _IDEMPOTENCY_KEYS: Final = ("Idempotency-Key", "X-Idempotency-Key")
 """A client that sends one of these allows its request to arrive twice. Go's HTTP client has the same rule."""
 _LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
@@ -55,12 +51,9 @@ _LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.
 class Origin(Struct, frozen=True, kw_only=True):
     """The server of a base address."""
 
-    name: str
-    """Host and port, for error messages."""
-    proxy: str | None = None
-    """Address of the proxy that the environment names for this server; None: connect directly."""
-    proxy_name: str = ""
-    """Host and port of the proxy, without its password."""
+    name: str  # host and port, for error messages
+    proxy: str | None = None  # address of the proxy that the environment names for this server; None: connect directly
+    proxy_name: str = ""  # host and port of the proxy, without its password
 
 
 @lru_cache(maxsize=64)
@@ -134,8 +127,7 @@ class _Request(aiohttp.ClientRequest):
     """A request that has only the headers it was given, and knows which connection it is sent on."""
 
     protocol: ResponseHandler | None = None
-    reused = False
-    """Whether that connection served an earlier request."""
+    reused = False  # whether that connection served an earlier request
     needs_new_connection = False
 
     def update_headers(self, headers: LooseHeaders | None) -> None:
@@ -181,7 +173,6 @@ class Connector(aiohttp.TCPConnector):
             ) from why
 
     def _is_usable(self, connection: Connection, request: aiohttp.ClientRequest) -> bool:
-        """Return whether `request` can be sent on this connection."""
         protocol = connection.protocol
         if protocol is None or not isinstance(request, _Request):
             return True

@@ -55,6 +55,13 @@ def test_the_banner_names_the_real_port() -> None:
     assert "OPENAI_BASE_URL=http://127.0.0.1:4321/v1 " in serving._banner(settings, 4321)
 
 
+def test_the_banner_says_where_a_key_belongs() -> None:
+    auth = {"mode": "keys", "keys": [{"key": "hush", "tenant": "a"}]}
+    settings = Settings(auth=auth)  # type: ignore[arg-type]  # pydantic reads it
+    said = serving._banner(settings)
+    assert "curl -H 'Authorization: Bearer $YOUR_KEY' http://127.0.0.1:8080/sessions" in said
+
+
 def test_the_banner_shows_no_secret() -> None:
     settings = Settings(
         upstream={"api_key": "sk-secret"},  # type: ignore[arg-type]  # pydantic reads it

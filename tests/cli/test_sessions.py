@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 from pathlib import Path
@@ -106,6 +107,23 @@ def test_a_session_moves_to_another_tenant(run: Run, config: Path) -> None:
     code, out, _ = run("sessions", "delete", "shared", "--tenant", "anne")
     assert (code, "deleted" in out) == (0, True)
     assert sorted(listed(run)) == [("anne", "会话/100%"), ("bert", "hers"), ("bert", "shared"), ("default", "shared")]
+
+
+@pytest.mark.parametrize(
+    ("options", "typed", "code", "deleted"), [([], "n\n", 1, False), ([], "y\n", 0, True), (["--yes"], "", 0, True)]
+)
+def test_delete_asks_on_a_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], typed: str, code: int, deleted: bool
+) -> None:
+    terminal = io.StringIO(typed)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    before = listed(run)
+    found, out, _ = run("sessions", "delete", "shared", "--tenant", "anne", *options)
+    assert found == code
+    assert ("shared (anne): 2 messages" in out) == (not options)
+    assert (("anne", "shared") not in listed(run)) == deleted
+    assert len(listed(run)) == len(before) - deleted
 
 
 def test_export_writes_the_same_to_standard_output(run: Run, config: Path) -> None:

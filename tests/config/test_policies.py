@@ -16,7 +16,6 @@ from proxy.config.policies import (
     extended,
     laid_over,
     problems,
-    select_policy,
     unreachable,
     with_built_in,
 )
@@ -41,11 +40,11 @@ ALL = Policy(match=Match())
 )
 def test_the_first_policy_that_matches_is_used(tenant: str, model: str, name: str) -> None:
     policies = {"small": SMALL, "odd": ODD, "all": ALL}
-    assert select_policy(policies, tenant, model) == (name, policies[name])
+    assert Policies(policies).select(tenant, model) == (name, policies[name])
 
 
 def test_the_name_in_the_header_wins_over_the_match() -> None:
-    assert select_policy({"small": SMALL, "all": ALL}, "x", "y", "small") == ("small", SMALL)
+    assert Policies({"small": SMALL, "all": ALL}).select("x", "y", "small") == ("small", SMALL)
 
 
 def test_without_a_catch_all_the_built_in_policy_comes_last() -> None:
@@ -53,8 +52,13 @@ def test_without_a_catch_all_the_built_in_policy_comes_last() -> None:
     assert with_built_in({"small": SMALL}) == {"small": SMALL, "default": BUILT_IN}
     assert with_built_in({"default": SMALL}) == {"default": SMALL, "built-in": BUILT_IN}
     assert with_built_in({"all": ALL}) == {"all": ALL}
-    assert select_policy({"small": SMALL}, "x", "y") == ("default", BUILT_IN)
-    assert select_policy({}, "x", "y", "default") == ("default", BUILT_IN)
+    assert Policies({"small": SMALL}).select("x", "y") == ("default", BUILT_IN)
+    assert Policies({}).select("x", "y", "default") == ("default", BUILT_IN)
+
+
+@pytest.mark.parametrize("policies", [{}, {"all": ALL}, {"default": SMALL}])
+def test_the_header_may_always_name_the_built_in_policy(policies: dict[str, Policy]) -> None:
+    assert Policies(policies).select("x", "y", "built-in") == ("built-in", BUILT_IN)
 
 
 def test_the_built_in_policy_trims_only_to_save_money_or_to_fit_the_window() -> None:
@@ -80,10 +84,10 @@ def test_a_reload_replaces_all_policies() -> None:
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        select_policy({"small": SMALL}, "x", "y", "big")
+        Policies({"small": SMALL}).select("x", "y", "big")
     assert refusal.value.status == 400
     assert refusal.value.param == "X-Context-Policy"
-    for word in ("'big'", "small", "default", OFF):
+    for word in ("'big'", "small", "default", "built-in", OFF):
         assert word in refusal.value.message
 
 
@@ -158,24 +162,19 @@ def test_the_version_changes_with_the_extended_policy() -> None:
     assert merged(base=BASE, a=child).version != merged(base=other, a=child).version
 
 
-OTHER = Policy.model_validate({**BASE, "match": {"models": ["built"]}})
-OTHERS = {"default": OTHER, "built-in": OTHER}
-
-
 @pytest.mark.parametrize("name", ["default", "built-in"])
 def test_a_built_in_policy_can_be_extended(name: str) -> None:
-    (policy,) = extended({"a": {"extends": name, "keep": {"spans": 1}}}, OTHERS).values()
-    taken = Policy.model_validate(policy)
-    assert (taken.keep.rounds, taken.keep.spans, taken.edits) == (2, 1, OTHER.edits)
+    taken = Policy.model_validate(extended("a", {"a": {"extends": name, "keep": {"spans": 1}}}))
+    assert (taken.keep.first_user, taken.keep.spans, taken.edits) == (True, 1, BUILT_IN.edits)
     assert taken.match == Match()
 
 
 def test_a_policy_may_extend_the_built_in_one_of_the_same_name() -> None:
     policies = {"default": {"extends": "default", "keep": {"spans": 1}}, "a": {"extends": "default"}}
-    assert list(problems(policies, OTHERS)) == []
-    found = {name: Policy.model_validate(policy) for name, policy in extended(policies, OTHERS).items()}
+    assert list(problems(policies)) == []
+    found = {name: Policy.model_validate(extended(name, policies)) for name in policies}
     assert found["default"].keep.spans == found["a"].keep.spans == 1
-    assert found["default"].edits == found["a"].edits == OTHER.edits
+    assert found["default"].edits == found["a"].edits == BUILT_IN.edits
 
 
 def test_a_policy_object_can_be_extended_and_takes_over_nothing() -> None:
@@ -192,7 +191,7 @@ def test_merged_policies_can_be_written_and_read_again() -> None:
 
 def test_each_policy_of_a_circle_is_reported() -> None:
     policies = {"a": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}, "d": {"extends": "d2"}, "d2": 7}
-    assert dict(problems(policies, {})) == {
+    assert dict(problems(policies)) == {
         "b": "a policy cannot extend itself: b -> c -> b",
         "c": "a policy cannot extend itself: c -> b -> c",
     }
@@ -246,10 +245,7 @@ def test_a_match_after_a_catch_all_is_unreachable() -> None:
     assert list(unreachable({"small": SMALL, "all": ALL})) == []
 
 
-def test_a_catch_all_alone_is_selected_without_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    policies = Policies({})
-    monkeypatch.setattr(Match, "covers", None)
-    assert policies.select("x", "y") == ("default", BUILT_IN)
-    policies.current = {"all": ALL, "late": ODD}
+def test_a_policy_that_no_match_reaches_can_be_named() -> None:
+    policies = Policies({"all": ALL, "late": ODD})
     assert policies.select("x", "odd") == ("all", ALL)
     assert policies.select("x", "y", "late") == ("late", ODD)

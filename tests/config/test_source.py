@@ -446,3 +446,11 @@ def test_one_underscore_before_a_secret_file_is_recognised(monkeypatch: pytest.M
     monkeypatch.setenv("PALIMPSEST_UPSTREAM_API_KEY_FILE", "x")
     with pytest.raises(ConfigurationError, match="PALIMPSEST_UPSTREAM__API_KEY_FILE"):
         Environment.read()
+
+
+def test_a_price_may_end_with_three_zeros() -> None:
+    file = Path("config.yaml")
+    file.write_text("models: [{match: [a], prices: {input: 3.000}}]\npolicies: {a: {}}\n")
+    (rule,) = load(file).models
+    assert rule.prices is not None
+    assert rule.prices.input == 3

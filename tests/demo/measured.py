@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import uvicorn
 from msgspec.structs import replace
 
 from proxy.demo import DemoOutcome
 from proxy.demo.replay import DemoRun, DemoStep, Recording
+
+
+def plain(application: Any) -> uvicorn.Config:
+    """Return uvicorn's settings for an application without start-up and shutdown."""
+    return uvicorn.Config(application, lifespan="off", log_config=None, access_log=False)
+
 
 RECORDING = Recording(
     id="talk",

@@ -6,9 +6,10 @@ import orjson
 import pytest
 import uvicorn
 
-from proxy.demo.replay import DemoClient, IncompleteReply, plain_config, request_body, serving
+from proxy.demo.replay import DemoClient, IncompleteReply, request_body, serving
 from proxy.demo.upstream import events
 from proxy.errors import PalimpsestError
+from tests.demo.measured import plain
 
 CALLS = [
     {"id": f"call_{i}", "type": "function", "function": {"name": "look", "arguments": '{"where":"everywhere"}'}}
@@ -38,7 +39,7 @@ def answering(status: int, *parts: bytes) -> App:
 )
 def test_the_client_puts_the_reply_together(reply: dict[str, Any]) -> None:
     stream = events(0, "m", reply, {"prompt_tokens": 5})
-    with serving(plain_config(answering(200, *stream))) as address, DemoClient(address, "key", {}) as client:
+    with serving(plain(answering(200, *stream))) as address, DemoClient(address, "key", {}) as client:
         answered = client.ask(request_body("m", [], []))
     assert answered.message == reply
     assert answered.usage == {"prompt_tokens": 5}
@@ -56,7 +57,7 @@ def test_the_client_puts_the_reply_together(reply: dict[str, Any]) -> None:
 )
 def test_an_incomplete_reply_is_an_error(app: App, words: str) -> None:
     with (
-        serving(plain_config(app)) as address,
+        serving(plain(app)) as address,
         DemoClient(address, "key", {}) as client,
         pytest.raises(IncompleteReply, match=words),
     ):
@@ -69,8 +70,8 @@ def test_the_client_reads_paths_outside_the_api() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": orjson.dumps(said)})
 
-    with serving(plain_config(app)) as address, DemoClient(f"{address}/v1", "key", {}) as client:
-        assert client.get("/sessions/demo") == {"path": "/sessions/demo", "key": "Bearer key"}
+    with serving(plain(app)) as address, DemoClient(f"{address}/v1", "key", {}) as client:
+        assert client.read("/sessions/demo") == {"path": "/sessions/demo", "key": "Bearer key"}
 
 
 def test_tools_are_sent_only_where_there_are_any() -> None:
@@ -90,7 +91,7 @@ async def broken(scope: MutableMapping[str, Any], receive: Any, send: Any) -> No
 
 
 def test_a_server_runs_until_the_block_ends() -> None:
-    with serving(plain_config(hello)) as address:
+    with serving(plain(hello)) as address:
         assert httpx.get(address, trust_env=False).text == "hello"
     with pytest.raises(httpx.ConnectError):
         httpx.get(address, trust_env=False)

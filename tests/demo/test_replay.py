@@ -25,7 +25,7 @@ def measured(folder: Path) -> DemoOutcome:
 
 
 def test_all_checks_of_the_demonstration_hold(measured: DemoOutcome) -> None:
-    assert [check.claim for check in measured.checks if not check.holds] == []
+    assert [claim for claim, holds in measured.checks.items() if not holds] == []
 
 
 def test_every_request_was_measured_in_both_runs(measured: DemoOutcome) -> None:
@@ -70,11 +70,9 @@ def test_the_log_follows_the_instructions() -> None:
 
 def test_each_reply_has_a_request_in_its_turn() -> None:
     said = ["user", "assistant", "tool", "assistant", "user", "assistant", "user"]
-    messages = [{"role": "system"}, *({"role": role} for role in said)]
-    recording = Recording.of({"id": "x", "source": "s", "license": "l", "tools": None, "messages": messages})
+    messages = ({"role": "system"}, *({"role": role} for role in said))
+    recording = Recording(id="x", source="s", license="l", tools=(), messages=messages)
     assert [(request.turn, request.position) for request in recording.requests()] == [(1, 2), (1, 4), (2, 6)]
-    assert len(recording.messages) == 7
-    assert recording.tools == ()
 
 
 def test_null_and_missing_fields_are_the_same() -> None:
@@ -104,7 +102,7 @@ def test_a_run_sums_up_its_steps() -> None:
 
 def test_an_outcome_without_faults_holds() -> None:
     assert outcome().holds
-    assert all(check.holds for check in outcome().checks)
+    assert all(outcome().checks.values())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +119,7 @@ def test_an_outcome_without_faults_holds() -> None:
     ids=["refused", "reply", "store", "no move", "nothing saved", "cache", "bytes"],
 )
 def test_each_fault_fails_exactly_one_check(wrong: DemoOutcome, claim: str) -> None:
-    failed = [check.claim for check in wrong.checks if not check.holds]
+    failed = [claim for claim, holds in wrong.checks.items() if not holds]
     assert len(failed) == 1
     assert claim in failed[0]
     assert not wrong.holds

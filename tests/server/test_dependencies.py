@@ -27,6 +27,7 @@ class _Services:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.app = self
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_what_upstreams_count_is_shown_by_model_and_outlives_the_counts() -> Non
     counter = TokenCounter("estimate")
     counter.calibration.learn("qwen", 1000, 1234)
     counter.clear()
-    services = cast("Services", SimpleNamespace(counter=counter, settings=Settings()))
+    services = cast("Services", SimpleNamespace(app=SimpleNamespace(counter=counter), settings=Settings()))
     answer = asyncio.run(show_cache(services, Identity(tenant="anyone")))
     assert orjson.loads(answer.body) == {"cached_messages": 0, "total_cached_tokens": 0, "calibration": {"qwen": 1.23}}
 

@@ -21,7 +21,7 @@ from sqlalchemy import bindparam, delete, func, insert, select, true, update
 from sqlalchemy.exc import IntegrityError, MultipleResultsFound, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from proxy.config import StoreUrl
+from proxy.config.settings import StoreUrl
 from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.store.database import (
     Database,

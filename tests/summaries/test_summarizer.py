@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.config import Route, SummarizerSettings, UpstreamSettings
+from proxy.config import SummarizerSettings, UpstreamSettings
+from proxy.config.settings import Route
 from proxy.errors import NoAnswer
 from proxy.summaries import Caller, Summarizer
 from proxy.summaries.prompt import Prompt
