@@ -133,7 +133,7 @@ def begin(connection: StoreConnection, opening: Opening) -> None:
     """Store a pending exchange with its new texts; a second time changes nothing."""
     named = ("session", "tenant", "exchange", "model", "agent", "policy")
     require_plain(**{name: getattr(opening, name) for name in named})
-    key = session_key(opening.tenant, opening.session)
+    key = session_key(opening.tenant, opening.session, opening.dialect)
     newest = tree.open_session(connection, key, opening.tenant, opening.session, opening.created_at)
     forms = [(node, body_of(form), form) for node, form in opening.forms]
     # A form has no count of its own: it is what the stored message says, in other words.
@@ -228,7 +228,7 @@ class SettleSnapshot(Struct, frozen=True, kw_only=True):
 
 def settle_snapshot(connection: StoreConnection, settlement: Settlement) -> SettleSnapshot:
     """Return how a session and an exchange that is to be settled stand."""
-    key, base = session_key(settlement.tenant, settlement.session), settlement.base
+    key, base = session_key(settlement.tenant, settlement.session, settlement.dialect), settlement.base
     asked: dict[str, Any] = {"key": key, "exchange": settlement.exchange}
     if connection.dialect.name != "sqlite":
         session = tree.locked_session(connection, key)

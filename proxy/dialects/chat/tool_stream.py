@@ -27,9 +27,10 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from proxy.dialects import JsonObject
+from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, parted, says_something
+from proxy.dialects.chat.message import as_stored
+from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, own_calls, parted, says_something, without_own
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
@@ -157,7 +158,7 @@ class _StreamRound:
 class ToolStreamFilter:
     """One streamed reply on its way to the client, event by event."""
 
-    def __init__(self, names: Collection[str], *, hides_usage: bool) -> None:
+    def __init__(self, names: Collection[str], hides_usage: bool) -> None:
         """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
         self._names = frozenset(names)
         self._hides_usage = hides_usage
@@ -182,9 +183,14 @@ class ToolStreamFilter:
         return choices[0].message if choices else {}
 
     @property
-    def finish_reason(self) -> str:
-        """Why this round ended, in upstream's words; empty where it did not say."""
-        return self._round.finish
+    def calls(self) -> OwnCalls:
+        """The calls of this round."""
+        return own_calls(self.message, self._names, self._round.finish)
+
+    @property
+    def last(self) -> Message:
+        """What this round says to the client."""
+        return as_stored({**without_own(self.message, self._names), "role": "assistant"})
 
     @property
     def ended(self) -> bool:

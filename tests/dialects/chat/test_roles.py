@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects import Message
+from proxy.dialects import Message, RoleOrder
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.refusals import RoleOrder, demanded_order, merged_users, one_system, reordered
+from proxy.dialects.chat.refusals import demanded_order, merged_users, one_system, reordered
 
 
 def said(message: str, **more: Any) -> bytes:
