@@ -423,17 +423,7 @@ class Compose(Protocol):
         cache_key: str | None = None,
         tools: bytes | None = None,
     ) -> bytes:
-        """Return the body. What is None stays as the client sent it; our own fields never go out.
-
-        Args:
-            request: what the client sent.
-            instructions: what is sent for its instructions.
-            messages: what is sent for its messages.
-            add_usage: ask for the usage of a stream, where the client says nothing about it.
-            drop_fields: dotted paths of members to leave out ("metadata.session_id").
-            cache_key: names the session in the provider's cache, where the client says nothing about it.
-            tools: the JSON text of the tools to offer.
-        """
+        """Return the body. What is None stays as the client sent it; our own fields never go out."""
         ...
 
 
@@ -488,11 +478,6 @@ class StreamReader(Protocol):
         ...
 
     @property
-    def finished(self) -> bool:
-        """Whether there is a reply, and each one said why it ended."""
-        ...
-
-    @property
     def failed(self) -> bool:
         """Whether an error was reported."""
         ...
@@ -516,10 +501,8 @@ class OwnCalls(Struct, frozen=True, kw_only=True):
 class ToolFilter(Protocol):
     """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
 
-    @property
-    def rounds(self) -> int:
-        """How many rounds came before this one."""
-        ...
+    rounds: int
+    """How many rounds came before this one."""
 
     @property
     def again(self) -> bool:
@@ -543,7 +526,6 @@ class ToolFilter(Protocol):
 
     def next(self, *, may_ask: bool) -> None:
         """Begin another round; `may_ask` tells whether one more may follow that."""
-        ...
 
     def give_up(self) -> bytes:
         """End a reply that another round should follow, and none can; return what the client is shown of it."""
@@ -561,6 +543,9 @@ class BodyFilter(ToolFilter, Protocol):
 class StreamFilter(ToolFilter, Protocol):
     """A reply whose rounds each come as a stream."""
 
+    said: bool
+    """Whether the client was shown anything but empty beginnings."""
+
     @property
     def reply(self) -> StreamReader:
         """The reply as the client has it; its usage is not that of all rounds."""
@@ -574,11 +559,6 @@ class StreamFilter(ToolFilter, Protocol):
     @property
     def hides(self) -> bool:
         """Whether anything was kept from the client, or is being kept for now."""
-        ...
-
-    @property
-    def said(self) -> bool:
-        """Whether the client was shown anything but empty beginnings."""
         ...
 
     def take(self, event: Event) -> bytes:
@@ -596,10 +576,7 @@ class Repeat(Protocol):
     def __call__(
         self, reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
     ) -> tuple[bytes, bytes]:
-        """Return its content type and body; `created` is in seconds since 1970.
-
-        With `usage`, a stream tells that nothing was spent.
-        """
+        """Return its content type and body; with `usage`, a stream tells that nothing was spent."""
         ...
 
 

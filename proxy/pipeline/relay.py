@@ -159,7 +159,7 @@ class StreamRelay:
             model=found.model,
             upstream_status=self._answer.status,
         )
-        if not kept or not (ended or (reply.finished and not reply.failed)):
+        if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(left=left)
             answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         return answered
@@ -237,7 +237,8 @@ class StreamRelay:
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
-        if self._reply.finished or self._reply.failed or not self._answer.readable:
+        reasons = self._reply.replies.finish_reasons
+        if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
             return b""
         why = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.conversation import ROOT, Arrival, Kind
-from proxy.dialects import Message
+from proxy.dialects import Message, Request
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.request import Request, parse_chat_request
+from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import UpstreamBusy
 from proxy.models import Catalogue
 from proxy.pipeline import RESCUED, ClientRequest

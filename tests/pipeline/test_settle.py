@@ -12,8 +12,9 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from proxy.dialects import Request
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.request import Request, parse_chat_request
+from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import UpstreamTimeout
 from proxy.models import Catalogue
 from proxy.pipeline import Answered, ClientRequest, HistoryLoader

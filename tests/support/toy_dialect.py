@@ -43,10 +43,10 @@ from proxy.dialects import (
     RoleOrder,
     Span,
     SpokenRole,
-    StreamFilter,
     ToolDefinition,
     ToolOffer,
 )
+from proxy.dialects.base import StreamFilter
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted
 from proxy.dialects.sse import Event
 from proxy.errors import InvalidRequest, PalimpsestError
@@ -293,10 +293,6 @@ class _Reader:
         return Replies(messages=messages, finish_reasons=reasons, usage=self._usage, model=None, error=self._error)
 
     @property
-    def finished(self) -> bool:
-        return self._why is not None
-
-    @property
     def failed(self) -> bool:
         return self._error is not None
 
@@ -316,11 +312,8 @@ class _BodyFilter:
         self._names = names
         self._round = _read(b"{}")
         self._said: list[str] = []
+        self.rounds = 0
         self._may_ask = True
-
-    @property
-    def rounds(self) -> int:
-        return len(self._said)
 
     @property
     def _message(self) -> Message:
@@ -351,6 +344,7 @@ class _BodyFilter:
 
     def next(self, *, may_ask: bool) -> None:
         self._said.append(self._message.text)
+        self.rounds += 1
         self._may_ask = may_ask
 
     def give_up(self) -> bytes:

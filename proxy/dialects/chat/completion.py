@@ -115,7 +115,6 @@ class CompletionAccumulator:
         self._choices: dict[int, Deltas] = {}
 
     def take(self, event: Event) -> bool:
-        """Read the next event, whatever it is; tell if it is `usage_only`."""
         if event.data is None or event.is_done:
             return False
         try:
@@ -166,18 +165,11 @@ class CompletionAccumulator:
 
     @property
     def replies(self) -> Replies:
-        """What has come so far."""
         return _replies(self.choices(), self.usage, self.model, self.error)
 
     @property
     def failed(self) -> bool:
-        """Whether an error was reported."""
         return self.error is not None
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is a choice, and every choice said why it ended."""
-        return bool(self._choices) and all(reply.finish_reason for reply in self._choices.values())
 
 
 def usage_only(chunk: Any) -> bool:

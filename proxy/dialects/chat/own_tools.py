@@ -334,6 +334,7 @@ class ToolBodyFilter:
     def __init__(self, names: Collection[str]) -> None:
         """Take calls of the tools `names` out."""
         self._names = names
+        self.rounds = 0
         self._said: list[Any] = []  # the contents of the rounds that the client is not shown
         self._may_ask = True
         self._usage_before: JsonObject | None = None
@@ -342,27 +343,17 @@ class ToolBodyFilter:
         self._finish = ""
         self._usage: JsonObject | None = None
         self.again = False
-        """Whether another round is to follow this one: it calls tools of the proxy's and nothing else."""
         self.last: Message = as_stored({"role": "assistant"})
-        """What this round says to the client."""
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds came before this one."""
-        return len(self._said)
 
     @property
     def calls(self) -> OwnCalls:
-        """The calls of this round."""
         return own_calls(self._message, self._names, self._finish)
 
     @property
     def usage(self) -> JsonObject | None:
-        """The usage of all rounds together."""
         return added(self._usage_before, self._usage)
 
     def take(self, body: bytes) -> bytes:
-        """Read the next round; return the body that the client is shown if it is the last."""
         self._body = body
         self._message, self._finish, self._usage = message, finish, _ = _only_reply(body)
         calls = parted(message, self._names, finish)
@@ -380,13 +371,12 @@ class ToolBodyFilter:
         return self._shown(last, how.finish)
 
     def next(self, *, may_ask: bool) -> None:
-        """Begin another round; `may_ask` tells whether one more may follow that."""
         self._usage_before, self._usage = self.usage, None
         self._said.append(self._message.get("content"))
+        self.rounds += 1
         self._may_ask, self.again = may_ask, False
 
     def give_up(self) -> bytes:
-        """End a reply that another round should follow, and none can; return the body that the client is shown."""
         self.next(may_ask=False)
         return self._shown({"role": "assistant", "content": STOPPED}, "stop")
 

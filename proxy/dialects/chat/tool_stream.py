@@ -163,11 +163,8 @@ class ToolStreamFilter:
         self._names = frozenset(names)
         self._hides_usage = hides_usage
         self.reply = CompletionAccumulator()
-        """The reply as the client has it; its usage is not that of all rounds."""
         self.said = False
-        """Whether the client was shown anything but empty beginnings."""
         self.rounds = 0
-        """How many rounds came before this one."""
         self._may_ask = True
         self._round = _StreamRound(calls=StreamedCalls(self._names))
         self._usage_before: JsonObject | None = None
@@ -184,43 +181,35 @@ class ToolStreamFilter:
 
     @property
     def calls(self) -> OwnCalls:
-        """The calls of this round."""
         return own_calls(self.message, self._names, self._round.finish)
 
     @property
     def last(self) -> Message:
-        """What this round says to the client."""
         return as_stored({**without_own(self.message, self._names), "role": "assistant"})
 
     @property
     def ended(self) -> bool:
-        """Whether this round came to its end."""
         return self._round.ended
 
     @property
     def again(self) -> bool:
-        """Whether another round is to follow this one: it calls tools of the proxy's and nothing else."""
         return self._round.again
 
     @property
     def hides(self) -> bool:
-        """Whether anything was kept from the client, or is being kept for now."""
         return self.rounds > 0 or bool(self._round.held) or self._round.calls.any_own
 
     @property
     def usage(self) -> JsonObject | None:
-        """The usage of all rounds together."""
         return added(self._usage_before, self._round.whole.usage)
 
     def next(self, *, may_ask: bool) -> None:
-        """Begin another round; `may_ask` tells whether one more may follow that."""
         self._usage_before = self.usage
         self.rounds += 1
         self._may_ask = may_ask
         self._round = _StreamRound(calls=StreamedCalls(self._names))
 
     def take(self, event: Event) -> bytes:
-        """Read the next event; return what of it, and of what waited, the client is shown now."""
         chunk: Any = None
         if event.data is not None:
             with suppress(ValueError):
@@ -235,7 +224,6 @@ class ToolStreamFilter:
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
     def end(self) -> bytes:
-        """Take the end of the round's stream for the end of what it says; return what is still shown."""
         current = self._round
         if current.ended:
             return b""
@@ -248,7 +236,6 @@ class ToolStreamFilter:
         return shown + self._made(text, finish) if text or own else shown
 
     def give_up(self) -> bytes:
-        """End a reply that another round should follow, and none can; return what is shown of that."""
         usage, wanted = self.usage, self._usage_chunk is not None and not self._hides_usage
         self.next(may_ask=False)
         self._round.ended = True
