@@ -1,4 +1,4 @@
-"""One chat completion, top to bottom. Start here.
+"""One exchange, top to bottom. Start here.
 
     prepare -> open -> send -> relay -> settle
 
@@ -38,7 +38,7 @@ _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 
 
 class ChatCompletions:
-    """Answers requests for chat completions. One for the life of the process."""
+    """Answers requests for completions, whatever their dialect. One for the life of the process."""
 
     def __init__(
         self, settings: Settings, services: AppServices, process_mark: str | None = None, cache_secret: bytes = b""
