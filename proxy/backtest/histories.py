@@ -22,8 +22,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
+from proxy.dialects import INSTRUCTION_ROLES, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
 from proxy.store import SessionRow, Store
@@ -208,7 +207,7 @@ def _message(data: JsonObject) -> Message:
         orjson.loads(raw)
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
-    return CHAT.message(raw)
+    return dialect_named("chat").message(raw)
 
 
 def _seconds(value: Any) -> float | None:

@@ -20,7 +20,6 @@ from proxy.backtest.histories import SessionHistory
 from proxy.backtest.recall import References
 from proxy.conversation import body_of, span_start, spans
 from proxy.dialects import Message
-from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy, Prices, Target, Trigger, merged, plan
@@ -173,7 +172,7 @@ def sent_messages(instructions: Sequence[Message], planned: Plan) -> tuple[Messa
     """Return the messages of a request: the instructions, a summary merged into them, and the view."""
     summary = planned.summary
     if summary is not None and summary.role == "merge":
-        instructions = merged(instructions, summary, CHAT)
+        instructions = merged(instructions, summary, planned.view[0].dialect)
     return (*instructions, *planned.view)
 
 

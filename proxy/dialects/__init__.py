@@ -1,6 +1,6 @@
 """What travels between client and upstream, as bytes and plain data. Pure: no I/O, no clock.
 
-base         the dialect seam: what every other room may ask of a message
+base         the dialect seam: what every other room may ask of an API
 chat/        Chat Completions
 headers      header names, which headers pass in which direction, how values are encoded
 sse          a byte stream as server-sent events
@@ -11,6 +11,8 @@ generations  a cache bounded by size
 from __future__ import annotations
 
 from proxy.dialects.base import (
+    DIALECTS,
+    INSTRUCTION_ROLES,
     OWN_FIELDS,
     Attachment,
     Call,
@@ -18,18 +20,30 @@ from proxy.dialects.base import (
     Dialect,
     Facts,
     JsonObject,
+    MarkKind,
     Message,
+    Overflow,
+    OwnCalls,
     ReasoningMode,
     Repaired,
+    Replies,
+    ReplySide,
+    Request,
+    RequestSide,
+    RoleOrder,
     Span,
     SpokenRole,
+    StreamReader,
     ToolDefinition,
+    ToolOffer,
     body_id,
     dialect_named,
     hash_of,
 )
 
 __all__ = [
+    "DIALECTS",
+    "INSTRUCTION_ROLES",
     "OWN_FIELDS",
     "Attachment",
     "Call",
@@ -37,12 +51,22 @@ __all__ = [
     "Dialect",
     "Facts",
     "JsonObject",
+    "MarkKind",
     "Message",
+    "Overflow",
+    "OwnCalls",
     "ReasoningMode",
     "Repaired",
+    "Replies",
+    "ReplySide",
+    "Request",
+    "RequestSide",
+    "RoleOrder",
     "Span",
     "SpokenRole",
+    "StreamReader",
     "ToolDefinition",
+    "ToolOffer",
     "body_id",
     "dialect_named",
     "hash_of",

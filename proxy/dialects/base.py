@@ -1,30 +1,39 @@
-"""The dialect seam: all that other rooms may ask of a message, whichever API it belongs to.
+"""The dialect seam: all that other rooms may ask of an API, in three parts.
 
-An entry of a conversation keeps its native JSON. Conversation, trimming, store, summaries and recall know it as
-a `Message` and never look into the JSON. Each API has one folder beside this file (`chat/` for Chat
-Completions) with one subclass of `Message` and of `Dialect`.
+    messages   `Message` and the methods of `Dialect`: reading, rewriting, the rules that they keep
+    requests   `Dialect.requests`: a body is read, and the body that goes upstream is made
+    replies    `Dialect.replies`: what an answer says, and how the proxy's own tools and errors look in it
+
+An entry of a conversation keeps its native JSON, which no other room looks into. Each API has one folder beside
+this file (`chat/` for Chat Completions) and one line in `DIALECTS`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, cast
 
 import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.jsontext import FIELDS, write
+from proxy.dialects.jsontext import FIELDS, members_of, write
+from proxy.dialects.sse import Event
+from proxy.errors import PalimpsestError
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 """What of a reply's reasoning is sent back: all, none, or (`auto`) what providers want back."""
 
+DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat"}
+"""Every dialect by its name, with the module that holds it as `DIALECT`."""
+INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
+"""Roles of the messages that lead a request and instruct the model."""
 OWN_FIELDS: Final = ("agent", "is_internal")
 """Fields of a message that are ours: stored, and never sent upstream."""
 
@@ -296,6 +305,10 @@ class Message(ABC):
         """Return it with `text` as its whole content."""
 
     @abstractmethod
+    def with_content_of(self, other: Message) -> Message:
+        """Return it with the whole content of another message of its dialect."""
+
+    @abstractmethod
     def with_texts(self, texts: Sequence[str | None]) -> Message:
         """Return it with a new text for each of `texts`; None removes the part, others keep their fields."""
 
@@ -324,11 +337,279 @@ class Message(ABC):
         """Return a reply in the form in which a request carries it; `partial`: it broke off."""
 
 
+# ------------------------------------------------------------------------------------------ requests
+
+RoleOrder: TypeAlias = Literal["alternate", "one_system"]
+"""An order of roles that some servers insist on."""
+MarkKind: TypeAlias = Literal["openai", "anthropic"]
+"""Whose cache marks they are."""
+_NUMBER: Final = b"-0123456789"
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """A request that was understood as far as it must be. Every text in it can be parsed again."""
+
+    raw: bytes
+    """The client's body."""
+    fields: Mapping[str, bytes]
+    """Its top-level fields in order, each as its JSON text; the messages are one of them."""
+    instructions: tuple[Message, ...]
+    """The system and developer messages that lead."""
+    messages: tuple[Message, ...]
+    """All the others in order, our own fields included."""
+    model: str
+    """Empty where the client named none."""
+    stream: bool
+    has_tools: bool
+    """Whether it offers tools, at least one."""
+    tools: bytes | None
+    """The JSON text of its tools; None where it offers none."""
+    wants_usage: bool | None
+    """Whether it asks for the usage of a stream; None where it says nothing about it."""
+    reply_tokens: int | None = None
+    """How many tokens the reply may have at most; None where it says nothing about it."""
+    replies: tuple[int, ...] = ()
+    """Positions of the assistant messages in `messages`."""
+    parameters: Mapping[str, Any] = {}
+    """The values of all fields but messages and tools."""
+    has_own_fields: bool = True
+    """Whether any message has, or may have, fields that are ours."""
+
+    def field(self, path: str) -> str | None:
+        """Return the string, or the number as it is written, at a dotted path of the body; None without one."""
+        first, *rest = path.split(".")
+        text = self.fields.get(first)
+        for name in rest:
+            members = members_of(text)
+            text = bytes(members[name]) if name in members else None
+        if text is None:
+            return None
+        if text[:1] in _NUMBER:
+            return text.decode()
+        return cast("str", orjson.loads(text)) if text.startswith(b'"') else None
+
+
+class ToolOffer(Struct, frozen=True, kw_only=True):
+    """The tools of a request with the proxy's own."""
+
+    names: tuple[str, ...]
+    """Those of the proxy's own; empty where the request leaves no room for them."""
+    tools: bytes | None
+    """The JSON text of all of them; None where there are none."""
+
+
+class Overflow(Struct, frozen=True, kw_only=True):
+    """A request that was larger than the model's context window, as the error tells it."""
+
+    window: int | None
+    """Tokens that the model takes; of some providers, without the reply."""
+    asked: int | None
+    """Tokens of the input, as the upstream counted them."""
+    reply: int | None
+    """Tokens that were asked for the reply, where the error counts them in."""
+
+
+class Compose(Protocol):
+    """Makes the body to send: the client's bytes, with nothing else changed than what is asked for."""
+
+    def __call__(
+        self,
+        request: Request,
+        *,
+        instructions: Sequence[Message] | None = None,
+        messages: Sequence[Message] | None = None,
+        add_usage: bool = False,
+        drop_fields: Collection[str] = (),
+        cache_key: str | None = None,
+        tools: bytes | None = None,
+    ) -> bytes:
+        """Return the body. What is None stays as the client sent it; our own fields never go out."""
+        ...
+
+
+class RequestSide(Struct, frozen=True, kw_only=True):
+    """A dialect's requests: pure functions."""
+
+    path: str
+    """Where they are sent, after the upstream's base address."""
+    parse: Callable[[bytes], Request]
+    """Reads a body; raises `InvalidRequest`."""
+    compose: Compose
+    offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
+    """Offers the proxy's own tools beside the client's, where there is room for them."""
+    decides_caching: Callable[[Mapping[str, bytes]], bool]
+    """Tells whether a client says in the fields of its request what is to be cached."""
+    marked: Callable[[Sequence[Message], Collection[int], MarkKind], tuple[Message, ...]]
+    """Puts cache marks at the ends of the messages at these places."""
+    overflow_of: Callable[[int, bytes], Overflow | None]
+    """Reads status and body of an error: None where it is no overflow of the context window."""
+    demanded_order: Callable[[int, bytes], RoleOrder | None]
+    """Reads status and body of an error: the order of roles that it asks for."""
+    reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]
+    """Puts messages in such an order."""
+    refuses_usage: Callable[[bytes], bool]
+    """Tells whether the body of an error speaks of the option that `add_usage` adds."""
+
+
+# ------------------------------------------------------------------------------------------- replies
+
+
+class Replies(Struct, frozen=True, kw_only=True):
+    """What an answer of the upstream's says, as far as it has come."""
+
+    messages: tuple[Message, ...]
+    """The replies, one for each choice, as they are stored."""
+    finish_reasons: tuple[str | None, ...]
+    """Why each ended; None where it broke off, or nothing was said about it."""
+    usage: JsonObject | None
+    """In the form of Chat Completions, which receipts and prices read."""
+    model: str | None
+    """The model that answered, as it calls itself."""
+    error: str | None
+    """What the error says, where it is one."""
+
+
+class StreamReader(Protocol):
+    """Reads one streamed answer, event by event, and never fails."""
+
+    @property
+    def replies(self) -> Replies:
+        """What has come so far."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error was reported."""
+        ...
+
+    def take(self, event: Event) -> bool:
+        """Read the next event; tell whether it is there for its usage alone."""
+        ...
+
+
+class OwnCalls(Struct, frozen=True, kw_only=True):
+    """The calls of one round of a reply, told apart."""
+
+    message: Message
+    """The round as it can be sent back, without the proxy's calls that broke off."""
+    own: tuple[Call, ...]
+    """The calls that the proxy answers, in order."""
+    others: bool
+    """Whether it calls anything that the client answers."""
+
+
+class ToolFilter(Protocol):
+    """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
+
+    rounds: int
+    """How many rounds came before this one."""
+
+    @property
+    def again(self) -> bool:
+        """Whether another round is to follow this one: it calls tools of the proxy's and nothing else."""
+        ...
+
+    @property
+    def calls(self) -> OwnCalls:
+        """The calls of this round."""
+        ...
+
+    @property
+    def last(self) -> Message:
+        """What this round says to the client."""
+        ...
+
+    @property
+    def usage(self) -> JsonObject | None:
+        """The usage of all rounds together."""
+        ...
+
+    def next(self, *, may_ask: bool) -> None:
+        """Begin another round; `may_ask` tells whether one more may follow that."""
+
+    def give_up(self) -> bytes:
+        """End a reply that another round should follow, and none can; return what the client is shown of it."""
+        ...
+
+
+class BodyFilter(ToolFilter, Protocol):
+    """A reply whose rounds each come in one piece."""
+
+    def take(self, body: bytes) -> bytes:
+        """Read the next round; return the body that the client is shown if it is the last."""
+        ...
+
+
+class StreamFilter(ToolFilter, Protocol):
+    """A reply whose rounds each come as a stream."""
+
+    said: bool
+    """Whether the client was shown anything but empty beginnings."""
+
+    @property
+    def reply(self) -> StreamReader:
+        """The reply as the client has it; its usage is not that of all rounds."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether this round came to its end."""
+        ...
+
+    @property
+    def hides(self) -> bool:
+        """Whether anything was kept from the client, or is being kept for now."""
+        ...
+
+    def take(self, event: Event) -> bytes:
+        """Read the next event; return what of it, and of what waited, the client is shown now."""
+        ...
+
+    def end(self) -> bytes:
+        """Take the end of the round's stream for the end of what it says; return what is still shown."""
+        ...
+
+
+class Repeat(Protocol):
+    """Makes an answer of a stored reply."""
+
+    def __call__(
+        self, reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
+    ) -> tuple[bytes, bytes]:
+        """Return its content type and body; with `usage`, a stream tells that nothing was spent."""
+        ...
+
+
+class ReplySide(Struct, frozen=True, kw_only=True):
+    """A dialect's replies: pure functions, and what reads one reply."""
+
+    read: Callable[[bytes], Replies]
+    """Reads an answer in one piece; raises ValueError where it is no JSON."""
+    reader: Callable[[], StreamReader]
+    ends: tuple[bytes, ...]
+    """The data, or the names, of the events that end a stream."""
+    body_filter: Callable[[Collection[str]], BodyFilter]
+    """Begins with the names of the proxy's tools."""
+    stream_filter: Callable[[Collection[str], bool], StreamFilter]
+    """Begins with these names, and whether usage is kept from the client, which did not ask for it."""
+    repeat: Repeat
+    calling: str
+    """The finish reason of a reply that calls tools."""
+    error_words: Callable[[bytes], str | None]
+    """Returns what the body of an error says; None where it is none of this API's."""
+    error_body: Callable[[PalimpsestError], bytes]
+    """Returns an error of the proxy's in the API's shape."""
+    error_event: Callable[[bytes], bytes]
+    """Returns the event that ends a broken stream with the body of an error."""
+
+
 class Dialect(ABC):
-    """One API's rules for messages."""
+    """One API: its rules for messages, its requests and its replies."""
 
     name: ClassVar[str]
-    """The name of its folder, such as `chat`."""
+    """Its name in `DIALECTS`, such as `chat`."""
+    requests: ClassVar[RequestSide]
+    replies: ClassVar[ReplySide]
 
     @abstractmethod
     def message(self, raw: bytes) -> Message:
@@ -361,6 +642,6 @@ class Dialect(ABC):
 
 @cache
 def dialect_named(name: str) -> Dialect:
-    """Return the dialect in the folder of this name. The import at run time keeps the store free of dialects."""
-    dialect: Dialect = import_module(f"proxy.dialects.{name}").DIALECT
+    """Return a dialect of `DIALECTS`. The import at run time keeps the other rooms free of its folder."""
+    dialect: Dialect = import_module(DIALECTS[name]).DIALECT
     return dialect

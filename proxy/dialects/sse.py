@@ -20,7 +20,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")
 """A line's end and the blank line after it."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-_DONE: Final = b"[DONE]"
+_DONE: Final = (b"[DONE]",)
 _FIELD: Final = b"data: "
 """What nearly every event begins with; it has one line."""
 _NEXT: Final = b"\n\n" + _FIELD
@@ -44,15 +44,17 @@ class Event(Struct, frozen=True, kw_only=True):
     complete: bool = True
     """Whether its end came; False for what a stream that broke off leaves."""
     is_done: bool = False
-    """Whether it says that a stream of completions is at its end."""
+    """Whether it says that the stream is at its end."""
 
 
 class EventDecoder:
     """Finds the events of one stream as its bytes come in. Any cut of the bytes gives the same events."""
 
-    __slots__ = ("_at_start", "_buffer", "_ended_in_cr", "_searched")
+    __slots__ = ("_at_start", "_buffer", "_ended_in_cr", "_ends", "_searched")
 
-    def __init__(self) -> None:
+    def __init__(self, ends: tuple[bytes, ...] = _DONE) -> None:
+        """Begin a stream; `ends` are the data, or the names, of events that say that it is at its end."""
+        self._ends = ends
         self._buffer = bytearray()
         self._searched = 0  # no event ends before this place of the buffer
         self._at_start = True  # of the stream, where a byte order mark may stand
@@ -69,8 +71,9 @@ class EventDecoder:
             begun = data.count(_NEXT) + (not rest.startswith(_FIELD))
             if len(texts) == begun and data.count(b"\n") == 2 * begun:  # nothing but lines of data
                 self._buffer += rest
+                ends = self._ends
                 self._at_start = self._at_start and not texts
-                return [Event(raw=text + b"\n\n", data=text[6:], is_done=text[6:].strip() == _DONE) for text in texts]
+                return [Event(raw=text + b"\n\n", data=text[6:], is_done=text[6:].strip() in ends) for text in texts]
         self._buffer += data
         events: list[Event] = []
         start = 0
@@ -130,5 +133,5 @@ class EventDecoder:
             elif field == b"event":
                 name = value.removeprefix(b" ").decode("utf-8", "replace")
         data = b"\n".join(lines) if lines else None
-        is_done = data is not None and data.strip() == _DONE
+        is_done = data is not None and (data.strip() in self._ends or (name or "").encode() in self._ends)
         return Event(raw=raw, data=data, name=name, complete=complete, is_done=is_done)

@@ -1,4 +1,4 @@
-"""One chat completion, from the client's bytes to the stored reply.
+"""One exchange, from the client's bytes to the stored reply.
 
     exchange          the main request flow; start here
     context           what the request's headers say

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from proxy.config import OFF, Policies, SessionSettings
 from proxy.conversation import Mode
-from proxy.dialects import headers
-from proxy.dialects.chat.request import ChatRequest, read_field
+from proxy.dialects import Dialect, Request, headers
 from proxy.errors import InvalidRequest, PalimpsestError
 from proxy.summaries import Caller
 from proxy.trimming import Policy
@@ -51,6 +50,8 @@ class Client(Protocol):
 class ClientRequest(Struct, frozen=True, kw_only=True):
     """A client's request as it came in."""
 
+    dialect: Dialect
+    """The API that the client speaks."""
     tenant: str
     headers: Headers
     query: bytes
@@ -66,6 +67,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 class RequestContext(Struct, frozen=True, kw_only=True):
     """How a request asks, beside what it says."""
 
+    dialect: Dialect
     tenant: str
     policy_name: str
     """Name of the policy that decides; `off` where trimming is bypassed."""
@@ -83,7 +85,7 @@ class RequestContext(Struct, frozen=True, kw_only=True):
 
 
 def read_context(
-    call: ClientRequest, request: ChatRequest, sessions: SessionSettings, policies: Policies
+    call: ClientRequest, request: Request, sessions: SessionSettings, policies: Policies
 ) -> RequestContext:
     """Read the headers of a request; raises `InvalidRequest` for a value that is not allowed."""
     sent = headers.first_values(call.headers)
@@ -97,6 +99,7 @@ def read_context(
     if agent is None and request.has_own_fields and request.messages:
         agent = request.messages[-1].agent
     return RequestContext(
+        dialect=call.dialect,
         tenant=call.tenant,
         policy_name=name,
         policy=policy,
@@ -127,14 +130,14 @@ def _header(sent: Mapping[bytes, bytes], key: bytes, name: str) -> str | None:
     return headers.decode_value(raw, name) if raw else None
 
 
-def _session_of(sent: Mapping[bytes, bytes], request: ChatRequest, settings: SessionSettings) -> str | None:
+def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: SessionSettings) -> str | None:
     """Return the session id; None where the request names no session."""
     for name in settings.headers:
         value = _header(sent, name.lower().encode(), name)
         if value:
             return valid_id(value, name)
     for path in settings.body_fields:
-        value = read_field(request, path)
+        value = request.field(path)
         if value:
             return valid_id(value, path)
     if settings.missing == "reject":

@@ -1,4 +1,4 @@
-"""One chat completion, top to bottom. Start here.
+"""One exchange, top to bottom. Start here.
 
     prepare -> open -> send -> relay -> settle
 
@@ -16,7 +16,6 @@ from typing import Final
 from proxy.config import Policies, Settings
 from proxy.conversation import chain
 from proxy.dialects import headers
-from proxy.dialects.chat.completion import FINISH_REASON, made_answer
 from proxy.errors import PalimpsestError
 from proxy.pipeline.context import Client, ClientRequest
 from proxy.pipeline.own_tools import Rounds, own_tools
@@ -28,7 +27,7 @@ from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
 from proxy.recall import name_in
-from proxy.store import Settled, Status, SummaryRow, session_key
+from proxy.store import Settled, Status, SummaryRow
 from proxy.summaries import Given, Work
 from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
@@ -39,7 +38,7 @@ _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 
 
 class ChatCompletions:
-    """Answers requests for chat completions. One for the life of the process."""
+    """Answers requests for completions, whatever their dialect. One for the life of the process."""
 
     def __init__(
         self, settings: Settings, services: AppServices, process_mark: str | None = None, cache_secret: bytes = b""
@@ -90,6 +89,7 @@ class ChatCompletions:
     async def _relay(self, exchange: Exchange, sent: Sent, client: Client) -> None:
         """Pass the upstream's answer on to the client, and settle before the client sees its end."""
         answer, prepared, reasoning = sent.answer, exchange.prepared, self._settings.upstream.reasoning
+        dialect = prepared.call.dialect
 
         def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
             decoded = answer.encoding and answer.readable
@@ -100,15 +100,18 @@ class ChatCompletions:
         try:
             exchange.mark("answered")
             if not 200 <= answer.status < 300:
-                await relay_refusal(answer, client, headers_of(answer), await answer.read(), settle)
+                await relay_refusal(dialect, answer, client, headers_of(answer), await answer.read(), settle)
                 return
             stream = _is_stream(answer, asked=prepared.request.stream)
             if not stream and not prepared.own_tools:
-                await relay_json(answer, client, headers_of(answer), settle)  # it settles before it says anything
+                await relay_json(
+                    dialect, answer, client, headers_of(answer), settle
+                )  # it settles before it says anything
                 return
             await exchange.opened()
             if prepared.own_tools:
                 rounds = Rounds(
+                    dialect,
                     own_tools(exchange, self._services.recall),
                     partial(self._sender.send_rounds, sent),
                     lambda message, partial: message.as_request(reasoning, partial=partial),
@@ -123,7 +126,7 @@ class ChatCompletions:
                     start=self._services.background.start,
                 )
             else:
-                relay = StreamRelay(answer, client, headers_of, hides_usage=sent.hides_usage)
+                relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.hides_usage)
             try:
                 await relay.run(settle)
             except asyncio.CancelledError:
@@ -135,16 +138,15 @@ class ChatCompletions:
     async def _repeat_reply(self, exchange: Exchange, entry: Entry, client: Client) -> None:
         """Answer with a stored reply: the task is finished, and upstream is not asked."""
         await exchange.opened()
-        prepared, services = exchange.prepared, self._services
+        prepared, services, api = exchange.prepared, self._services, exchange.prepared.call.dialect.replies
         reply = entry.message
         if prepared.stored:
-            key = session_key(prepared.call.tenant, prepared.history.id or "")
-            found = await services.store.body(key, name_in(entry.ref) or "")
+            found = await services.store.body(prepared.key, name_in(entry.ref) or "")
             reply = found[1].without_own_fields() if found is not None else reply
-        await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(FINISH_REASON,)))
-        kind, body = made_answer(
+        await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(api.calling,)))
+        kind, body = api.repeat(
             reply,
-            id=f"chatcmpl-{exchange.report.exchange}",
+            exchange=exchange.report.exchange,
             created=services.knowledge.now // 1000,
             model=prepared.request.model,
             stream=prepared.request.stream,
@@ -176,10 +178,9 @@ class ChatCompletions:
         if policy is None:
             return
         if isinstance(requested, SummaryRow):
-            key = session_key(prepared.call.tenant, prepared.history.id or "")
             row = as_requested(requested, services.knowledge.now)
             # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
-            services.background.start(services.store.keep_summary(key, row))
+            services.background.start(services.store.keep_summary(prepared.key, row))
             return
         wanted = exchange.report.plan.summary_request if self._settings.summarizer.background else None
         if (request := requested or wanted) is not None:
@@ -204,7 +205,7 @@ def summary_work(
             tip = nodes[-1] if nodes else tip
             given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
     return Work(
-        key=session_key(call.tenant, history.id or ""),
+        key=prepared.key,
         session=history.id or "",
         tip=tip,
         wanted=wanted,

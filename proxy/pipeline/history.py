@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, body_id, body_of, fingerprints, version_of
-from proxy.dialects import Message, ReasoningMode
-from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects import Message, ReasoningMode, Request
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
@@ -104,7 +103,7 @@ class HistoryLoader:
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
         self._offering = threading.Lock()  # `_put_together` may run in several threads
 
-    async def load(self, request: ChatRequest, context: RequestContext, *, whole: bool = False) -> History:
+    async def load(self, request: Request, context: RequestContext, *, whole: bool = False) -> History:
         """Find the request's session, and its place there. `whole`: read the messages that a cut dropped, too.
 
         A request that names no session goes on with the one session of the tenant that holds the last reply
@@ -117,14 +116,14 @@ class HistoryLoader:
         vouched = 0
         if incoming.replies:
             last = incoming.replies[-1]
-            found = await self._store.recorded(context.tenant, incoming.names[last])
+            found = await self._store.recorded(context.tenant, incoming.names[last], context.dialect.name)
             if len(found) == 1:
                 return await self._load(request, incoming, found[0], context, whole=whole)
             vouched = last + 1 if found else 0
         new = f"ses_{secrets.token_hex(16)}"
         return replace(await self._load(request, incoming, new, context, whole=whole), vouched=vouched)
 
-    async def without_store(self, request: ChatRequest) -> History:
+    async def without_store(self, request: Request) -> History:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
         size = _size_of(request)
         fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
@@ -157,11 +156,12 @@ class HistoryLoader:
         return entries if agent is None else _without_waiting(entries, rows, new, agent)
 
     async def _load(
-        self, request: ChatRequest, incoming: Incoming, session: str, context: RequestContext, *, whole: bool
+        self, request: Request, incoming: Incoming, session: str, context: RequestContext, *, whole: bool
     ) -> History:
         policy = context.policy
         snapshot = await self._store.recall(
             HistoryQuery(
+                dialect=context.dialect.name,
                 tenant=context.tenant,
                 session=session,
                 incoming=incoming,
@@ -182,7 +182,7 @@ class HistoryLoader:
         return await compute(work, self._put_together, request, incoming, context, session, snapshot)
 
     def _put_together(
-        self, request: ChatRequest, incoming: Incoming, context: RequestContext, session: str, snapshot: HistorySnapshot
+        self, request: Request, incoming: Incoming, context: RequestContext, session: str, snapshot: HistorySnapshot
     ) -> History:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
@@ -195,7 +195,7 @@ class HistoryLoader:
             own = request.has_own_fields
             known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
-            key = session_key(context.tenant, session)
+            key = session_key(context.tenant, session, context.dialect.name)
             variants = self._new_variants(key, request.messages, snapshot.marks)
         return History(
             id=session,
@@ -267,13 +267,13 @@ def size_of(messages: Iterable[Message]) -> int:
     return sum([len(message.raw) for message in messages])
 
 
-def _size_of(request: ChatRequest, rows: Sequence[NodeRow] = ()) -> int:
+def _size_of(request: Request, rows: Sequence[NodeRow] = ()) -> int:
     """Return the bytes of the request's messages, at least (other fields count too), and of those in `rows`."""
     beside = size_of(request.instructions) + len(request.tools or b"")
     return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
 
 
-def _incoming(request: ChatRequest, context: RequestContext) -> Incoming:
+def _incoming(request: Request, context: RequestContext) -> Incoming:
     """Return the request as far as its place in the history depends on it."""
     messages = request.messages
     replies = request.replies

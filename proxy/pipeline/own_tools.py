@@ -5,21 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import Call, JsonObject, Message
-from proxy.dialects.chat.completion import as_stored
-from proxy.dialects.chat.own_tools import Parted, answerable
-from proxy.dialects.chat.refusals import overflow_of
+from proxy.dialects import Call, Dialect, Message, OwnCalls
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.prepare import unused
 from proxy.pipeline.relay import Answered, OwnCall
 from proxy.pipeline.settle import Exchange
 from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
-from proxy.store import session_key
 from proxy.trimming import Hidden, compaction
 from proxy.upstream import Answer
 
@@ -45,7 +41,7 @@ def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
     fresh = tuple([body.message for body in history.fresh])
     end = history.entries[-1].position + 1 if history.entries else history.start
     branch = RecallBranch(
-        key=session_key(prepared.call.tenant, history.id or ""),
+        key=prepared.key,
         tip=history.arrival.base,
         depth=end - len(fresh),
         fresh=fresh,
@@ -93,8 +89,6 @@ class OwnRound(Struct, kw_only=True):
     message: Message
     """As it is sent back."""
     results: tuple[Message, ...]
-    content: Any
-    """What the client was shown of it."""
     shortened: bool = False
     """Whether its results gave way to a text that says that they are too long."""
 
@@ -102,8 +96,9 @@ class OwnRound(Struct, kw_only=True):
 class Rounds:
     """What happens behind one reply. Used once."""
 
-    def __init__(self, own: AnswersCalls, ask_again: AskAgain, form: Form) -> None:
+    def __init__(self, dialect: Dialect, own: AnswersCalls, ask_again: AskAgain, form: Form) -> None:
         """Let `own` answer and `ask_again` ask."""
+        self.dialect = dialect
         self.names = own.names
         self._own = own
         self._ask_again = ask_again
@@ -132,13 +127,13 @@ class Rounds:
         """The rounds, as they are sent: each a reply with its calls, and their results."""
         return _messages_of(self._rounds)
 
-    async def answer(self, message: JsonObject, calls: Parted) -> None:
+    async def answer(self, calls: OwnCalls) -> None:
         """Answer all calls of a reply that calls only the proxy's tools."""
-        self._rounds.append(await self._answer(message, calls))
+        self._rounds.append(await self._answer(calls))
 
-    async def answer_mixed(self, message: JsonObject, calls: Parted) -> None:
+    async def answer_mixed(self, calls: OwnCalls) -> None:
         """Answer the proxy's calls of a reply that calls tools of the client's, too: it is the last one."""
-        self._mixed = await self._answer(message, calls)
+        self._mixed = await self._answer(calls)
 
     async def ask(self) -> Answer | None:
         """Ask upstream again with the results, and with shorter ones where those are too long for it.
@@ -150,6 +145,7 @@ class Rounds:
             self._asks += 1
             answer = await self._ask_again(self.messages)
             try:
+                overflow_of = self.dialect.requests.overflow_of
                 too_long = answer.status >= 400 and overflow_of(answer.status, await answer.read()) is not None
             except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
                 await answer.aclose()
@@ -159,7 +155,7 @@ class Rounds:
             await answer.aclose()
         return None
 
-    def hidden(self, reply: Message, last: JsonObject, *, partial: bool) -> Hidden | None:
+    def hidden(self, reply: Message, last: Message, *, partial: bool) -> Hidden | None:
         """Return what is sent with the reply from now on; None where the client was shown everything.
 
         `reply` is the whole reply, as the client has it; `last` its last round without calls of the proxy's.
@@ -167,32 +163,30 @@ class Rounds:
         if self._mixed is not None:
             return Hidden(before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0)
         kept = list(self._rounds)
-        sent = self._form(as_stored(last), partial)
-        while kept and not any(sent.data.get(name) for name in _SAYING):
+        sent = self._form(last, partial)
+        while kept and not (sent.text or sent.has_content or sent.calls):
             # It said nothing by itself, which no provider takes: what was said before it is its own.
-            sent = self._form(as_stored({**last, "content": kept.pop().content}), partial)
+            sent = self._form(last.with_content_of(kept.pop().message), partial)
         if not kept:
             return None
         is_all = sent.data == self._form(reply, partial).data
         return Hidden(before=_messages_of(kept), reply=None if is_all else sent, after=(), tokens=0)
 
-    async def _answer(self, message: JsonObject, calls: Parted) -> OwnRound:
-        sent, own = answerable(message, calls)
+    async def _answer(self, calls: OwnCalls) -> OwnRound:
         results: list[Message] = []
-        for number, call in enumerate(own):
+        for number, call in enumerate(calls.own):
             began = time.monotonic()
             text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
             took = round((time.monotonic() - began) * 1000, 2)
             self.answered.append(OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1))
-            results.append(as_stored({"role": "tool", "tool_call_id": call.id, "content": text}))
-        form = self._form(as_stored({**sent, "role": "assistant"}), False)
-        return OwnRound(message=form, results=tuple(results), content=message.get("content"))
+            results.append(self.dialect.result(call.id, text))
+        return OwnRound(message=self._form(calls.message, False), results=tuple(results))
 
     def _shorten(self) -> bool:
         """Put a short text in the place of the newest results that are whole; tell whether there are any."""
         for number, made in reversed(list(enumerate(self._rounds, 1))):
             if not made.shortened:
-                made.results = tuple([result.replacing("content", TOO_LONG) for result in made.results])
+                made.results = tuple([result.with_text(TOO_LONG) for result in made.results])
                 made.shortened = True
                 self.answered = [
                     replace(call, error=TOO_LONG) if call.round == number else call for call in self.answered
@@ -203,7 +197,3 @@ class Rounds:
 
 def _messages_of(rounds: Sequence[OwnRound]) -> tuple[Message, ...]:
     return tuple([message for made in rounds for message in (made.message, *made.results)])
-
-
-_SAYING: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
-"""The fields of a reply of which a provider wants at least one."""

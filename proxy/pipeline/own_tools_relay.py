@@ -9,41 +9,17 @@ calls alone; those of the proxy are answered before it is stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import anyio
 
-from proxy.dialects import JsonObject
-from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.own_tools import (
-    STOPPED,
-    Correction,
-    Parted,
-    added,
-    corrected,
-    ending,
-    gap,
-    parted,
-    says_something,
-    without_own,
-)
-from proxy.dialects.chat.tool_stream import ToolStreamFilter
-from proxy.dialects.jsontext import is_array, is_object, read
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client
 from proxy.pipeline.own_tools import Rounds
-from proxy.pipeline.relay import (
-    Answered,
-    HeadersOf,
-    Settle,
-    StreamRelay,
-    error_event,
-    error_text,
-    read_answer,
-    send_whole,
-)
+from proxy.pipeline.relay import Answered, HeadersOf, Settle, StreamRelay, read_answer, send_whole
 from proxy.store import Status
 from proxy.upstream import Answer
 
@@ -74,7 +50,7 @@ def virtual_relay(
     if not stream:
         return WholeRelay(answer, client, headers, rounds)
     if not answer.readable:  # in an encoding that nobody here reads: whatever it calls, it goes to the client
-        return StreamRelay(answer, client, headers, hides_usage=hides_usage)
+        return StreamRelay(rounds.dialect, answer, client, headers, hides_usage=hides_usage)
     return VirtualStream(answer, client, headers, rounds, hides_usage=hides_usage, interval=interval, start=start)
 
 
@@ -87,9 +63,7 @@ class WholeRelay:
         self._client = client
         self._headers = headers
         self._rounds = rounds
-        self._said: list[Any] = []
-        """The contents of the rounds that the client is not shown."""
-        self._usage: JsonObject | None = None
+        self._filter = rounds.dialect.replies.body_filter(rounds.names)
         self._first_usage: JsonObject | None = None
 
     async def run(self, settle: Settle) -> None:
@@ -111,104 +85,49 @@ class WholeRelay:
     def answered(self, *, left: bool = False) -> Answered:
         """Return what has come so far: no reply."""
         why = "the client left" if left else "there is no reply"
-        return self._with_rounds(Answered(status=Status.CANCELLED if left else Status.FAILED, error=why), None)
+        return self._with_rounds(Answered(status=Status.CANCELLED if left else Status.FAILED, error=why))
 
     async def _reply(self) -> tuple[Answered, bytes]:
         """Return what came of it, and the body that the client gets."""
+        found, rounds = self._filter, self._rounds
         while True:
             body = await self._answer.read()
             if not 200 <= self._answer.status < 300:
-                return self._failed(error_text(body) or f"HTTP {self._answer.status}"), body
-            message, finish, usage = _only_reply(body)
-            names, later = self._rounds.names, len(self._rounds) > 0
-            calls = parted(message, names, finish)
-            if not message or not (later or calls.own or calls.broken):
-                return self._with_rounds(read_answer(body, self._answer.status), usage), body
-            said = any(says_something({"content": content}) for content in self._said)
-            how = ending(message, names, finish, later=later, said=said, may_ask=self._rounds.may_ask)
-            if not how.again:
-                if calls.others and calls.own:
-                    await self._rounds.answer_mixed(message, calls)
-                last = without_own(message, names)
-                if how.text:
-                    last = {**last, "content": _joined([last.get("content"), how.text])}
-                return self._made(body, usage, last, how.finish)
-            self._first_usage = self._first_usage if later else usage
-            self._usage = added(self._usage, usage)
-            await self._rounds.answer(message, calls)
-            answer = await self._rounds.ask()
-            self._said.append(message.get("content"))
+                words = rounds.dialect.replies.error_words(body)
+                return self._failed(words or f"HTTP {self._answer.status}"), body
+            shown = found.take(body)
+            calls = found.calls
+            if not found.again:
+                if calls.own and calls.others:
+                    await rounds.answer_mixed(calls)
+                return self._read(shown), shown
+            if not len(rounds):
+                self._first_usage = found.usage
+            await rounds.answer(calls)
+            answer = await rounds.ask()
             if answer is None:
-                return self._made(body, None, {"role": "assistant", "content": STOPPED}, "stop")
+                shown = found.give_up()
+                return self._read(shown), shown
+            found.next(may_ask=rounds.may_ask)
             before, self._answer = self._answer, answer
             if before is not self._first:
                 await before.aclose()
 
-    def _made(self, body: bytes, usage: JsonObject | None, last: JsonObject, finish: str) -> tuple[Answered, bytes]:
-        """Return the reply that ends with the round `last`, in the body of that round.
-
-        `last` is without the proxy's calls; `usage` is that of this round where it is not counted yet.
-        """
-        message, was, _ = _only_reply(body)
-        calls = parted(message, self._rounds.names, was)
-        content = _joined([*self._said, last.get("content")])
-        taken = (*calls.own, *calls.broken)
-        items = message.get("tool_calls")
-        places = range(len(items)) if taken and is_array(items) else ()
-        later = len(self._rounds) > 0
-        body = corrected(
-            body,
-            Correction(
-                content=content if content != message.get("content") else None,
-                calls=[place for place in places if place not in taken] if taken else None,
-                finish_reason=finish if finish != was else None,
-                usage=added(self._usage, usage) if later else None,
-            ),
-        )
-        answered = self._with_rounds(read_answer(body, self._answer.status), usage)
-        answered.hidden = self._rounds.hidden(answered.replies[0][0], last, partial=False)
-        return answered, body
-
-    def _failed(self, why: str) -> Answered:
-        answered = Answered(status=Status.FAILED, error=why, upstream_status=self._answer.status)
-        return self._with_rounds(answered, None)
-
-    def _with_rounds(self, answered: Answered, usage: JsonObject | None) -> Answered:
-        """Return the answered with what is known of all rounds; `usage` is that of the last."""
-        answered.usage, answered.first_usage = added(self._usage, usage), self._first_usage
-        self._rounds.note(answered)
+    def _read(self, body: bytes) -> Answered:
+        """Return what the client is shown, and what belongs to it and is not shown."""
+        answered = self._with_rounds(read_answer(self._rounds.dialect, body, self._answer.status))
+        if len(answered.replies) == 1:
+            answered.hidden = self._rounds.hidden(answered.replies[0][0], self._filter.last, partial=False)
         return answered
 
+    def _failed(self, why: str) -> Answered:
+        return self._with_rounds(Answered(status=Status.FAILED, error=why, upstream_status=self._answer.status))
 
-def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:
-    """Return the message of a body with one choice, why it ended, and the usage; else an empty message."""
-    try:
-        data = read(body)
-    except ValueError:
-        return {}, "", None
-    found = read_completion(data)
-    choices = data.get("choices") if is_object(data) else None
-    if not is_array(choices) or len(choices) != 1 or not found.choices:
-        return {}, "", found.usage
-    return found.choices[0].message, found.choices[0].finish_reason or "", found.usage
-
-
-def _joined(contents: Sequence[Any]) -> Any:
-    """Return several contents as one: text, or parts where one has parts; the last where all are empty.
-
-    Texts that would run into each other are kept apart.
-    """
-    said: list[Any] = []
-    for content in contents:
-        if content:
-            between = gap(said[-1], content) if said else ""
-            said.append(between + content if between else content)
-    if all(isinstance(content, str) for content in said):
-        return "".join(said) if said else (contents[-1] if contents else None)
-    parts: list[Any] = []
-    for content in said:
-        parts += content if is_array(content) else [{"type": "text", "text": content}]
-    return parts
+    def _with_rounds(self, answered: Answered) -> Answered:
+        """Return the answered with what is known of all rounds."""
+        answered.usage, answered.first_usage = self._filter.usage, self._first_usage
+        self._rounds.note(answered)
+        return answered
 
 
 class VirtualStream(StreamRelay):
@@ -230,12 +149,12 @@ class VirtualStream(StreamRelay):
         start: StartTask,
     ) -> None:
         """Relay `answer` and those that follow it, as `virtual_relay` says."""
-        super().__init__(answer, client, headers, hides_usage=hides_usage)
+        super().__init__(rounds.dialect, answer, client, headers, hides_usage=hides_usage)
         self._first = answer
         self._rounds = rounds
         self._interval = interval
         self._start = start
-        self._filter = ToolStreamFilter(rounds.names, hides_usage=hides_usage)
+        self._filter = self._api.stream_filter(rounds.names, hides_usage)
         self._reply = self._filter.reply
         self._first_usage: JsonObject | None = None
         self._line = anyio.Lock()  # who holds it may write
@@ -262,9 +181,9 @@ class VirtualStream(StreamRelay):
         self._rounds.note(answered)
         if len(answered.replies) == 1:
             reply, partial = answered.replies[0]
-            last = without_own(self._filter.message, self._rounds.names)
+            last: Message = self._filter.last
             if len(self._rounds) > self._filter.rounds:  # it is among them: nothing came after it
-                last = {"role": "assistant"}
+                last = self._rounds.dialect.spoken("assistant", "")
             answered.hidden = self._rounds.hidden(reply, last, partial=partial)
         return answered
 
@@ -275,14 +194,14 @@ class VirtualStream(StreamRelay):
     async def _round(self, settle: Settle) -> bool:
         """Relay one answer; tell whether another one follows."""
         last = await self._relay()
-        whole = self._reply.error is None
+        whole = not self._reply.failed
         if self._filter.again and whole:
             await self._send(b"".join([shown for _, shown in last]))
             return await self._go_on(settle)
         if whole and (self._done or self._filter.ended):
-            calls = self._parted()
+            calls = self._filter.calls
             if calls.own and calls.others:
-                await self._rounds.answer_mixed(self._filter.message, calls)
+                await self._rounds.answer_mixed(calls)
         await settle(self.answered())
         await self._close(last)
         return False
@@ -298,7 +217,7 @@ class VirtualStream(StreamRelay):
             return shown
         return shown + b"\n\n" if shown and event.data is not None else b""  # other events follow it
 
-    def _read_end(self) -> bytes:
+    def _read_end(self, event: Event) -> bytes:  # noqa: ARG002 - it says nothing beside
         return self._filter.end()
 
     async def _go_on(self, settle: Settle) -> bool:
@@ -309,7 +228,7 @@ class VirtualStream(StreamRelay):
             await self._answer.aclose()
         if self._first_usage is None and not len(self._rounds):
             self._first_usage = self._filter.usage
-        await self._rounds.answer(self._filter.message, self._parted())
+        await self._rounds.answer(self._filter.calls)
         try:
             answer = await self._rounds.ask()
             refusal = None
@@ -320,7 +239,7 @@ class VirtualStream(StreamRelay):
         except PalimpsestError as why:
             self._failure = why
             await settle(self.answered())
-            if not await self._break_off(error_event(why.body())):
+            if not await self._break_off(self._api.error_body(why)):
                 raise
             return False
         if refusal is not None:
@@ -332,27 +251,27 @@ class VirtualStream(StreamRelay):
             await self._end(shown)
             return False
         self._filter.next(may_ask=self._rounds.may_ask)
-        self._events, self._done, self._tail = EventDecoder(), False, b""
+        self._events, self._done, self._tail = EventDecoder(self._api.ends), False, b""
         return True
 
     async def _refuse(self, body: bytes, settle: Settle) -> None:
         """Pass on an error with which upstream answered a later round."""
-        status, words = self._answer.status, error_text(body)
+        status, words = self._answer.status, self._api.error_words(body)
         self._failure = UpstreamError(words or f"HTTP {status}")
         await settle(self.answered())
         error = UpstreamError(
             f"The upstream answered with HTTP {status} when it was asked for the rest of the reply. Try again.",
             code="upstream_incomplete",
         )
-        if not await self._break_off(error_event(read(body) if words is not None else error.body())):
+        if not await self._break_off(body if words is not None else self._api.error_body(error)):
             await send_whole(self._client, status, self._headers(self._answer), body)
 
     async def _break_off(self, error: bytes) -> bool:
-        """End a stream that has begun with the error; tell whether it had. No comment comes any more."""
+        """End a stream that has begun with the body of an error; tell whether it had. No comment comes any more."""
         async with self._line:
             self._over = True
         if self._started:
-            await self._client.end(error)
+            await self._client.end(self._api.error_event(error))
         return self._started
 
     async def _send(self, shown: bytes, *, flush: bool = False) -> None:
@@ -390,6 +309,3 @@ class VirtualStream(StreamRelay):
                     self._waiting += COMMENT
                 await self._flush()
                 self._quiet = True
-
-    def _parted(self) -> Parted:
-        return parted(self._filter.message, self._rounds.names, self._filter.finish_reason)

@@ -16,9 +16,7 @@ from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
 from proxy.conversation import Kind
-from proxy.dialects import Message
-from proxy.dialects.chat.own_tools import offer_tools
-from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.dialects import Message, Request
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
@@ -26,7 +24,7 @@ from proxy.pipeline.history import History, size_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import StandingCut, SummaryRow, SummaryStatus
+from proxy.store import StandingCut, SummaryRow, SummaryStatus, session_key
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
 from proxy.upstream import Destination
 
@@ -43,7 +41,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     received: float
     """`time.monotonic()` at its arrival."""
     call: ClientRequest
-    request: ChatRequest
+    request: Request
     context: RequestContext
     history: History
     planning: PlanningContext
@@ -70,6 +68,11 @@ class Prepared(Struct, frozen=True, kw_only=True):
         return self.history.id is not None
 
     @property
+    def key(self) -> str:
+        """The internal name of its session."""
+        return session_key(self.call.tenant, self.history.id or "", self.call.dialect.name)
+
+    @property
     def plan(self) -> Plan:
         """What was decided."""
         return self.report.plan
@@ -90,8 +93,8 @@ class Preparer:
 
     async def prepare(self, call: ClientRequest) -> Prepared:
         """Read a request, find its place in the history, and plan what is sent."""
-        received, settings, services = time.monotonic(), self._settings, self._services
-        request = await compute(len(call.body), parse_chat_request, call.body)
+        received, settings, services, api = time.monotonic(), self._settings, self._services, call.dialect.requests
+        request = await compute(len(call.body), api.parse, call.body)
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model)
         facts = services.knowledge.facts_at(request.model, destination.base_url)
@@ -101,7 +104,8 @@ class Preparer:
         virtual = settings.virtual_tools
         if virtual.recall_context or virtual.compress_chat_history:
             off = context.policy is None
-            offer = offer_tools(request, offered(virtual, has_tools=request.has_tools, stateless=stateless, off=off))
+            mine = offered(virtual, has_tools=request.has_tools, stateless=stateless, off=off)
+            offer = api.offer_tools(request, mine)
             own, tools = offer.names, offer.tools
         whole = False
         while True:
@@ -173,7 +177,7 @@ class Preparer:
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
     async def _planning(
-        self, request: ChatRequest, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
+        self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
     ) -> tuple[PlanningContext, int]:
         """Return what planning must be told, and the tokens of the instructions."""
         model, lead, fixed, counter = request.model, 0, 0, self._services.counter
@@ -206,6 +210,7 @@ class Preparer:
             return plan_of(history, name, policy, planning if fork is None else replace(planning, fork=fork))
 
         place = ForkPlace(
+            dialect=context.dialect.name,
             tenant=context.tenant,
             session=history.id or "",
             node=history.arrival.base,
@@ -333,6 +338,7 @@ def missing_summary(
 class ForkPlace(Struct, frozen=True, kw_only=True):
     """A place at which one trim serves every request that goes on from there."""
 
+    dialect: str
     tenant: str
     session: str
     node: str

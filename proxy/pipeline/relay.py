@@ -2,21 +2,18 @@
 
 What the client gets is what upstream sent, event by event, byte for byte. Reading never harms
 relaying: an answer that cannot be understood is passed on all the same. The one thing held back
-is the end (`[DONE]`, the close, the JSON body), until the reply is durable.
+is the end (the last event, the close, the JSON body), until the reply is durable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import anyio
-import orjson
 from msgspec import Struct
 
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.completion import CompletionAccumulator, as_stored, read_completion, replies_of
-from proxy.dialects.jsontext import is_object, read, write
+from proxy.dialects import Dialect, JsonObject, Message, StreamReader
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client, Headers
@@ -25,7 +22,7 @@ from proxy.trimming import Hidden
 from proxy.upstream import Answer
 
 AFTER_DONE_SECONDS: Final = 1.0
-"""How long an upstream may take to close after `[DONE]`; the client has everything by then."""
+"""How long an upstream may take to close after the last event; the client has everything by then."""
 
 
 class OwnCall(Struct, frozen=True, kw_only=True):
@@ -71,17 +68,19 @@ HeadersOf = Callable[[Answer], Headers]
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 
 
-async def relay_refusal(answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle) -> None:
+async def relay_refusal(
+    dialect: Dialect, answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle
+) -> None:
     """Pass on an answer that is an error: status, headers and body as they are."""
-    error = error_text(body) or f"HTTP {answer.status}"
+    error = dialect.replies.error_words(body) or f"HTTP {answer.status}"
     await settle(Answered(status=Status.FAILED, error=error, upstream_status=answer.status))
     await send_whole(client, answer.status, headers, body)
 
 
-async def relay_json(answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
+async def relay_json(dialect: Dialect, answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
     """Pass on an answer that comes in one piece, once what it says is stored."""
     body = await answer.read()
-    await settle(read_answer(body, answer.status))
+    await settle(read_answer(dialect, body, answer.status))
     await send_whole(client, answer.status, headers, body)
 
 
@@ -91,22 +90,21 @@ async def send_whole(client: Client, status: int, headers: Headers, body: bytes)
     await client.end(body)
 
 
-def read_answer(body: bytes, status: int) -> Answered:
+def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
     """Return what a JSON answer says; one that cannot be understood is a failure with its reason."""
     try:
-        completion = read_completion(read(body))
+        found = dialect.replies.read(body)
     except ValueError:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
-    messages = replies_of(completion)
-    if not messages:
-        error = words_of(completion.error) or _NO_REPLY
-        return Answered(status=Status.FAILED, error=error, usage=completion.usage, upstream_status=status)
+    if not found.messages:
+        error = found.error or _NO_REPLY
+        return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status)
     return Answered(
         status=Status.COMPLETE,
-        replies=tuple([(message, False) for message in messages]),
-        finish_reasons=tuple([choice.finish_reason for choice in completion.choices]),
-        usage=completion.usage,
-        model=completion.model,
+        replies=tuple([(message, False) for message in found.messages]),
+        finish_reasons=found.finish_reasons,
+        usage=found.usage,
+        model=found.model,
         upstream_status=status,
     )
 
@@ -114,17 +112,20 @@ def read_answer(body: bytes, status: int) -> Answered:
 class StreamRelay:
     """One stream of events on its way to the client. Used once."""
 
-    def __init__(self, answer: Answer, client: Client, headers: HeadersOf, *, hides_usage: bool) -> None:
+    def __init__(
+        self, dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, *, hides_usage: bool
+    ) -> None:
         """Relay `answer` to `client`; `hides_usage` keeps the chunk back that only the proxy asked for."""
+        self._api = dialect.replies
         self._answer = answer
         self._client = client
         self._headers = headers
         self._hides_usage = hides_usage
-        self._events = EventDecoder()
-        self._reply = CompletionAccumulator()
+        self._events = EventDecoder(self._api.ends)
+        self._reply: StreamReader = self._api.reader()
         self._done = False
         self._tail = b""
-        """`[DONE]`, and what came with it."""
+        """The last event, and what came with it."""
         self._failure: PalimpsestError | None = None
         """Why nothing more came."""
 
@@ -144,21 +145,21 @@ class StreamRelay:
         A choice is whole if it has a `finish_reason`, or if the stream ended as it should. Of one that broke
         off only text is kept.
         """
-        reply, ended, choices = self._reply, self._ended, self._reply.choices()
+        reply, ended, found = self._reply, self._ended, self._reply.replies
         kept: list[tuple[Message, bool]] = []
-        for choice in choices:
-            partial = not ended and choice.finish_reason is None
-            if not partial or choice.message.get("content"):
-                kept.append((as_stored(choice.message), partial))
+        for message, finish_reason in zip(found.messages, found.finish_reasons, strict=True):
+            partial = not ended and finish_reason is None
+            if not partial or message.text:
+                kept.append((message, partial))
         answered = Answered(
             status=Status.COMPLETE,
             replies=tuple(kept),
-            finish_reasons=tuple([choice.finish_reason for choice in choices]),
-            usage=reply.usage,
-            model=reply.model,
+            finish_reasons=found.finish_reasons,
+            usage=found.usage,
+            model=found.model,
             upstream_status=self._answer.status,
         )
-        if not kept or not (ended or (reply.finished and reply.error is None)):
+        if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(left=left)
             answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         return answered
@@ -166,10 +167,10 @@ class StreamRelay:
     @property
     def _ended(self) -> bool:
         """Whether the stream came to its end."""
-        return self._done and self._reply.error is None
+        return self._done and not self._reply.failed
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
-        """Relay until `[DONE]` or the end; return what came last without an end, and what is shown of it."""
+        """Relay until the last event or the close; return what came last without an end, and what is shown of it."""
         plain = self._answer.readable
         try:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
@@ -178,7 +179,7 @@ class StreamRelay:
                     if self._done:
                         self._tail += event.raw
                     elif event.is_done:
-                        shown.append(self._read_end())
+                        shown.append(self._read_end(event))
                         self._done, self._tail = True, event.raw
                     else:
                         shown.append(self._read(event))
@@ -189,21 +190,16 @@ class StreamRelay:
 
     def _read(self, event: Event) -> bytes:
         """Read an event; return what the client is shown of it."""
-        if event.data is not None:
-            try:
-                is_usage = self._reply.add(read(event.data))
-            except ValueError:
-                return event.raw  # whatever it is, it is not ours to judge
-            if is_usage and self._hides_usage:
-                return b""
-        return event.raw
+        is_usage = self._reply.take(event)
+        return b"" if is_usage and self._hides_usage else event.raw
 
     def _read_last(self, event: Event) -> bytes:
         """Read an event that the stream ended in; return what the client is shown of it."""
         return self._read(event)
 
-    def _read_end(self) -> bytes:
-        """Take `[DONE]` for the end of the reply; return what is shown before it."""
+    def _read_end(self, event: Event) -> bytes:
+        """Take the last event for the end of the reply; return what is shown before it."""
+        self._reply.take(event)
         return b""
 
     async def _send(self, shown: bytes, *, flush: bool = False) -> None:  # noqa: ARG002 - nothing waits here
@@ -214,7 +210,7 @@ class StreamRelay:
         await self._client.end(shown)
 
     async def _close(self, last: Sequence[tuple[Event, bytes]]) -> None:
-        """Send `[DONE]` and what follows it; or the last events, and an error where the stream broke."""
+        """Send the last event and what follows it; or the last events, and an error where the stream broke."""
         if self._done:
             self._tail += b"".join([event.raw for event in self._events.flush()])
             if not self._answer.ended:
@@ -227,7 +223,7 @@ class StreamRelay:
         await self._end(b"".join([shown for event, shown in last if event.complete or not error]) + error)
 
     async def _rest(self) -> bytes:
-        """Return what is still to come after `[DONE]`. A connection read to its end is used again."""
+        """Return what is still to come after the last event. A connection read to its end is used again."""
         rest = b""
         if self._answer.ended:  # as a rule
             return rest
@@ -241,41 +237,20 @@ class StreamRelay:
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
-        if self._reply.finished or self._reply.error is not None or not self._answer.readable:
+        reasons = self._reply.replies.finish_reasons
+        if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
             return b""
         why = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
         )
-        return error_event(why.body())
+        return self._api.error_event(self._api.error_body(why))
 
     def _reason(self, *, left: bool) -> str:
         """Return in words why there is no whole reply."""
-        if self._reply.error is not None:
-            return words_of(self._reply.error) or "the upstream reported an error"
+        if self._reply.failed:
+            return self._reply.replies.error or "the upstream reported an error"
         if left:
             return "the client left"
         if self._failure is not None:
             return self._failure.message
         return _NO_REPLY if self._done else "the upstream closed the stream before the reply was complete"
-
-
-def error_event(body: JsonObject) -> bytes:
-    """Return the event that ends a broken stream; `body` is an error's, in OpenAI's shape."""
-    return b"data: " + write(body) + b"\n\n"
-
-
-def words_of(error: Any) -> str | None:
-    """Return the words of an error object, as providers put them; None where there is none."""
-    if is_object(error):
-        message = error.get("message")
-        return message if isinstance(message, str) else write(error).decode()
-    return error if isinstance(error, str) else None
-
-
-def error_text(body: bytes) -> str | None:
-    """Return the words of an error answer; None where it is no JSON object with an `error`."""
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return words_of(data.get("error")) if is_object(data) else None

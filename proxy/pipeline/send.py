@@ -6,7 +6,9 @@ roles in another order, where an upstream insists on one; and trimmed further, w
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import Final
 
 from cachetools import LRUCache
@@ -14,11 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.config import Settings
-from proxy.dialects import Message, headers
-from proxy.dialects.chat import CHAT, INSTRUCTION_ROLES
-from proxy.dialects.chat.cache_marks import cache_key, decides_itself, marked
-from proxy.dialects.chat.refusals import Overflow, RoleOrder, demanded_order, overflow_of, reordered
-from proxy.dialects.chat.request import compose
+from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, headers
+from proxy.dialects.jsontext import write
 from proxy.pipeline.prepare import Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.trimming import Policy, merged
@@ -135,8 +134,7 @@ class UpstreamSender:
         answer = await self._post(attempt)
         if not (attempt.adds_usage and answer.status in {400, 422}):
             return answer
-        body = await _read(answer)
-        if b"stream_options" not in body and b"include_usage" not in body:
+        if not attempt.prepared.call.dialect.requests.refuses_usage(await _read(answer)):
             return answer
         await answer.aclose()
         attempt.adds_usage = False
@@ -149,7 +147,7 @@ class UpstreamSender:
     async def _reordered(self, attempt: _Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
         while answer.status >= 400:
-            order = demanded_order(answer.status, await _read(answer))
+            order = attempt.prepared.call.dialect.requests.demanded_order(answer.status, await _read(answer))
             if order is None or order in attempt.orders:
                 return answer
             demanded: frozenset[RoleOrder] = frozenset({*attempt.orders, order})
@@ -162,7 +160,7 @@ class UpstreamSender:
 
     async def _rescued(self, attempt: _Attempt, policy: Policy, answer: Answer) -> bool:
         """Tell whether the request was refused for its length and got shorter; then the answer is closed."""
-        overflow = overflow_of(answer.status, await _read(answer))
+        overflow = attempt.prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer))
         if overflow is None:
             return False
         try:
@@ -218,7 +216,7 @@ class UpstreamSender:
             call.headers, drop_credentials=not destination.forwards_credentials, extra_drop=self._dropped
         )
         sent.append((b"accept-encoding", b"identity"))
-        path = "/chat/completions"
+        path = call.dialect.requests.path
         if call.query and destination.forwards_query:
             path += f"?{call.query.decode('latin-1')}"
         body = self._body(attempt, attempt.orders, add_usage=attempt.adds_usage)
@@ -228,27 +226,32 @@ class UpstreamSender:
     def _body(self, attempt: _Attempt, orders: Collection[RoleOrder], *, add_usage: bool = False) -> bytes:
         """Return the body to send: the client's own bytes where nothing was trimmed or added."""
         prepared, made, settings = attempt.prepared, attempt.report.plan, self._settings
-        request, history, facts = prepared.request, prepared.history, prepared.facts
+        request, history, facts, dialect = prepared.request, prepared.history, prepared.facts, prepared.call.dialect
+        api = dialect.requests
         instructions, view = history.instructions, made.view
         if made.summary is not None and made.summary.role == "merge":
-            instructions = merged(instructions, made.summary, CHAT)
+            instructions = merged(instructions, made.summary, dialect)
         if (
             made.settled
             and facts.breakpoints != "none"
             and settings.cache.breakpoints == "auto"
-            and not decides_itself(request.fields)
+            and not api.decides_caching(request.fields)
         ):
             ends = [len(instructions) + end - 1 for end in made.settled]
-            whole = marked((*instructions, *view), ends, facts.breakpoints)
+            whole = api.marked((*instructions, *view), ends, facts.breakpoints)
             instructions, view = whole[: len(instructions)], whole[len(instructions) :]
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
-            instructions, view = _in_order(instructions, view, orders)
+            whole = (*instructions, *view)
+            for order in sorted(orders):
+                whole = api.reordered(whole, order)
+            lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
+            instructions, view = whole[:lead], whole[lead:]
         key = None
         if settings.cache.key == "session" and facts.takes_key and history.id is not None:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
-        return compose(
+        return api.compose(
             request,
             instructions=instructions,
             messages=view,
@@ -259,15 +262,13 @@ class UpstreamSender:
         )
 
 
-def _in_order(
-    instructions: tuple[Message, ...], view: tuple[Message, ...], orders: Collection[RoleOrder]
-) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Return instructions and view with their roles in the order that the upstream insists on."""
-    whole = (*instructions, *view)
-    for order in sorted(orders):
-        whole = reordered(whole, order)
-    lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
-    return whole[:lead], whole[lead:]
+def cache_key(secret: bytes, tenant: str, session: str) -> str:
+    """Return a session's key, 32 hexadecimal digits: always the same for the same three arguments.
+
+    `secret` is this installation's, so that nobody else can tell which session a key is of. OpenAI takes 64 letters at
+    most; 32 do not meet by chance.
+    """
+    return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:32]
 
 
 async def _read(answer: Answer) -> bytes:

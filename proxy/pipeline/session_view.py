@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from proxy.config import OFF, Policies
 from proxy.conversation import Kind
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat import CHAT
+from proxy.dialects import Dialect, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.history import size_of
@@ -33,6 +32,7 @@ _RECENT: Final = 20
 class SessionView(Struct, frozen=True, kw_only=True):
     """All that a plan is made of."""
 
+    dialect: Dialect
     policy_name: str
     policy: Policy | None
     """None where trimming is switched off."""
@@ -97,6 +97,7 @@ async def session_view(
         size_of(row.message for row in rows), lambda: services.loader.branch(rows, model, hidden, agent=agent)
     )
     return SessionView(
+        dialect=dialect_named(session.dialect),
         policy_name=name,
         policy=chosen,
         model=model,
@@ -133,7 +134,7 @@ def _preview(now: SessionView) -> dict[str, Any]:
         planned = plan(now.entries, now.policy, now.policy_name, known, cut, composed=True)
     lead = now.instructions
     if planned.summary is not None and planned.summary.role == "merge":
-        lead = merged(lead, planned.summary, CHAT)
+        lead = merged(lead, planned.summary, now.dialect)
     tokens = [entry.tokens for entry in now.entries]
 
     def node_at(position: int) -> str:

@@ -116,6 +116,7 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
     """Return what is stored of a request before its answer is here; `now` is in milliseconds since 1970."""
     request, history, report = prepared.request, prepared.history, prepared.report
     return Opening(
+        dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
         session=report.session or "",
         exchange=report.exchange,
@@ -170,6 +171,7 @@ def settlement_of(
         "timings": exchange.timings,
     }
     return Settlement(
+        dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
         session=report.session or "",
         exchange=report.exchange,

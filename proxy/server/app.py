@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from proxy import __version__
 from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import ChatCompletions, Knowledge, opened
@@ -33,7 +34,9 @@ from proxy.store import Store
 from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
-_CHAT: Final = frozenset({b"/v1/chat/completions", b"/chat/completions"})
+_CHAT: Final = dialect_named("chat")
+_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}
+"""The dialect that is spoken at a path."""
 _OPENAI: Final = b"/v1/"
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
@@ -71,9 +74,10 @@ class Application:
         """Serve one ASGI call."""
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
-            connection = ClientConnection(scope, receive, send)
+            dialect = _ROUTES.get(path)
+            connection = ClientConnection(scope, receive, send, dialect or _CHAT)
             try:
-                if path in _CHAT and scope["method"] == "POST" and self._chat is not None:
+                if dialect is not None and scope["method"] == "POST" and self._chat is not None:
                     await self._chat.serve(connection)
                     return
                 if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:

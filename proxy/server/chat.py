@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` on raw ASGI: reads the request, hands it to the pipeline, watches the client.
+"""The endpoint of every dialect on raw ASGI: reads the request, hands it to the pipeline, watches the client.
 
 The way in; the main flow is in `pipeline/exchange.py`. `ClientConnection` is the client's side of a request; the
 passthrough uses it too.
@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
-import orjson
-
 from proxy.config import Settings
+from proxy.dialects import Dialect, dialect_named
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
 from proxy.pipeline import Background, ChatCompletions, ClientRequest
 from proxy.server.authentication import Authenticator
@@ -23,13 +22,16 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
+_CHAT: Final = dialect_named("chat")
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
 class ClientConnection:
     """The client's side of one request: what it sends, what it is sent, and whether it is still there."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect = _CHAT) -> None:
+        """Take over one ASGI call of type `http`; errors are told in the form of `dialect`."""
+        self.dialect = dialect
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.first: dict[bytes, bytes] = dict(reversed(self.headers))
         """The first value of each header, by its lower-case name."""
@@ -114,9 +116,10 @@ class ClientConnection:
 
     async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
         """Say what went wrong: as a response, or as the last event of a stream that has begun."""
-        body = orjson.dumps(error.body())
+        api = self.dialect.replies
+        body = api.error_body(error)
         if self._started:
-            await self.end(b"data: " + body + b"\n\n")
+            await self.end(api.error_event(body))
             return
         length = (b"content-length", b"%d" % len(body))
         await self.start(error.status, [(b"content-type", b"application/json"), length, *headers])
@@ -169,4 +172,10 @@ class ChatEndpoint:
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         body = await connection.body(self._limit)
-        return ClientRequest(tenant=caller.tenant, headers=connection.headers, query=connection.query, body=body)
+        return ClientRequest(
+            dialect=connection.dialect,
+            tenant=caller.tenant,
+            headers=connection.headers,
+            query=connection.query,
+            body=body,
+        )

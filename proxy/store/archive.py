@@ -21,12 +21,13 @@ from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.conversation import ROOT, body_id, node_id
-from proxy.dialects import JsonObject, Message
+from proxy.dialects import DIALECTS, Dialect, JsonObject, Message, dialect_named
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import tree
-from proxy.store.cuts import decode_changes, decode_cut, keep_cut, standing_cut, stored_message
+from proxy.store.cuts import decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection
 from proxy.store.records import (
+    CHAT,
     FORKED,
     LIMIT,
     Amount,
@@ -122,7 +123,10 @@ def _session(connection: StoreConnection, key: str) -> JsonObject | None:
     row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key)).one_or_none()
     if row is None:
         return None
-    return {"record": "session", "format": FORMAT} | _columns(row)
+    record = {"record": "session", "format": FORMAT} | _columns(row)
+    if record["dialect"] == CHAT:
+        del record["dialect"]
+    return record
 
 
 def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
@@ -168,6 +172,7 @@ class _SessionRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="session"):
     arrival: str | None = None
     model: str | None = None
     tools: str | None = None
+    dialect: str = CHAT
 
 
 class _TextRecord(_ArchiveRecord, frozen=True, kw_only=True):
@@ -230,20 +235,20 @@ class HiddenRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="hidden"):
     tokens: Amount
     created_at: Time
 
-    def read(self) -> Hidden:
+    def read(self, dialect: Dialect) -> Hidden:
         """Return what was hidden; raises ValueError where a text in it is no message."""
         before, reply, after = (
-            tuple(map(_hidden_message, texts))
+            tuple([_hidden_message(text, dialect) for text in texts])
             for texts in (self.before, () if self.reply is None else (self.reply,), self.after)
         )
         return Hidden(before=before, reply=reply[0] if reply else None, after=after, tokens=self.tokens)
 
 
-def _hidden_message(text: str) -> Message:
+def _hidden_message(text: str, dialect: Dialect) -> Message:
     orjson.loads(text)
     if not tree.is_message(text.encode()):
         raise ValueError("what was hidden of the reply is no message")
-    return stored_message(text.encode())
+    return dialect.message(text.encode())
 
 
 class SummaryRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="summary"):
@@ -296,6 +301,7 @@ class Archive:
     def __init__(self, session: _SessionRecord) -> None:
         """Begin with the record of the session itself."""
         self.session = session
+        self.dialect = dialect_named(session.dialect)
         self.instructions: dict[str, dict[str, Any]] = {}  # rows without their session, by version
         self.nodes: list[tuple[str, str, tree.NewNode]] = []  # (parent, node, new_node), parents before children
         self.depths: dict[str, int] = {}  # by node, the number of messages from the root to it, itself included
@@ -324,6 +330,9 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
             f"The records must hold one session, and hold {len(sessions)}: import one export, unchanged."
         )
     line, session = sessions[0]
+    with _at(line):
+        if session.dialect not in DIALECTS:
+            raise ValueError(f"its dialect is {session.dialect!r}, and only {', '.join(DIALECTS)} is known here")
     archive = Archive(session)
     for adding in _PASSES:
         for at, item in lines:
@@ -339,7 +348,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
 def _add_body(archive: Archive, record: _BodyRecord) -> None:
     raw = record.raw()
     _same("body", record.body, body_id(raw))
-    archive.bodies[record.body] = Body(message=stored_message(raw), tokens=record.tokens)
+    archive.bodies[record.body] = Body(message=archive.dialect.message(raw), tokens=record.tokens)
 
 
 def _add_node(archive: Archive, record: _NodeRecord) -> None:
@@ -352,7 +361,7 @@ def _add_node(archive: Archive, record: _NodeRecord) -> None:
     require_plain(agent=record.agent, policy=record.policy)
     arrival = None
     if record.arrival is not None:
-        arrival = _checked(decode_changes(orjson.dumps(record.arrival).decode()), 1)
+        arrival = _checked(decode_changes(orjson.dumps(record.arrival).decode(), archive.dialect), 1)
     new_node = tree.NewNode(
         body=Body(message=body.message, tokens=record.tokens),
         source=record.source,
@@ -369,7 +378,7 @@ def _add_node(archive: Archive, record: _NodeRecord) -> None:
 def _add_instructions(archive: Archive, record: _InstructionsRecord) -> None:
     raw = record.raw()
     _same("version", record.version, body_id(raw))
-    tree.messages_in(raw.decode())
+    tree.messages_in(raw.decode(), archive.dialect)
     archive.instructions[record.version] = {
         "version": record.version,
         "messages": raw.decode(),
@@ -383,7 +392,7 @@ def _add_hidden(archive: Archive, record: HiddenRecord) -> None:
         raise ValueError(f"it belongs to {record.node}, which is none of the nodes")
     if record.node in archive.hidden:
         raise ValueError(f"another line says already what was hidden of {record.node}")
-    archive.hidden[record.node] = record.read(), record.created_at
+    archive.hidden[record.node] = record.read(archive.dialect), record.created_at
 
 
 def _add_summary(archive: Archive, record: SummaryRecord) -> None:
@@ -424,7 +433,7 @@ def _add_cut(archive: Archive, record: _CutRecord) -> None:
     if end > depth:
         raise ValueError(f"its position is {end}, and its node has {depth} messages")
     require_plain(policy=record.policy, agent=record.agent, version=record.version)
-    decided = decode_cut(orjson.dumps(record.changes).decode())
+    decided = decode_cut(orjson.dumps(record.changes).decode(), archive.dialect)
     _checked(decided.changes, end)
     if decided.summary is not None:
         _check_summary(decided.summary, end)
@@ -510,7 +519,7 @@ def _at(line: int) -> Generator[None]:
 def load(connection: StoreConnection, tenant: str, session: str, archive: Archive) -> SessionRow:
     """Make a session of an archive; raises Conflict where there is one with this id."""
     require_plain(tenant=tenant, session=session)
-    key, said = session_key(tenant, session), archive.session
+    key, said = session_key(tenant, session, archive.session.dialect), archive.session
     if not tree.create_session(connection, key, tenant, session, said.created_at):
         raise Conflict(f"There is a session {session!r} already: delete it first, or import under another id.")
     tree.add_bodies(connection, key, tree.named_bodies(new_node.body for _, _, new_node in archive.nodes))
@@ -574,7 +583,7 @@ class _Fork(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        return session_key(self.tenant, self.id)
+        return session_key(self.tenant, self.id, self.source.dialect)
 
 
 async def fork_session(database: Database, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:

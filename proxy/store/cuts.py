@@ -31,11 +31,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import bindparam, select, tuple_
 
-from proxy.dialects import Message, dialect_named
+from proxy.dialects import Dialect
 from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import is_array, is_object
 from proxy.store.database import Row, StoreConnection
-from proxy.store.records import StandingCut
+from proxy.store.records import StandingCut, dialect_of
 from proxy.store.schema import CUTS, insert_new, matching
 from proxy.trimming import Account, Change, Cut, Gap, Summary
 
@@ -85,13 +85,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(_Changes)
 _CUT_DECODER: Final = msgspec.json.Decoder(_CutText)
 _EMPTY: Final = "{}"
-_CHAT: Final = dialect_named("chat")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-
-def stored_message(raw: bytes) -> Message:
-    """Return the message with a stored text. Every session speaks Chat Completions so far."""
-    return _CHAT.message(raw)
 
 
 def encode_changes(changes: Collection[Change]) -> str:
@@ -103,9 +97,9 @@ def encode_changes(changes: Collection[Change]) -> str:
     return _ENCODER.encode(_Changes(why=list(why), drop=drop, put=put)).decode()
 
 
-def decode_changes(text: str) -> tuple[Change, ...]:
+def decode_changes(text: str, dialect: Dialect) -> tuple[Change, ...]:
     """Return the changes that `text` was made from, by position; raises ValueError where it is no such text."""
-    return () if text == _EMPTY else _changes_in(_DECODER.decode(text))
+    return () if text == _EMPTY else _changes_in(_DECODER.decode(text), dialect)
 
 
 def encode_cut(
@@ -136,7 +130,7 @@ def encode_cut(
         return _ENCODER.encode(cut).decode()
 
 
-def decode_cut(text: str) -> Decided:
+def decode_cut(text: str, dialect: Dialect) -> Decided:
     """Return what `text` was made from; raises ValueError where it is no such text."""
     read = _CUT_DECODER.decode(text)
     gaps: list[Gap] = []
@@ -144,7 +138,7 @@ def decode_cut(text: str) -> Decided:
         edit, reason = read.reason(place)
         gaps.append(Gap(start=start, stop=stop, edit=edit, reason=reason, tokens=tokens, tool_calls=tool_calls))
     kept = None if read.kept is None else tuple(read.kept)
-    changes = _changes_in(read)
+    changes = _changes_in(read, dialect)
     return Decided(changes=changes, gaps=tuple(gaps), kept=kept, summary=read.summary, account=read.account)
 
 
@@ -186,13 +180,13 @@ def _rows_of(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_P
     return [(reason, rank, runs) for (reason, rank), runs in dropped.items()], put
 
 
-def _changes_in(read: _Changes) -> tuple[Change, ...]:
+def _changes_in(read: _Changes, dialect: Dialect) -> tuple[Change, ...]:
     """Return the changes that a text holds, by position and rank."""
     ranked: list[tuple[int, Change]] = []
 
     def add(rank: int, place: int, position: int, before: int, after: int, raw: str | None) -> None:
         edit, reason = read.reason(place)
-        message = None if raw is None else stored_message(raw.encode())
+        message = None if raw is None else dialect.message(raw.encode())
         change = Change(
             position=position, edit=edit, reason=reason, message=message, tokens_before=before, tokens_after=after
         )
@@ -225,11 +219,11 @@ class DecodedCuts:
         """Begin empty, to hold texts of at most so many letters, about."""
         self._held: Final = Generations[Hashable, tuple[str, Decided]](most, _size_of)
 
-    def read(self, place: Hashable, text: str) -> Decided:
+    def read(self, place: Hashable, text: str, dialect: Dialect) -> Decided:
         """Return what a text says, which was found at a `place`: there it is looked for first."""
         (found,) = self._held.recall((place,))
         if found is None or found[0] != text:
-            found = (text, decode_cut(text))
+            found = (text, decode_cut(text, dialect))
             self._held.put(place, found)
         return found[1]
 
@@ -298,7 +292,7 @@ def standing_at(connection: StoreConnection, key: str, node: str, policy: str, a
     row = cut_row(connection, key, node, policy, agent)
     if row is None:
         return None
-    return standing_cut(row, _DECODED.read((row.session, row.node, row.policy, row.agent), row.changes))
+    return standing_cut(row, _DECODED.read((key, row.node, row.policy, row.agent), row.changes, dialect_of(key)))
 
 
 def standing_cut(row: Any, decided: Decided) -> StandingCut:

@@ -132,7 +132,7 @@ def begin(connection: StoreConnection, openings: Sequence[Opening]) -> None:
     """Store pending exchanges with their new texts; a second time changes nothing."""
     newest = tree.open_sessions(connection, openings)
     for opening in openings:
-        key = session_key(opening.tenant, opening.session)
+        key = session_key(opening.tenant, opening.session, opening.dialect)
         forms = [(node, body_of(form), form) for node, form in opening.forms]
         # A form has no count of its own: it is what the stored message says, in other words.
         texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | tree.named_bodies(opening.messages)
@@ -311,7 +311,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
         now: dict[str, tuple[int, Settlement]] = {}
         later: list[tuple[int, Settlement]] = []
         for number, item in waiting:
-            key = session_key(item.tenant, item.session)
+            key = session_key(item.tenant, item.session, item.dialect)
             if key in now:
                 later.append((number, item))
             else:

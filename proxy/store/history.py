@@ -36,6 +36,7 @@ from proxy.store.records import (
     StandingCut,
     Status,
     TooLong,
+    dialect_of,
     session_key,
 )
 from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS, matching
@@ -148,7 +149,7 @@ class HistoryReader:
         self._question = question
         self._branches = branches
         self._most = most
-        self._key = session_key(question.tenant, question.session)
+        self._key = session_key(question.tenant, question.session, question.dialect)
 
     def read(self) -> HistorySnapshot:
         """Read it all."""
@@ -487,7 +488,7 @@ def summaries_of(
         row = cut_row(connection, key, node, policy, agent) if node in branch else None
         if row is None:
             continue
-        summary = decode_cut(row.changes).summary
+        summary = decode_cut(row.changes, dialect_of(key)).summary
         if summary is None:
             break  # none was made before that
         if found and found[-1][0] == summary:

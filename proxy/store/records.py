@@ -12,21 +12,33 @@ from typing import Annotated, Any, Final, TypeAlias
 from msgspec import Meta, Struct
 
 from proxy.conversation import Arrival, Incoming, StoredMessage
-from proxy.dialects import Message
+from proxy.dialects import Dialect, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.trimming import Change, Cut, Hidden
 
+CHAT: Final = "chat"
+"""The dialect of every session that does not say which one it speaks."""
+
 
 @lru_cache(maxsize=4096)  # it is asked for several times in each request
-def session_key(tenant: str, session: str) -> str:
-    """Return the internal name of a session, 32 hexadecimal digits, from its owner and its id.
+def session_key(tenant: str, session: str, dialect: str = CHAT) -> str:
+    """Return the internal name of a session from its owner, its id and its dialect.
+
+    It has 32 hexadecimal digits, and before them, of another dialect than `CHAT`, the dialect's name.
 
     Computed, never looked up: every table's primary key starts with it, any worker knows it without asking, and no
     row of one tenant can be reached with another's name.
     """
     owner = tenant.encode()
     text = b"%d:%b:%b" % (len(owner), owner, session.encode())
-    return blake2b(text, digest_size=16, person=b"palimpsest-sess").hexdigest()
+    name = blake2b(text, digest_size=16, person=b"palimpsest-sess").hexdigest()
+    return name if dialect == CHAT else f"{dialect}-{name}"
+
+
+@lru_cache(maxsize=4096)
+def dialect_of(key: str) -> Dialect:
+    """Return the dialect of the session with this internal name."""
+    return dialect_named(key.rpartition("-")[0] or CHAT)
 
 
 class Status(StrEnum):
@@ -87,6 +99,7 @@ class SessionRow(Struct, frozen=True, kw_only=True):
     calls: tuple[str, ...] = ()
     """Names of the tools that the newest reply on the branch of the head calls, as long as no message but results came
     after it; each once."""
+    dialect: str = CHAT
 
 
 class NodeRow(StoredMessage, frozen=True, kw_only=True):
@@ -148,6 +161,7 @@ class Opening(Struct, frozen=True, kw_only=True):
     idempotency: str | None = None  # hash of the client's key for this request; None where it gave none
     forms: tuple[tuple[str, Message], ...] = ()
     """(node, form) for stored messages that the client sent in another form than the stored one."""
+    dialect: str = CHAT
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -203,6 +217,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     carried: tuple[str, ...] = ()
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""
+    dialect: str = CHAT
 
 
 class Settled(Struct, frozen=True, kw_only=True):
@@ -313,6 +328,7 @@ class HistoryQuery(Struct, frozen=True, kw_only=True):
     whole: bool = False  # whether the messages that a cut dropped are wanted too
     instructed: bool = False  # whether it brings instructions of its own
     recipe: str | None = None  # recipe of the summaries that are wanted; None where there can be none
+    dialect: str = CHAT
 
 
 class HistorySnapshot(Struct, frozen=True, kw_only=True):

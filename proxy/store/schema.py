@@ -80,7 +80,8 @@ SESSIONS: Final = Table(
     Column("summaries", Integer, nullable=False, server_default=text("0")),
     *_columns(Float, "cost", nullable=True),
     *_columns(Text, "calls", nullable=True),  # a JSON array of names; NULL where there are none
-    # (tenant, id) is unique because `session` is computed from the two.
+    Column("dialect", Text, nullable=False, server_default=text("'chat'")),
+    # (tenant, id, dialect) is unique because `session` is computed from the three.
     Index(None, "id", "tenant"),
     Index(None, "tenant", "updated_at", "session"),
     Index(None, "updated_at", "session"),

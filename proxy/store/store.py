@@ -18,6 +18,7 @@ from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import current, expected, upgrade
 from proxy.store.postgres import PostgresDatabase
 from proxy.store.records import (
+    CHAT,
     BranchRow,
     Cursor,
     ExchangeRow,
@@ -100,8 +101,15 @@ class Store:
     # ---------------------------------------------------------------------------------- sessions
 
     async def session(self, tenant: str, session: str) -> SessionRow | None:
-        """Return a session by its owner and its id."""
-        return await self._database.read(partial(tree.session_of, key=session_key(tenant, session)))
+        """Return a session by its owner and its id; of several, that of Chat Completions, or of the first dialect."""
+        found = await self.session_at(session_key(tenant, session))
+        if found is not None:
+            return found
+        return next((row for row in await self.find(session) if row.tenant == tenant), None)
+
+    async def session_at(self, key: str) -> SessionRow | None:
+        """Return a session by its internal name."""
+        return await self._database.read(partial(tree.session_of, key=key))
 
     async def sessions(
         self, tenant: str | None, *, limit: int, after: str | None = None
@@ -162,11 +170,13 @@ class Store:
                 return await self._database.read(partial(unit, most=_FEW), short=True)
         return await self._database.read(unit)
 
-    async def recorded(self, tenant: str, node: str) -> list[str]:
+    async def recorded(self, tenant: str, node: str, dialect: str = CHAT) -> list[str]:
         """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""
         if not is_plain(tenant):
             return []
-        return await self._database.read(partial(tree.recorded_in, tenant=tenant, node=node), short=True)
+        return await self._database.read(
+            partial(tree.recorded_in, tenant=tenant, node=node, dialect=dialect), short=True
+        )
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""

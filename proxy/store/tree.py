@@ -32,8 +32,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
-from proxy.dialects import Message
-from proxy.store.cuts import decode_changes, encode_changes, stored_message
+from proxy.dialects import Dialect, Message
+from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
 from proxy.store.records import (
     Body,
@@ -45,6 +45,7 @@ from proxy.store.records import (
     Opening,
     SessionRow,
     Source,
+    dialect_of,
     sanitize,
     session_key,
 )
@@ -105,7 +106,7 @@ def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
 
 def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow]:
     """Return the sessions with this id, whoever owns them, by owner."""
-    found = select(SESSIONS).where(SESSIONS.c.id == session).order_by(SESSIONS.c.tenant)
+    found = select(SESSIONS).where(SESSIONS.c.id == session).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
     return [session_in(row) for row in connection.execute(found)]
 
 
@@ -132,7 +133,7 @@ def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> d
     """
     new: dict[str, dict[str, Any]] = {}
     for opening in openings:
-        key = session_key(opening.tenant, opening.session)
+        key = session_key(opening.tenant, opening.session, opening.dialect)
         new.setdefault(key, _new(key, opening.tenant, opening.session, opening.created_at))
     newest: dict[str, str | None] = {}
     if connection.dialect.name != "sqlite":
@@ -162,7 +163,8 @@ def delete_session(connection: StoreConnection, key: str) -> bool:
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
     """Return the row of a session that holds nothing yet."""
-    return _EMPTY | {"session": key, "tenant": tenant, "id": session, "created_at": at, "updated_at": at}
+    named = {"session": key, "tenant": tenant, "id": session, "dialect": dialect_of(key).name}
+    return _EMPTY | named | {"created_at": at, "updated_at": at}
 
 
 # ---------------------------------------------------------------------------------------------------- secrets
@@ -235,7 +237,7 @@ def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str,
     rows = connection.execute(_BY_PREFIX, {"key": key, "from": prefix, "to": prefix + _BEYOND_HEX}).all()
     if len(rows) != 1 or not is_message(rows[0].text.encode()):
         return None
-    return rows[0].body, stored_message(rows[0].text.encode())
+    return rows[0].body, dialect_of(key).message(rows[0].text.encode())
 
 
 def add_instructions(
@@ -266,14 +268,13 @@ def instructions_of(connection: StoreConnection, key: str, version: str | None) 
     row = connection.execute(_NEWEST if version is None else _VERSION, asked).one_or_none()
     if row is None:
         return None
-    return InstructionsRow(
-        version=row.version, messages=messages_in(row.messages), tokens=row.tokens, created_at=row.created_at
-    )
+    messages = messages_in(row.messages, dialect_of(key))
+    return InstructionsRow(version=row.version, messages=messages, tokens=row.tokens, created_at=row.created_at)
 
 
-def messages_in(text: str) -> tuple[Message, ...]:
+def messages_in(text: str, dialect: Dialect) -> tuple[Message, ...]:
     """Return the messages of a JSON array, each with its own text."""
-    return tuple(stored_message(bytes(raw)) for raw in _RAW_LIST.decode(text))
+    return tuple(dialect.message(bytes(raw)) for raw in _RAW_LIST.decode(text))
 
 
 def is_message(raw: bytes) -> bool:
@@ -307,6 +308,7 @@ _RECORDED: Final = (
         literal_column("nodes.source = 'upstream' AND nodes.recorded IS NOT NULL"),
         NODES.c.recorded == bindparam("tenant"),
         NODES.c.node == bindparam("node"),
+        SESSIONS.c.dialect == bindparam("dialect"),
         # What a fork was made with came in no exchange of its own: it is the other session's.
         NODES.c.exchange.is_not(None),
     )
@@ -398,14 +400,16 @@ def parents_of(connection: StoreConnection, key: str, content: str, depth: int, 
     return [row.parent for row in connection.execute(_PARENTS, asked)]
 
 
-def recorded_in(connection: StoreConnection, tenant: str, node: str) -> list[str]:
+def recorded_in(connection: StoreConnection, tenant: str, node: str, dialect: str) -> list[str]:
     """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream."""
-    return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node}).scalars())
+    return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node, "dialect": dialect}).scalars())
 
 
 def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
     """Return these nodes by depth; those that are not stored are left out."""
-    rows = [_node(row) for some in in_parts(nodes) for row in connection.execute(_ROWS, {"key": key, "nodes": some})]
+    dialect = dialect_of(key)
+    asked = [{"key": key, "nodes": some} for some in in_parts(nodes)]
+    rows = [_node(row, dialect) for each in asked for row in connection.execute(_ROWS, each)]
     return sorted(rows, key=lambda row: row.depth)
 
 
@@ -414,14 +418,14 @@ def path_to(connection: StoreConnection, key: str, node: str, *, below: int = 0)
 
     With `below`, only what lies deeper than that, and `node` itself.
     """
-    asked = {"key": key, "node": node, "below": below}
-    return [_node(row) for row in connection.execute(_path(connection.dialect.name, texts=True), asked)]
+    asked, dialect = {"key": key, "node": node, "below": below}, dialect_of(key)
+    return [_node(row, dialect) for row in connection.execute(_path(connection.dialect.name, texts=True), asked)]
 
 
 def marks_to(connection: StoreConnection, key: str, node: str, *, below: int = 0) -> list[Mark]:
     """Return what `path_to` does, without the texts: who resends a history has them."""
-    asked = {"key": key, "node": node, "below": below}
-    return [_mark(row) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
+    asked, dialect = {"key": key, "node": node, "below": below}, dialect_of(key)
+    return [_mark(row, dialect) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
 def leaves(connection: StoreConnection, key: str) -> list[BranchRow]:
@@ -546,21 +550,21 @@ def _node_row(key: str, under: NodePlace, place: NodePlace, new_node: NewNode, c
     }
 
 
-def _node(row: Row) -> NodeRow:
+def _node(row: Row, dialect: Dialect) -> NodeRow:
     values = dict(zip(_NODE_COLUMNS, row, strict=False))
-    values["message"] = stored_message(row[-1].encode())
+    values["message"] = dialect.message(row[-1].encode())
     values["source"] = Source(values["source"])
-    return NodeRow(**_with_arrival(values))
+    return NodeRow(**_with_arrival(values, dialect))
 
 
-def _mark(row: Row) -> Mark:
-    return Mark(**_with_arrival(dict(zip(_MARK_COLUMNS, row, strict=True))))
+def _mark(row: Row, dialect: Dialect) -> Mark:
+    return Mark(**_with_arrival(dict(zip(_MARK_COLUMNS, row, strict=True)), dialect))
 
 
-def _with_arrival(values: dict[str, Any]) -> dict[str, Any]:
+def _with_arrival(values: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     """Decode what `on_arrival` decided about a message; its position is that of the message."""
     if values["arrival"] is not None:
-        position, changes = values["depth"] - 1, decode_changes(values["arrival"])
+        position, changes = values["depth"] - 1, decode_changes(values["arrival"], dialect)
         values["arrival"] = tuple([replace(change, position=position) for change in changes])
     return values
 
@@ -646,21 +650,21 @@ def hidden_at(connection: StoreConnection, key: str, nodes: Collection[str], tot
     if total < len(wanted):
         among = frozenset(nodes)
         wanted = [node for node in connection.execute(_HIDDEN_NODES, {"key": key}).scalars() if node in among]
+    dialect = dialect_of(key)
     return {
-        row.node: _hidden(row)
+        row.node: _hidden(row, dialect)
         for some in in_parts(wanted)
         for row in connection.execute(_HIDDEN_ROWS, {"key": key, "nodes": some})
     }
 
 
-def _hidden(row: Row) -> Hidden:
-    reply = None if row.reply is None else stored_message(row.reply.encode())
-    return Hidden(before=_messages(row.before), reply=reply, after=_messages(row.after), tokens=row.tokens)
+def _hidden(row: Row, dialect: Dialect) -> Hidden:
+    before, after = (
+        tuple([dialect.message(text.encode()) for text in orjson.loads(texts)]) for texts in (row.before, row.after)
+    )
+    reply = None if row.reply is None else dialect.message(row.reply.encode())
+    return Hidden(before=before, reply=reply, after=after, tokens=row.tokens)
 
 
 def _texts(messages: Iterable[Message]) -> str:
     return orjson.dumps([message.raw.decode() for message in messages]).decode()
-
-
-def _messages(texts: str) -> tuple[Message, ...]:
-    return tuple([stored_message(text.encode()) for text in orjson.loads(texts)])

@@ -581,7 +581,7 @@ class Summaries:
         return Attempt(row=row, reason=row.reason)
 
     async def _created_at(self, work: Work) -> int | None:
-        session = await self._store.session(work.caller.tenant, work.session)
+        session = await self._store.session_at(work.key)
         return None if session is None else session.created_at
 
 

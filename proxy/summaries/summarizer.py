@@ -17,10 +17,7 @@ from msgspec import Struct
 
 from proxy import __version__
 from proxy.config import SummarizerSettings
-from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.message import text_of
-from proxy.dialects.chat.refusals import overflow_of
+from proxy.dialects import dialect_named
 from proxy.dialects.jsontext import is_object, read, write
 from proxy.errors import NoAnswer, UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.summaries.prompt import Prompt
@@ -28,6 +25,7 @@ from proxy.upstream import Answer, Destination, Upstream
 
 _LONGEST_ANSWER: Final = 4 * 1024 * 1024  # bytes of the longest answer that is read
 _LONGEST_WAIT: Final = 20.0  # seconds of the longest `Retry-After` that is waited for
+_CHAT: Final = dialect_named("chat")  # what a summarizer is asked in, whatever the client speaks
 _BUSY: Final = frozenset({429, 503, 529})  # statuses of a summarizer that is busy
 _OWN_HEADERS: Final = (
     (b"content-type", b"application/json"),
@@ -173,7 +171,7 @@ class Summarizer:
         return SummarizerTarget(
             model=model,
             destination=destination,
-            path=f"/chat/completions{query}",
+            path=f"{_CHAT.requests.path}{query}",
             headers=(*headers, *_OWN_HEADERS),
             # A client whose key is refused must not keep others from their summaries.
             name=(destination.base_url, model, caller.tenant if forwards else None),
@@ -222,7 +220,7 @@ class Summarizer:
     async def _ask_once(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
         body = b'{"model":%b,"messages":[%b]}' % (
             write(target.model),
-            b",".join([CHAT.spoken("system", prompt.system).raw, CHAT.spoken("user", prompt.user).raw]),
+            b",".join([_CHAT.spoken("system", prompt.system).raw, _CHAT.spoken("user", prompt.user).raw]),
         )
         try:
             response = await self._upstream.ask(target.destination, "POST", target.path, target.headers, body)
@@ -252,24 +250,24 @@ async def _read_answer(response: Answer, model: str) -> ModelAnswer:
     error = _code_in(data)
     status = response.status
     if not 200 <= status < 300:
-        overflow = overflow_of(status, bytes(body))
+        overflow = _CHAT.requests.overflow_of(status, bytes(body))
         if overflow is not None:
             raise NoAnswer("the summarizer found the request too long", too_long=True, window=overflow.window)
         wait = _wait_of(response) if status in _BUSY else None
         raise NoAnswer(f"the summarizer answered {status}{error}", wait=wait)
     if data is None:
         raise NoAnswer("the summarizer's answer is not JSON")
-    completion = read_completion(data)
-    if not completion.choices:
-        what = "is not a completion" if completion.error is None else f"is an error{error}"
+    found = _CHAT.replies.read(bytes(body))
+    if not found.messages:
+        what = "is not a completion" if found.error is None else f"is an error{error}"
         raise NoAnswer(f"the summarizer's answer {what}")
-    choice = completion.choices[0]
+    reply = found.messages[0]
     return ModelAnswer(
-        text=_REASONING.sub("", text_of(choice.message.get("content"))).strip(),
-        finish=choice.finish_reason,
-        calls=bool(choice.message.get("tool_calls") or choice.message.get("function_call")),
-        usage=completion.usage,
-        model=completion.model or model,
+        text=_REASONING.sub("", reply.text).strip(),
+        finish=found.finish_reasons[0],
+        calls=bool(reply.calls),
+        usage=found.usage,
+        model=found.model or model,
     )
 
 

@@ -23,7 +23,7 @@ from proxy.conversation import (
     rounds,
     spans,
 )
-from proxy.dialects import Call, Message
+from proxy.dialects import Call, Message, dialect_named
 from proxy.recall import RECALL, OwnTools, Recall, RecallBranch, ref_of
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
 from tests.support.toy_dialect import NO_RESULT, TOY, ToyMessage, bot, human, result
@@ -272,3 +272,10 @@ def test_a_message_is_readable() -> None:
     assert picture.readable() == "See:\n[picture: cat.png]"
     assert picture.plain_text is None
     assert picture.with_notes({1: "(gone)"}).text == "See:(gone)"
+
+
+def test_a_dialect_is_known_by_its_name() -> None:
+    dialect_named.cache_clear()
+    assert dialect_named("chat").name == "chat"
+    with pytest.raises(KeyError):
+        dialect_named("os")

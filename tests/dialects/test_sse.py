@@ -213,3 +213,9 @@ def test_a_large_event_in_small_pieces_is_looked_at_once() -> None:
     events = [event for start in range(0, len(text), 1000) for event in decoder.feed(text[start : start + 1000])]
 
     assert [event.raw for event in events] == [text]
+
+
+def test_an_api_says_by_what_event_its_streams_end() -> None:
+    stream = b"event: piece\ndata: 1\n\nevent: over\ndata: 2\n\n"
+    assert [event.is_done for event in EventDecoder((b"over",)).feed(stream)] == [False, True]
+    assert [event.is_done for event in EventDecoder((b"2",)).feed(b"data: 1\n\ndata: 2\n\n")] == [False, True]

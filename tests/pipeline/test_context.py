@@ -9,6 +9,7 @@ import pytest
 
 from proxy.config import Policies, SessionSettings
 from proxy.conversation import Mode
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import InvalidRequest
 from proxy.pipeline.context import MAX_ID_BYTES, ClientRequest, RequestContext, read_context
@@ -26,7 +27,7 @@ def context_of(
     """Read the context of a request with these headers and messages; `how` are settings of sessions."""
     body = orjson.dumps({"model": "m", "messages": messages or (HI,), **(extra or {})})
     sent_headers = [(name.encode(), value.encode("latin-1")) for name, value in (sent or {}).items()]
-    call = ClientRequest(tenant="t", headers=sent_headers, query=b"", body=body)
+    call = ClientRequest(dialect=CHAT, tenant="t", headers=sent_headers, query=b"", body=body)
     return read_context(call, parse_chat_request(body), SessionSettings(**how), Policies({"lean": POLICY}))
 
 

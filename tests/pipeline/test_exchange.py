@@ -17,6 +17,7 @@ import anyio
 import orjson
 import pytest
 
+from proxy.dialects.chat import CHAT
 from proxy.errors import StoreUnavailable, UpstreamBusy, UpstreamError
 from proxy.pipeline import ClientRequest, settle
 from proxy.pipeline.exchange import _is_stream
@@ -240,7 +241,7 @@ async def test_without_a_session_nothing_is_stored(provider: Provider, tmp_path:
     async with opened(provider, tmp_path, sessions={"missing": "stateless"}) as house:
         asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": "hi"}]})
         client = Heard()
-        await house.chat.answer(ClientRequest(tenant="t", headers=[], query=b"", body=asked), client)
+        await house.chat.answer(ClientRequest(dialect=CHAT, tenant="t", headers=[], query=b"", body=asked), client)
         assert (client.status, "x-session-id" in client.headers) == (200, False)
         assert await house.store.sessions(None, limit=9) == ([], None)
 
@@ -260,7 +261,9 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
             asked = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": content}]})
             client = Heard()
             await house.chat.answer(
-                ClientRequest(tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked),
+                ClientRequest(
+                    dialect=CHAT, tenant="t", headers=[(b"x-session-id", content[:5].encode())], query=b"", body=asked
+                ),
                 client,
             )
             assert client.status == 200

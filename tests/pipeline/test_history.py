@@ -12,6 +12,7 @@ from cachetools import FIFOCache
 from msgspec.structs import replace
 
 from proxy.conversation import Kind, Mode, body_of
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.pipeline.context import RequestContext
@@ -27,7 +28,7 @@ def test_a_ref_is_the_beginning_of_a_body_id() -> None:
     assert ref_of("0123456789abcdef0000") == "ref_0123456789abcdef"
 
 
-CONTEXT = RequestContext(tenant="tenant", policy_name="lean", policy=Policy(), session="session")
+CONTEXT = RequestContext(dialect=CHAT, tenant="tenant", policy_name="lean", policy=Policy(), session="session")
 COUNTER = TokenCounter("estimate")
 
 

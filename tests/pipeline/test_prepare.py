@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, Kind
 from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import InvalidRequest
 from proxy.pipeline import Background, ClientRequest
@@ -42,7 +43,9 @@ async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
 
 def call(**body: Any) -> ClientRequest:
     asked = {"model": "echo", "messages": [{"role": "user", "content": "hi"}], **body}
-    return ClientRequest(tenant="t", headers=[(b"x-session-id", b"s")], query=b"", body=orjson.dumps(asked))
+    return ClientRequest(
+        dialect=CHAT, tenant="t", headers=[(b"x-session-id", b"s")], query=b"", body=orjson.dumps(asked)
+    )
 
 
 async def test_a_prepared_request_is_planned_and_nothing_of_it_is_stored_yet(house: House) -> None:
@@ -64,7 +67,7 @@ async def test_exchange_ids_sort_by_time_name_the_process_and_never_repeat(house
 async def test_a_body_that_is_not_json_is_refused(house: House) -> None:
     with pytest.raises(InvalidRequest):
         await Preparer(house.settings, house.services, "0123abcd").prepare(
-            ClientRequest(tenant="t", headers=[], query=b"", body=b"{")
+            ClientRequest(dialect=CHAT, tenant="t", headers=[], query=b"", body=b"{")
         )
 
 
@@ -223,7 +226,7 @@ def test_without_finishing_tools_nothing_is_finished() -> None:
 
 # --------------------------------------------------------------------- requests that share a trim
 
-PLACE = ForkPlace(tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
+PLACE = ForkPlace(dialect="chat", tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
 LONG_TEXT = "x" * 200_000
 PLAIN = Plan(
     policy="p", version="v", cut=None, trimmed=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()

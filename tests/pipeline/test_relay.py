@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.dialects.chat import CHAT
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError, UpstreamUnreachable
 from proxy.pipeline.relay import Answered, StreamRelay, read_answer, relay_json, relay_refusal
@@ -82,7 +83,7 @@ class _Client:
 async def _relay(*pieces: bytes, fault: PalimpsestError | None = None, hides_usage: bool = False) -> _Client:
     client = _Client()
     answer: Any = _Answer(*pieces, fault=fault)
-    await StreamRelay(answer, client, lambda _: [], hides_usage=hides_usage).run(client.settle)
+    await StreamRelay(CHAT, answer, client, lambda _: [], hides_usage=hides_usage).run(client.settle)
     assert client.ended
     return client
 
@@ -113,7 +114,7 @@ async def test_who_waits_for_the_end_of_a_connection_has_the_end_of_the_stream(e
             seen.append(client.got)
 
     answer: Any = Answer()
-    await StreamRelay(answer, client, lambda _: [], hides_usage=False).run(client.settle)
+    await StreamRelay(CHAT, answer, client, lambda _: [], hides_usage=False).run(client.settle)
     assert seen == ([] if ended else [HELLO + STOP + DONE + b": bye\n"])
     assert client.seen_at_settling == HELLO + STOP
     assert (client.got, client.ended) == (HELLO + STOP + DONE + b": bye\n", True)
@@ -208,7 +209,7 @@ async def test_nothing_is_added_to_a_stream_that_cannot_be_read() -> None:
     client = _Client()
     answer: Any = _Answer(b"\x1f\x8b...")
     answer.readable = False
-    await StreamRelay(answer, client, lambda _: [], hides_usage=False).run(client.settle)
+    await StreamRelay(CHAT, answer, client, lambda _: [], hides_usage=False).run(client.settle)
     assert client.got == b"\x1f\x8b..."
     assert client.answered is not None
     assert client.answered.status is Status.FAILED
@@ -220,7 +221,7 @@ async def test_what_follows_the_end_is_relayed_too() -> None:
 
 def test_a_client_that_leaves_keeps_what_had_come() -> None:
     answer: Any = _Answer()
-    relay = StreamRelay(answer, _Client(), lambda _: [], hides_usage=False)
+    relay = StreamRelay(CHAT, answer, _Client(), lambda _: [], hides_usage=False)
     decoder = EventDecoder()
     assert relay.answered(left=True).status is Status.CANCELLED
     for event in decoder.feed(HELLO):
@@ -235,7 +236,7 @@ async def test_a_json_answer_is_settled_before_it_is_sent() -> None:
     client = _Client()
     body = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
     answer: Any = _Answer(body)
-    await relay_json(answer, client, [], client.settle)
+    await relay_json(CHAT, answer, client, [], client.settle)
     assert (client.got, client.seen_at_settling) == (body, b"")
     assert _text(client) == [("hi", False)]
 
@@ -251,14 +252,14 @@ async def test_a_json_answer_is_settled_before_it_is_sent() -> None:
     ],
 )
 def test_an_answer_without_a_reply_is_a_failure_with_its_reason(body: bytes, error: str) -> None:
-    answered = read_answer(body, 200)
+    answered = read_answer(CHAT, body, 200)
     assert (answered.status, answered.replies) == (Status.FAILED, ())
     assert error in (answered.error or "")
 
 
 def test_an_empty_reply_is_a_reply() -> None:
     body = b'{"choices":[{"message":{"role":"assistant","content":""},"finish_reason":"length"}]}'
-    answered = read_answer(body, 200)
+    answered = read_answer(CHAT, body, 200)
     assert (answered.status, answered.replies[0][0].text) == (Status.COMPLETE, "")
 
 
@@ -275,7 +276,7 @@ async def test_an_empty_stream_that_finished_is_a_reply() -> None:
 async def test_a_refusal_goes_through_as_it_is(body: bytes, error: str) -> None:
     client = _Client()
     answer: Any = _Answer(body, status=429)
-    await relay_refusal(answer, client, [], body, client.settle)
+    await relay_refusal(CHAT, answer, client, [], body, client.settle)
     assert (client.status, client.got) == (429, body)
     assert client.answered is not None
     assert client.answered.error == error

@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from proxy.dialects import Call, Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_tools import parted
+from proxy.dialects.chat.own_tools import own_calls
 from proxy.errors import UpstreamUnreachable
 from proxy.pipeline.own_tools import MOST_ASKS, MOST_CALLS, TOO_LONG, TOO_MANY, Rounds
 from tests.support.answers import overflow_body
@@ -51,12 +52,11 @@ def _rounds(*answers: _Answer) -> Rounds:
         assert messages
         return waiting.pop(0)
 
-    return Rounds(_Own(), ask_again, lambda message, _: message)
+    return Rounds(CHAT, _Own(), ask_again, lambda message, _: message)
 
 
 async def _answered(rounds: Rounds, line: str) -> None:
-    message = message_of(line)
-    await rounds.answer(message, parted(message, NAMES, "tool_calls"))
+    await rounds.answer(own_calls(message_of(line), NAMES, "tool_calls"))
 
 
 def _result(identity: str, text: str) -> dict[str, str]:
@@ -142,23 +142,23 @@ async def test_an_error_that_cannot_be_read_is_closed() -> None:
 async def test_what_belongs_to_a_reply_says_everything_once() -> None:
     reply = ChatMessage.of(message_of("A.B."))
     rounds = _rounds()
-    assert rounds.hidden(reply, message_of("A.B."), partial=False) is None
+    assert rounds.hidden(reply, ChatMessage.of(message_of("A.B.")), partial=False) is None
 
     await _answered(rounds, "A. | >recall_context a")
-    hidden = rounds.hidden(reply, message_of("B."), partial=False)
+    hidden = rounds.hidden(reply, ChatMessage.of(message_of("B.")), partial=False)
     assert hidden is not None
     assert hidden.before == rounds.messages
     assert hidden.reply == ChatMessage.of(message_of("B."))
     assert (hidden.after, hidden.tokens) == ((), 0)
 
-    nothing = rounds.hidden(ChatMessage.of(message_of("A.")), message_of(""), partial=False)
+    nothing = rounds.hidden(ChatMessage.of(message_of("A.")), ChatMessage.of(message_of("")), partial=False)
     assert nothing is None  # the reply is what was said before the calls, and they led to nothing
 
 
 async def test_a_reply_that_is_all_of_the_last_round_is_sent_as_it_is() -> None:
     rounds = _rounds()
     await _answered(rounds, ">recall_context a")
-    hidden = rounds.hidden(ChatMessage.of(message_of("B.")), message_of("B."), partial=False)
+    hidden = rounds.hidden(ChatMessage.of(message_of("B.")), ChatMessage.of(message_of("B.")), partial=False)
     assert hidden is not None
     assert (len(hidden.before), hidden.reply) == (2, None)
 
@@ -166,9 +166,9 @@ async def test_a_reply_that_is_all_of_the_last_round_is_sent_as_it_is() -> None:
 async def test_the_form_with_all_calls_stands_for_a_mixed_reply() -> None:
     rounds = _rounds()
     message = message_of("A. | >weather a | >recall_context b")
-    await rounds.answer_mixed(message, parted(message, NAMES, "tool_calls"))
+    await rounds.answer_mixed(own_calls(message, NAMES, "tool_calls"))
     theirs = message_of("A. | >weather a")
-    hidden = rounds.hidden(ChatMessage.of(theirs), theirs, partial=False)
+    hidden = rounds.hidden(ChatMessage.of(theirs), ChatMessage.of(theirs), partial=False)
     assert hidden is not None
     assert (hidden.before, hidden.reply) == ((), ChatMessage.of(message))
     assert [result.data for result in hidden.after] == [_result("b", "found for b")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,10 @@ from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.conversation import ROOT, Arrival, Kind
-from proxy.dialects import Message
+from proxy.dialects import Message, Request
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.cache_marks import cache_key
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import UpstreamBusy
 from proxy.models import Catalogue
 from proxy.pipeline import RESCUED, ClientRequest
@@ -27,7 +27,7 @@ from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
-from proxy.pipeline.send import UpstreamSender, _Attempt
+from proxy.pipeline.send import UpstreamSender, _Attempt, cache_key
 from proxy.store import Status
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, Summary
 from proxy.upstream import Answer
@@ -70,7 +70,10 @@ async def test_the_query_of_the_client_is_not_sent_to_a_route(provider: Provider
         for model in ("echo", "echo+ctx:4000"):
             body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]})
             await house.chat.answer(
-                ClientRequest(tenant="t", headers=[SESSION], query=b"api-version=1&key=sk-client", body=body), Heard()
+                ClientRequest(
+                    dialect=CHAT, tenant="t", headers=[SESSION], query=b"api-version=1&key=sk-client", body=body
+                ),
+                Heard(),
             )
     base, route = provider.log
     assert (base.query, route.query) == ("api-version=1&key=sk-client", "")
@@ -204,12 +207,12 @@ MORE = {"role": "user", "content": "three"}
 MARK = {"mode": "explicit"}
 
 
-def request_of(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
+def request_of(*messages: dict[str, Any], **fields: Any) -> Request:
     # Spaces that nobody else would write: whether they are there tells whose bytes these are.
     return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}, option=orjson.OPT_INDENT_2))
 
 
-def history_of(request: ChatRequest, kind: Kind = Kind.RESEND, stored: Sequence[Message] = ()) -> History:
+def history_of(request: Request, kind: Kind = Kind.RESEND, stored: Sequence[Message] = ()) -> History:
     entries = [
         Entry(message=message.without_own_fields(), tokens=5, ref="ref_", position=place)
         for place, message in enumerate((*stored, *request.messages))
@@ -238,7 +241,7 @@ UPSTREAM: Any = None  # nothing is sent
 
 
 def body_of(
-    request: ChatRequest,
+    request: Request,
     history: History,
     plan: Plan,
     *,
@@ -250,9 +253,9 @@ def body_of(
     planning = PlanningContext(count=lambda _: 5)
     prepared = Prepared(
         received=0.0,
-        call=ClientRequest(tenant="t", headers=[], query=b"", body=request.raw),
+        call=ClientRequest(dialect=CHAT, tenant="t", headers=[], query=b"", body=request.raw),
         request=request,
-        context=RequestContext(tenant="t", policy_name="p", policy=Policy()),
+        context=RequestContext(dialect=CHAT, tenant="t", policy_name="p", policy=Policy()),
         history=history,
         planning=planning,
         destination=DESTINATION,
@@ -415,3 +418,18 @@ def test_session_fields_are_dropped_and_usage_is_asked_for() -> None:
         )
     )
     assert (body["stream_options"], "metadata" in body) == ({"include_usage": True}, False)
+
+
+def test_a_cache_key_is_short_opaque_and_stable() -> None:
+    key = cache_key(b"secret", "team-a", "session-1")
+    assert key == cache_key(b"secret", "team-a", "session-1") == "c3b590478b0e9dbc5cc9735f418ca993"
+    assert re.fullmatch(r"[0-9a-f]{32}", key)
+
+
+def test_no_two_sessions_share_a_cache_key() -> None:
+    keys = {
+        cache_key(secret, tenant, session)
+        for secret in (b"a", b"b")
+        for tenant, session in (("a", "bc"), ("ab", "c"), ('a","b', "c"), ("", "abc"), ("é", "\ud83d"))
+    }
+    assert len(keys) == 10

@@ -12,7 +12,9 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from proxy.dialects.chat.request import ChatRequest, parse_chat_request
+from proxy.dialects import Request
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import UpstreamTimeout
 from proxy.models import Catalogue
 from proxy.pipeline import Answered, ClientRequest, HistoryLoader
@@ -30,12 +32,14 @@ from tests.support.talk import Talk, message
 pytestmark = pytest.mark.anyio
 
 COUNTER = TokenCounter("estimate")
-CONTEXT = RequestContext(tenant="t", policy_name="lean", policy=Policy(), session="s", idempotency="k", agent="boss")
+CONTEXT = RequestContext(
+    dialect=CHAT, tenant="t", policy_name="lean", policy=Policy(), session="s", idempotency="k", agent="boss"
+)
 SYSTEM = {"role": "system", "content": "S"}
 SAID = [{"role": "user", "content": "hello", "agent": "planner"}]
 
 
-def request_of(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
+def request_of(messages: list[dict[str, Any]], **fields: Any) -> Request:
     return parse_chat_request(orjson.dumps({"model": "m", "messages": messages, **fields}))
 
 
@@ -45,13 +49,13 @@ SERVICES: Any = SimpleNamespace()
 DESTINATION: Any = None  # nothing is sent
 
 
-def prepared_of(request: ChatRequest, history: History, **policy: Any) -> Prepared:
+def prepared_of(request: Request, history: History, **policy: Any) -> Prepared:
     """Return a request that was planned with this policy."""
     chosen = Policy.model_validate(policy)
     made = plan(history.entries, chosen, "lean", PLANNING, None, composed=history.arrival.composed)
     return Prepared(
         received=time.monotonic(),
-        call=ClientRequest(tenant="t", headers=[], query=b"", body=request.raw),
+        call=ClientRequest(dialect=CHAT, tenant="t", headers=[], query=b"", body=request.raw),
         request=request,
         context=replace(CONTEXT, policy=chosen),
         history=history,
@@ -73,7 +77,7 @@ async def talk(tmp_path: Path) -> Any:
     await store.close()
 
 
-async def first(talk: Talk, request: ChatRequest, **policy: Any) -> Exchange:
+async def first(talk: Talk, request: Request, **policy: Any) -> Exchange:
     history = await HistoryLoader(talk.store, COUNTER, "auto").load(request, CONTEXT)
     return Exchange(prepared_of(request, history, **policy), SERVICES)
 

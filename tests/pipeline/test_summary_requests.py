@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, Kind, chain
 from proxy.dialects import Call
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.models import Catalogue
 from proxy.pipeline import ClientRequest
@@ -80,9 +81,9 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
     raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]})
     return Prepared(
         received=time.monotonic(),
-        call=ClientRequest(tenant="t", headers=[(b"authorization", b"Bearer k")], query=b"v=1", body=raw),
+        call=ClientRequest(dialect=CHAT, tenant="t", headers=[(b"authorization", b"Bearer k")], query=b"v=1", body=raw),
         request=parse_chat_request(raw),
-        context=RequestContext(tenant="t", policy_name="default", policy=POLICY),
+        context=RequestContext(dialect=CHAT, tenant="t", policy_name="default", policy=POLICY),
         history=history,
         planning=PLANNING,
         destination=DESTINATION,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store.cuts import Decided, decode_changes, decode_cut, encode_changes, encode_cut, encode_data
 from proxy.trimming import Account, Change, Gap, Summary
@@ -55,12 +56,12 @@ accounts = st.none() | st.builds(Account, turns=counts, untrimmed=st.floats(0, 1
 @given(st.lists(dropped | changed))
 def test_changes_come_back_exactly_by_position(changes: list[Change]) -> None:
     in_order = tuple(sorted(changes, key=lambda change: change.position))  # stable: each position keeps its order
-    assert decode_changes(encode_changes(changes)) == in_order
+    assert decode_changes(encode_changes(changes), CHAT) == in_order
 
 
 @given(st.lists(dropped | changed))
 def test_equal_changes_are_equal_texts(changes: list[Change]) -> None:
-    assert encode_changes(decode_changes(encode_changes(changes))) == encode_changes(changes)
+    assert encode_changes(decode_changes(encode_changes(changes), CHAT)) == encode_changes(changes)
 
 
 @given(st.lists(dropped | changed), gaps, kept, summaries, accounts)
@@ -72,14 +73,14 @@ def test_cuts_come_back_exactly(
     account: Account | None,
 ) -> None:
     in_order = tuple(sorted(changes, key=lambda change: change.position))
-    read = decode_cut(encode_cut(changes, gaps, kept, summary, account))
+    read = decode_cut(encode_cut(changes, gaps, kept, summary, account), CHAT)
     assert read == Decided(changes=in_order, gaps=tuple(gaps), kept=kept, summary=summary, account=account)
 
 
 @given(st.lists(dropped | changed))
 def test_a_cut_that_was_stored_as_changes_alone_is_read(changes: list[Change]) -> None:
     text = encode_changes(changes)
-    assert decode_cut(text) == Decided(changes=decode_changes(text), gaps=(), kept=None)
+    assert decode_cut(text, CHAT) == Decided(changes=decode_changes(text, CHAT), gaps=(), kept=None)
 
 
 def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
@@ -93,7 +94,7 @@ def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
         covered_tokens=30,
         state={"rounds": 2, "k\ud83d": [{"text": "Z\udc00"}, None, 1.5]},
     )
-    read = decode_cut(encode_cut((), (), None, summary)).summary
+    read = decode_cut(encode_cut((), (), None, summary), CHAT).summary
     assert read is not None
     assert read.text == "abc\ufffd"
     assert read.state == {"rounds": 2, "k\ufffd": [{"text": "Z\ufffd"}, None, 1.5]}
@@ -145,7 +146,8 @@ def test_a_message_keeps_its_bytes() -> None:
                     tokens_after=4,
                 )
             ]
-        )
+        ),
+        CHAT,
     )
     assert change.message is not None
     assert change.message.raw == raw
@@ -153,7 +155,7 @@ def test_a_message_keeps_its_bytes() -> None:
 
 def test_nothing_is_next_to_nothing() -> None:
     assert encode_changes([]) == "{}"
-    assert decode_changes("{}") == ()
+    assert decode_changes("{}", CHAT) == ()
 
 
 @pytest.mark.parametrize(
@@ -161,9 +163,9 @@ def test_nothing_is_next_to_nothing() -> None:
 )
 def test_what_is_no_such_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode_changes(text)
+        decode_changes(text, CHAT)
     with pytest.raises(ValueError, match=r"."):
-        decode_cut(text)
+        decode_cut(text, CHAT)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +179,12 @@ def test_what_is_no_such_text_is_refused(text: str) -> None:
 )
 def test_what_is_no_text_of_a_cut_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode_cut(text)
+        decode_cut(text, CHAT)
 
 
 def test_what_was_decided_on_arrival_has_no_gaps() -> None:
     with pytest.raises(ValueError, match="gaps"):
-        decode_changes('{"why":[["e","r"]],"gaps":[[0,0,1,5,0]]}')
+        decode_changes('{"why":[["e","r"]],"gaps":[[0,0,1,5,0]]}', CHAT)
 
 
 def test_data_is_read_back_but_for_half_an_emoji() -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.conversation import ROOT, body_id, content_hash, names_under
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store import tree
 from proxy.store.archive import HiddenRecord
@@ -191,7 +192,7 @@ def test_a_text_given_twice_is_one_body() -> None:
 def test_a_message_begins_with_a_brace() -> None:
     assert is_message(b' \n{"role":"user"}')
     assert not is_message(b"\t[]")
-    assert messages_in('[{"a": 1} ,{"b":2}]') == (ChatMessage(b'{"a": 1}'), ChatMessage(b'{"b":2}'))
+    assert messages_in('[{"a": 1} ,{"b":2}]', CHAT) == (ChatMessage(b'{"a": 1}'), ChatMessage(b'{"b":2}'))
 
 
 def call(name: str, number: str = "c1", arguments: str = "{}") -> dict[str, Any]:
@@ -355,8 +356,8 @@ def test_a_record_with_what_is_no_message_is_refused(text: str) -> None:
         HiddenRecord(node="node", before=(), reply=None, after=(text,), tokens=0, created_at=0),
     ):
         with pytest.raises(ValueError, match=r"no message|JSON|data|empty"):
-            wrong.read()
-    assert HiddenRecord(node="node", before=(), reply=None, after=(), tokens=3, created_at=0).read() == Hidden(
+            wrong.read(CHAT)
+    assert HiddenRecord(node="node", before=(), reply=None, after=(), tokens=3, created_at=0).read(CHAT) == Hidden(
         before=(), reply=None, after=(), tokens=3
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from proxy.config import Settings
+from proxy.dialects.chat import CHAT
 from proxy.errors import PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import AppServices, Background, ChatCompletions, ClientRequest, HistoryLoader, Knowledge
@@ -94,7 +95,8 @@ class House:
         client = client or Heard()
         asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **body}
         await self.chat.answer(
-            ClientRequest(tenant="t", headers=[SESSION, *headers], query=b"", body=orjson.dumps(asked)), client
+            ClientRequest(dialect=CHAT, tenant="t", headers=[SESSION, *headers], query=b"", body=orjson.dumps(asked)),
+            client,
         )
         return client
 

@@ -1,4 +1,4 @@
-"""A second dialect with quite another JSON shape. It shows what the rest of the house may ask of a message.
+"""A second dialect with quite another JSON shape. It shows what the rest of the house may ask of an API.
 
     {"who": "rules", "says": ["Be brief."]}                                   instructions
     {"who": "human", "says": ["Look at this.", {"picture": "cat.png"}]}       a user message
@@ -6,27 +6,50 @@
     {"who": "result", "key": "a", "tool": "look", "says": ["a cat"]}          what a tool gave
 
 `says` may be one text instead of a list. Each entry of `asks` is followed by one result with its `key`.
+
+    {"model": "m", "talk": [...], "flow": true, "tools": ["look"]}            a request; `flow` asks for a stream
+    {"said": {"who": "bot", ...}, "why": "done", "spent": {"in": 9, "out": 2}}        an answer
+    event: piece / data: {"add": "text"}, event: over / data: {"why": ..., "spent": ...}    the same as a stream
+    {"wrong": "too big: 900 of 800"}                                          an error
+
+Tools of the proxy's own are offered where an answer comes in one piece.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import orjson
 
 from proxy.dialects import (
+    INSTRUCTION_ROLES,
     Attachment,
     Call,
     Countable,
     Dialect,
     JsonObject,
+    MarkKind,
     Message,
+    Overflow,
+    OwnCalls,
     ReasoningMode,
     Repaired,
+    Replies,
+    ReplySide,
+    Request,
+    RequestSide,
+    RoleOrder,
     Span,
     SpokenRole,
+    ToolDefinition,
+    ToolOffer,
 )
+from proxy.dialects.base import StreamFilter
+from proxy.dialects.jsontext import ITEMS, RawFields, emitted
+from proxy.dialects.sse import Event
+from proxy.errors import InvalidRequest, PalimpsestError
 
 NO_RESULT: Final = "(nothing came back)"
 _ROLES: Final = {"rules": "system", "human": "user", "bot": "assistant", "result": "tool"}
@@ -119,6 +142,9 @@ class ToyMessage(Message):
     def with_text(self, text: str) -> ToyMessage:
         return self.replacing("says", [text])
 
+    def with_content_of(self, other: Message) -> ToyMessage:
+        return self.replacing("says", other.data.get("says", []))
+
     def with_texts(self, texts: Sequence[str | None]) -> ToyMessage:
         pairs = zip(self._says, texts, strict=True)
         says = [text if isinstance(part, str) else part for part, text in pairs if text is not None]
@@ -145,10 +171,241 @@ class ToyMessage(Message):
         return self.without("thinks") if reasoning == "drop" else self
 
 
+# requests
+
+
+def _parse(body: bytes) -> Request:
+    try:
+        fields = RawFields(body)
+        messages = tuple([ToyMessage(bytes(raw)) for raw in ITEMS.decode(fields["talk"])])
+    except (ValueError, KeyError) as why:
+        raise InvalidRequest("This is no talk.", param="talk") from why
+    values = {name: orjson.loads(text) for name, text in fields.items() if name != "talk"}
+    tools = values.pop("tools", [])
+    lead = next((at for at, each in enumerate(messages) if each.role not in INSTRUCTION_ROLES), len(messages))
+    return Request(
+        raw=body,
+        fields=fields,
+        instructions=messages[:lead],
+        messages=messages[lead:],
+        model=values.get("model", ""),
+        stream=values.get("flow", False),
+        has_tools=bool(tools),
+        tools=fields["tools"] if tools else None,
+        wants_usage=True,
+        replies=tuple([at for at, each in enumerate(messages[lead:]) if each.role == "assistant"]),
+        parameters=values,
+    )
+
+
+def _compose(
+    request: Request,
+    *,
+    instructions: Sequence[Message] | None = None,
+    messages: Sequence[Message] | None = None,
+    add_usage: bool = False,
+    drop_fields: Collection[str] = (),
+    cache_key: str | None = None,
+    tools: bytes | None = None,
+) -> bytes:
+    del add_usage, drop_fields, cache_key
+    said = (
+        *(request.instructions if instructions is None else instructions),
+        *(request.messages if messages is None else messages),
+    )
+    sent = tuple([message.without_own_fields() for message in said])
+    changes: dict[str, bytes | None] = {}
+    if sent != (*request.instructions, *request.messages):
+        changes["talk"] = b"[%b]" % b",".join([message.raw for message in sent])
+    if tools is not None and tools != request.tools:
+        changes["tools"] = tools
+    return emitted({**request.fields, **changes}) if changes else request.raw
+
+
+def _offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
+    if request.stream:
+        return ToolOffer(names=(), tools=request.tools)
+    names = tuple([tool.name for tool in own])
+    return ToolOffer(names=names, tools=orjson.dumps([*orjson.loads(request.tools or b"[]"), *names]))
+
+
+def _overflow_of(status: int, body: bytes) -> Overflow | None:
+    found = re.search(rb"too big: (\d+) of (\d+)", body) if status == 400 else None
+    return None if found is None else Overflow(window=int(found[2]), asked=int(found[1]), reply=None)
+
+
+def _decides_caching(fields: Mapping[str, bytes]) -> bool:
+    return "caching" in fields
+
+
+def _marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
+    del places, kind
+    return tuple(messages)
+
+
+def _demanded_order(status: int, body: bytes) -> RoleOrder | None:
+    del status, body
+    return None
+
+
+def _reordered(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
+    del order
+    return tuple(messages)
+
+
+def _refuses_usage(body: bytes) -> bool:
+    return b"spent" in body
+
+
+# replies
+
+
+def _usage_in(data: JsonObject) -> JsonObject | None:
+    spent = data.get("spent")
+    return None if spent is None else {"prompt_tokens": spent["in"], "completion_tokens": spent["out"]}
+
+
+def _read(body: bytes) -> Replies:
+    data = orjson.loads(body)
+    said = data.get("said")
+    return Replies(
+        messages=() if said is None else (ToyMessage.of(said),),
+        finish_reasons=() if said is None else (data["why"],),
+        usage=_usage_in(data),
+        model=data.get("model"),
+        error=data.get("wrong"),
+    )
+
+
+class _Reader:
+    """One streamed answer."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._why: str | None = None
+        self._usage: JsonObject | None = None
+        self._error: str | None = None
+
+    @property
+    def replies(self) -> Replies:
+        messages = (bot("".join(self._texts)),) if self._texts else ()
+        reasons = (self._why,) if self._texts else ()
+        return Replies(messages=messages, finish_reasons=reasons, usage=self._usage, model=None, error=self._error)
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def take(self, event: Event) -> bool:
+        data = orjson.loads(event.data or b"{}")
+        if "add" in data:
+            self._texts.append(data["add"])
+        self._why, self._error = data.get("why", self._why), data.get("wrong", self._error)
+        self._usage = _usage_in(data) or self._usage
+        return False
+
+
+class _BodyFilter:
+    """One reply, whose rounds each come in one piece."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._round = _read(b"{}")
+        self._said: list[str] = []
+        self.rounds = 0
+        self._may_ask = True
+
+    @property
+    def _message(self) -> Message:
+        return self._round.messages[0] if self._round.messages else bot()
+
+    @property
+    def again(self) -> bool:
+        return self._may_ask and bool(self.calls.own) and not self.calls.others
+
+    @property
+    def calls(self) -> OwnCalls:
+        own = tuple([call for call in self._message.calls if call.name in self._names])
+        return OwnCalls(message=self._message, own=own, others=len(own) < len(self._message.calls))
+
+    @property
+    def last(self) -> Message:
+        theirs = [at for at, call in enumerate(self._message.calls) if call.name not in self._names]
+        return self._message.with_calls(theirs) if len(theirs) < len(self._message.calls) else self._message
+
+    @property
+    def usage(self) -> JsonObject | None:
+        return self._round.usage
+
+    def take(self, body: bytes) -> bytes:
+        self._round = _read(body)
+        text = "".join([*self._said, self.last.text])
+        return emitted({**RawFields(body), "said": self.last.with_text(text).raw})
+
+    def next(self, *, may_ask: bool) -> None:
+        self._said.append(self._message.text)
+        self.rounds += 1
+        self._may_ask = may_ask
+
+    def give_up(self) -> bytes:
+        return _answer(bot("(no answer)"), why="done")
+
+
+def _stream_filter(names: Collection[str], hides_usage: bool) -> StreamFilter:
+    raise AssertionError((names, hides_usage))  # none are offered there
+
+
+def _answer(said: Message, why: str) -> bytes:
+    return orjson.dumps({"said": said.data, "why": why, "spent": {"in": 0, "out": 0}})
+
+
+def _repeat(
+    reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
+) -> tuple[bytes, bytes]:
+    del exchange, created, model, stream, usage
+    return b"application/json", _answer(reply, why="asks")
+
+
+def _error_words(body: bytes) -> str | None:
+    return cast("str | None", orjson.loads(body).get("wrong"))
+
+
+def _error_body(error: PalimpsestError) -> bytes:
+    return orjson.dumps({"wrong": error.message})
+
+
+def _error_event(body: bytes) -> bytes:
+    return b"event: broken\ndata: %b\n\n" % body
+
+
 class ToyDialect(Dialect):
     """The toy API."""
 
     name: ClassVar[str] = "toy"
+    requests: ClassVar[RequestSide] = RequestSide(
+        path="/talk",
+        parse=_parse,
+        compose=_compose,
+        offer_tools=_offer_tools,
+        decides_caching=_decides_caching,
+        marked=_marked,
+        overflow_of=_overflow_of,
+        demanded_order=_demanded_order,
+        reordered=_reordered,
+        refuses_usage=_refuses_usage,
+    )
+    replies: ClassVar[ReplySide] = ReplySide(
+        read=_read,
+        reader=_Reader,
+        ends=(b"over",),
+        body_filter=_BodyFilter,
+        stream_filter=_stream_filter,
+        repeat=_repeat,
+        calling="asks",
+        error_words=_error_words,
+        error_body=_error_body,
+        error_event=_error_event,
+    )
 
     def message(self, raw: bytes) -> ToyMessage:
         return ToyMessage(raw)
@@ -206,7 +463,8 @@ class ToyDialect(Dialect):
         return Repaired(messages=tuple(kept), notes=tuple(notes), sources=tuple(sources))
 
 
-TOY: Final = ToyDialect()
+DIALECT: Final = ToyDialect()
+TOY: Final = DIALECT
 ToyMessage.dialect = TOY
 
 

@@ -12,6 +12,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from proxy.dialects import Call, Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError
@@ -133,7 +134,7 @@ class World:
             first,
             self,
             lambda answer: [(b"x-status", b"%d" % answer.status)],
-            Rounds(self, self.ask_again, lambda message, partial: message.as_request("auto", partial=partial)),
+            Rounds(CHAT, self, self.ask_again, lambda message, partial: message.as_request("auto", partial=partial)),
             stream=stream,
             hides_usage=hides_usage,
             start=Background().start,

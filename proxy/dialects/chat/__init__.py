@@ -13,10 +13,10 @@ tool_stream  the same for a streamed reply
 
 from __future__ import annotations
 
-from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import CHAT
 
 DIALECT = CHAT
 """The name under which `dialect_named` finds it."""
 
-__all__ = ["CHAT", "DIALECT", "INSTRUCTION_ROLES", "ChatMessage"]
+__all__ = ["CHAT", "DIALECT", "ChatMessage"]

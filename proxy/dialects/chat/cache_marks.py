@@ -13,21 +13,16 @@ as of November 2026:
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import sha256
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import Message
+from proxy.dialects import MarkKind, Message
 from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_field, write
-
-MarkKind: TypeAlias = Literal["openai", "anthropic"]
-"""Whose marks they are."""
+from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_field
 
 _BETWEEN: Final = b" \t\r\n,"
 """What stands in an array between two items."""
@@ -160,15 +155,3 @@ def _with_mark_on(content: bytes, position: int, rules: _Rules) -> bytes:
         end = start + len(part)
     part = parts[position]
     return content[:start] + with_field(part, RawFields(part), rules.name, rules.value) + content[end:]
-
-
-_LETTERS: Final = 32
-"""OpenAI takes 64 at most; so many do not meet by chance."""
-
-
-def cache_key(secret: bytes, tenant: str, session: str) -> str:
-    """Return a session's key, 32 hexadecimal digits: always the same for the same three arguments.
-
-    `secret` is this installation's, so that nobody else can tell which session a key is of.
-    """
-    return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:_LETTERS]

@@ -14,15 +14,17 @@ It reads whatever a provider sends and never fails: what cannot be understood is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import is_array, is_object, mended, write
+from proxy.dialects import JsonObject, Message, Replies
+from proxy.dialects.chat.message import as_stored
+from proxy.dialects.jsontext import is_array, is_object, read, write
+from proxy.dialects.sse import Event
+from proxy.errors import PalimpsestError
 
 
 class ReplyChoice(Struct, frozen=True, kw_only=True):
@@ -77,6 +79,24 @@ def read_completion(body: Any) -> Completion:
     )
 
 
+def read_body(body: bytes) -> Replies:
+    """Return what a body says; raises ValueError where it is no JSON."""
+    found = read_completion(read(body))
+    return _replies(found.choices, found.usage, found.model, found.error)
+
+
+def _replies(
+    choices: Sequence[ReplyChoice], usage: JsonObject | None, model: str | None, error: JsonObject | None
+) -> Replies:
+    return Replies(
+        messages=tuple([as_stored(choice.message) for choice in choices]),
+        finish_reasons=tuple([choice.finish_reason for choice in choices]),
+        usage=usage,
+        model=model,
+        error=words_of(error),
+    )
+
+
 class CompletionAccumulator:
     """Folds the chunks of one stream into replies."""
 
@@ -93,6 +113,14 @@ class CompletionAccumulator:
     def __init__(self) -> None:
         self.usage = self.id = self.model = self.error = None
         self._choices: dict[int, Deltas] = {}
+
+    def take(self, event: Event) -> bool:
+        if event.data is None or event.is_done:
+            return False
+        try:
+            return self.add(read(event.data))
+        except ValueError:
+            return False
 
     def add(self, chunk: Any) -> bool:
         """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
@@ -136,9 +164,12 @@ class CompletionAccumulator:
         )
 
     @property
-    def finished(self) -> bool:
-        """Whether there is a choice, and every choice said why it ended."""
-        return bool(self._choices) and all(reply.finish_reason for reply in self._choices.values())
+    def replies(self) -> Replies:
+        return _replies(self.choices(), self.usage, self.model, self.error)
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
 
 
 def usage_only(chunk: Any) -> bool:
@@ -385,29 +416,23 @@ def _built(value: Any) -> Any:
 
 # ---------------------------------------------------------------------------- an answer of our own
 
-FINISH_REASON: Final = "tool_calls"
+CALLING: Final = "tool_calls"
 """The `finish_reason` of an answer that the proxy makes of a stored reply."""
 _NOTHING_SPENT: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
 def made_answer(
-    reply: Message,
-    *,
-    id: str,  # noqa: A002 - the field's name
-    created: int,
-    model: str,
-    stream: bool,
-    usage: bool,
+    reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
 ) -> tuple[bytes, bytes]:
     """Return content type and body of an answer with this reply; `created` is in seconds since 1970.
 
     With `usage`, a stream tells that nothing was spent.
     """
     kind = "chat.completion.chunk" if stream else "chat.completion"
-    answer: JsonObject = {"id": id, "object": kind, "created": created, "model": model}
+    answer: JsonObject = {"id": f"chatcmpl-{exchange}", "object": kind, "created": created, "model": model}
     if not stream:
         raw = orjson.Fragment(reply.raw)
-        answer["choices"] = [{"index": 0, "message": raw, "logprobs": None, "finish_reason": FINISH_REASON}]
+        answer["choices"] = [{"index": 0, "message": raw, "logprobs": None, "finish_reason": CALLING}]
         return b"application/json", orjson.dumps(answer | {"usage": _NOTHING_SPENT})
     delta = reply.data
     if is_array(calls := delta.get("tool_calls")):  # in a stream each call says its place
@@ -415,7 +440,7 @@ def made_answer(
         delta = {**delta, "tool_calls": placed}
     chunks: list[JsonObject] = [
         {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {"choices": [{"index": 0, "delta": {}, "finish_reason": FINISH_REASON}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": CALLING}]},
     ]
     if usage:
         chunks.append({"choices": [], "usage": _NOTHING_SPENT})
@@ -423,16 +448,31 @@ def made_answer(
     return b"text/event-stream", b"".join([*events, b"data: [DONE]\n\n"])
 
 
-def as_stored(message: JsonObject) -> Message:
-    """Return a reply as it is stored: what no parser would take again is mended."""
-    made = ChatMessage.of(message)
+# ------------------------------------------------------------------------------------------ errors
+
+
+def words_of(error: Any) -> str | None:
+    """Return the words of an error object, as providers put them; None where there is none."""
+    if is_object(error):
+        message = error.get("message")
+        return message if isinstance(message, str) else write(error).decode()
+    return error if isinstance(error, str) else None
+
+
+def error_words(body: bytes) -> str | None:
+    """Return the words of an error answer; None where it is no JSON object with an `error`."""
     try:
-        made.data  # noqa: B018 - it is parsed here, or never
+        data = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return ChatMessage.of(mended(message))
-    return made
+        return None
+    return words_of(data.get("error")) if is_object(data) else None
 
 
-def replies_of(completion: Completion) -> list[Message]:
-    """Return the replies of a completion as they are stored."""
-    return [as_stored(choice.message) for choice in completion.choices]
+def error_body(error: PalimpsestError) -> bytes:
+    """Return an error of the proxy's in OpenAI's shape."""
+    return orjson.dumps(error.body())
+
+
+def error_event(body: bytes) -> bytes:
+    """Return the event that ends a broken stream with the body of an error."""
+    return b"data: %b\n\n" % write(read(body))

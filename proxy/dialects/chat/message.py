@@ -11,10 +11,8 @@ from msgspec import Struct
 
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
 from proxy.dialects.generations import Generations
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, mended, write
 
-INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
-"""Roles of the messages that lead a request and instruct the model."""
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
 
@@ -218,6 +216,9 @@ class ChatMessage(Message):
     def with_text(self, text: str) -> ChatMessage:
         return self.replacing("content", text)
 
+    def with_content_of(self, other: Message) -> ChatMessage:
+        return self.replacing("content", other.data.get("content"))
+
     def with_texts(self, texts: Sequence[str | None]) -> ChatMessage:
         content = self.data.get("content")
         if not is_array(content):
@@ -307,6 +308,16 @@ def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
         else:
             texts.append(write(part).decode())
     return media, small_images
+
+
+def as_stored(message: JsonObject) -> ChatMessage:
+    """Return a message that was made from parsed JSON: what no parser would take again is mended."""
+    made = ChatMessage.of(message)
+    try:
+        made.data  # noqa: B018 - it is parsed here, or never
+    except orjson.JSONDecodeError:
+        return ChatMessage.of(mended(message))
+    return made
 
 
 def text_of(content: Any) -> str:

@@ -16,9 +16,9 @@ import msgspec
 import orjson
 from msgspec import Struct, structs
 
-from proxy.dialects import Call, JsonObject, ToolDefinition
-from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
+from proxy.dialects.chat.completion import read_completion
+from proxy.dialects.chat.message import ChatMessage, as_stored, without_unfinished_calls
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, read, with_field, write
 
 # ------------------------------------------------------------------------------------- the offer
@@ -34,16 +34,7 @@ _LEAVES_ROOM: Final[dict[str, tuple[Any, ...]]] = {
 """Fields of a request, and what they say where the model may call any tool, and is asked for one reply."""
 
 
-class ToolOffer(Struct, frozen=True, kw_only=True):
-    """The tools of a request with the proxy's own."""
-
-    names: tuple[str, ...]
-    """Those of the proxy's own; empty where the request leaves no room for them."""
-    tools: bytes | None
-    """The JSON text of all of them; None where there are none."""
-
-
-def offer_tools(request: ChatRequest, own: Sequence[ToolDefinition]) -> ToolOffer:
+def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     """Return the tools to send: the client's, whose bytes stay, then these.
 
     None of these where the request chooses a tool itself or none, wants several choices, speaks of
@@ -213,6 +204,13 @@ def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Ca
     return {**message, "tool_calls": kept}, tuple(answered)
 
 
+def own_calls(message: JsonObject, names: Collection[str], finish_reason: str | None) -> OwnCalls:
+    """Return the calls of a reply, told apart by the names of the proxy's tools."""
+    calls = parted(message, names, finish_reason)
+    sent, own = answerable(message, calls)
+    return OwnCalls(message=as_stored({**sent, "role": "assistant"}), own=own, others=calls.others)
+
+
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
     """Return the `tool_calls` of a reply as they stand there, and each as a call."""
     items = message.get("tool_calls")
@@ -325,3 +323,105 @@ def _only_item(text: bytes, edit: Callable[[bytes], bytes]) -> bytes:
     item = bytes(ITEMS.decode(text)[0])
     start = text.index(item)
     return text[:start] + edit(item) + text[start + len(item) :]
+
+
+# -------------------------------------------------------------------------------- bodies on their way
+
+
+class ToolBodyFilter:
+    """One reply on its way to the client, made of bodies that each hold one round of it."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Take calls of the tools `names` out."""
+        self._names = names
+        self.rounds = 0
+        self._said: list[Any] = []  # the contents of the rounds that the client is not shown
+        self._may_ask = True
+        self._usage_before: JsonObject | None = None
+        self._body = b""
+        self._message: JsonObject = {}
+        self._finish = ""
+        self._usage: JsonObject | None = None
+        self.again = False
+        self.last: Message = as_stored({"role": "assistant"})
+
+    @property
+    def calls(self) -> OwnCalls:
+        return own_calls(self._message, self._names, self._finish)
+
+    @property
+    def usage(self) -> JsonObject | None:
+        return added(self._usage_before, self._usage)
+
+    def take(self, body: bytes) -> bytes:
+        self._body = body
+        self._message, self._finish, self._usage = message, finish, _ = _only_reply(body)
+        calls = parted(message, self._names, finish)
+        self.last = as_stored({**message, "role": "assistant"})
+        if not message or not (self._said or calls.own or calls.broken):
+            return body
+        said = any(says_something({"content": content}) for content in self._said)
+        how = ending(message, self._names, finish, later=bool(self._said), said=said, may_ask=self._may_ask)
+        self.again = how.again
+        if how.again:
+            return b""
+        last = without_own(message, self._names)
+        if how.text:
+            last = {**last, "content": _joined([last.get("content"), how.text])}
+        return self._shown(last, how.finish)
+
+    def next(self, *, may_ask: bool) -> None:
+        self._usage_before, self._usage = self.usage, None
+        self._said.append(self._message.get("content"))
+        self.rounds += 1
+        self._may_ask, self.again = may_ask, False
+
+    def give_up(self) -> bytes:
+        self.next(may_ask=False)
+        return self._shown({"role": "assistant", "content": STOPPED}, "stop")
+
+    def _shown(self, last: JsonObject, finish: str) -> bytes:
+        """Return the reply that ends with the round `last`, in the body of that round."""
+        message, names = self._message, self._names
+        self.last = as_stored({**last, "role": "assistant"})
+        content = _joined([*self._said, last.get("content")])
+        items, found = _calls(message)
+        kept = [place for place, call in enumerate(found) if call.name not in names]
+        change = Correction(
+            content=content if content != message.get("content") else None,
+            calls=kept if len(kept) < len(items) else None,
+            finish_reason=finish if finish != self._finish else None,
+            usage=self.usage if self._said else None,
+        )
+        return corrected(self._body, change)
+
+
+def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:
+    """Return the message of a body with one choice, why it ended, and the usage; else an empty message."""
+    try:
+        data = read(body)
+    except ValueError:
+        return {}, "", None
+    found = read_completion(data)
+    choices = data.get("choices") if is_object(data) else None
+    if not is_array(choices) or len(choices) != 1 or not found.choices:
+        return {}, "", found.usage
+    return found.choices[0].message, found.choices[0].finish_reason or "", found.usage
+
+
+def _joined(contents: Sequence[Any]) -> Any:
+    """Return several contents as one: text, or parts where one has parts; the last where all are empty.
+
+    Texts that would run into each other are kept apart.
+    """
+    said: list[Any] = []
+    for content in contents:
+        if content:
+            between = gap(said[-1], content) if said else ""
+            said.append(between + content if between else content)
+    if all(isinstance(content, str) for content in said):
+        return "".join(said) if said else contents[-1]
+    parts: list[Any] = []
+    for content in said:
+        parts += content if is_array(content) else [{"type": "text", "text": content}]
+    return parts

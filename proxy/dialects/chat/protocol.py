@@ -24,9 +24,23 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
-from proxy.dialects.base import Dialect, Message, Repaired, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
+from proxy.dialects.chat.cache_marks import decides_itself, marked
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties
+from proxy.dialects.chat.completion import (
+    CALLING,
+    CompletionAccumulator,
+    error_body,
+    error_event,
+    error_words,
+    made_answer,
+    read_body,
+)
+from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties, as_stored
+from proxy.dialects.chat.own_tools import ToolBodyFilter, offer_tools
+from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
+from proxy.dialects.chat.request import compose, parse_chat_request
+from proxy.dialects.chat.tool_stream import ToolStreamFilter
 
 NO_RESULT: Final = "[no result was recorded for this call]"
 """What stands in for a result that was never recorded."""
@@ -191,6 +205,30 @@ class ChatDialect(Dialect):
     """The Chat Completions API."""
 
     name: ClassVar[str] = "chat"
+    requests: ClassVar[RequestSide] = RequestSide(
+        path="/chat/completions",
+        parse=parse_chat_request,
+        compose=compose,
+        offer_tools=offer_tools,
+        decides_caching=decides_itself,
+        marked=marked,
+        overflow_of=overflow_of,
+        demanded_order=demanded_order,
+        reordered=reordered,
+        refuses_usage=refuses_usage,
+    )
+    replies: ClassVar[ReplySide] = ReplySide(
+        read=read_body,
+        reader=CompletionAccumulator,
+        ends=(b"[DONE]",),
+        body_filter=ToolBodyFilter,
+        stream_filter=ToolStreamFilter,
+        repeat=made_answer,
+        calling=CALLING,
+        error_words=error_words,
+        error_body=error_body,
+        error_event=error_event,
+    )
 
     def message(self, raw: bytes) -> ChatMessage:
         return ChatMessage(raw)
@@ -199,7 +237,7 @@ class ChatDialect(Dialect):
         return ChatMessage.of({"role": role, "content": text})
 
     def result(self, call: str, text: str) -> ChatMessage:
-        return ChatMessage.of({"role": "tool", "tool_call_id": call, "content": text})
+        return as_stored({"role": "tool", "tool_call_id": call, "content": text})
 
     def canonical(self, message: Message) -> bytes:
         return canonical(message.data)

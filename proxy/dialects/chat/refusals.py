@@ -22,12 +22,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
-from msgspec import Struct
-
-from proxy.dialects import JsonObject, Message
-from proxy.dialects.chat.message import INSTRUCTION_ROLES
+from proxy.dialects import INSTRUCTION_ROLES, JsonObject, Message, Overflow, RoleOrder
 from proxy.dialects.jsontext import is_array, is_object, read
 
 # ------------------------------------------------------------------------- overflow of the window
@@ -136,17 +133,6 @@ _TOTAL: Final = _patterns(r"requested (?:about |a total of )?# tokens")
 """Input and reply together; the input alone where no reply is named."""
 
 
-class Overflow(Struct, frozen=True, kw_only=True):
-    """A request that was larger than the model's context window, as the error tells it."""
-
-    window: int | None
-    """Tokens that the model takes; of some providers, without the reply."""
-    asked: int | None
-    """Tokens of the input, as the upstream counted them."""
-    reply: int | None
-    """Tokens that were asked for the reply, where the error counts them in."""
-
-
 def overflow_of(status: int, body: bytes) -> Overflow | None:
     """Return what an error answer says of an overflow; None where it is another error.
 
@@ -211,9 +197,12 @@ def _first(patterns: tuple[re.Pattern[str], ...], texts: list[str]) -> int | Non
     return None
 
 
-# ------------------------------------------------------------------------------ orders of roles
+def refuses_usage(body: bytes) -> bool:
+    """Tell whether an error answer speaks of the option that asks for the usage of a stream."""
+    return b"stream_options" in body or b"include_usage" in body
 
-RoleOrder: TypeAlias = Literal["alternate", "one_system"]
+
+# ------------------------------------------------------------------------------ orders of roles
 
 _ROLE_STATUSES: Final = frozenset({400, 422, 500})
 """Statuses that come with such a refusal; 500 of servers that take a template's error for their own."""

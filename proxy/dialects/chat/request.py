@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import orjson
-from msgspec import Struct
 
-from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, body_id, hash_of
+from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.message import INSTRUCTION_ROLES, ChatMessage, FactsByText, has_calls
+from proxy.dialects.chat.message import ChatMessage, FactsByText, has_calls
 from proxy.dialects.jsontext import (
     ITEMS,
     RawFields,
@@ -36,41 +35,10 @@ MAX_LEVELS: Final = 200
 _KNOWN: Final = FactsByText()
 """A memo of what follows from texts alone."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_NUMBER: Final = b"-0123456789"
 _CONTENT: Final = "a string, an array of content parts, or null"
 
 
-class ChatRequest(Struct, frozen=True, kw_only=True):
-    """A request that was understood as far as it must be. Every text in it can be parsed again."""
-
-    raw: bytes
-    """The client's body."""
-    fields: Mapping[str, bytes]
-    """Its top-level fields in order, each as its JSON text; `messages` is one of them."""
-    instructions: tuple[Message, ...]
-    """The system and developer messages that lead."""
-    messages: tuple[Message, ...]
-    """All the others in order, our own fields included."""
-    model: str
-    """Empty where the client named none."""
-    stream: bool
-    has_tools: bool
-    """Whether it offers tools, at least one."""
-    tools: bytes | None
-    """The JSON text of `tools`; None where it offers none."""
-    wants_usage: bool | None
-    """What it says in `stream_options.include_usage`; None where it says nothing about it."""
-    reply_tokens: int | None = None
-    """How many tokens the reply may have at most; None where it says nothing about it."""
-    replies: tuple[int, ...] = ()
-    """Positions of the assistant messages in `messages`."""
-    parameters: Mapping[str, Any] = {}
-    """The values of all fields but `messages` and `tools`."""
-    has_own_fields: bool = True
-    """Whether any message has, or may have, fields that are ours."""
-
-
-def parse_chat_request(body: bytes) -> ChatRequest:
+def parse_chat_request(body: bytes) -> Request:
     """Read a request. Fields, roles and content parts that are not known here pass as they are.
 
     `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or has a field of the wrong type.
@@ -87,7 +55,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     model, stream = _model(values), values.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise _wrong_type("stream", "a boolean or null", stream)
-    return ChatRequest(
+    return Request(
         raw=body,
         fields=fields,
         instructions=messages[:lead],
@@ -105,7 +73,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
 
 
 def compose(
-    request: ChatRequest,
+    request: Request,
     *,
     instructions: Sequence[Message] | None = None,
     messages: Sequence[Message] | None = None,
@@ -161,20 +129,6 @@ def compose(
     if changes.keys() == {"stream_options"}:
         return with_field(request.raw, request.fields, "stream_options", changes["stream_options"])
     return emitted({**request.fields, **changes})
-
-
-def read_field(request: ChatRequest, path: str) -> str | None:
-    """Return the string, or the number as it is written, at a dotted path of the body; None without one."""
-    first, *rest = path.split(".")
-    text = request.fields.get(first)
-    for name in rest:
-        members = members_of(text)
-        text = bytes(members[name]) if name in members else None
-    if text is None:
-        return None
-    if text[:1] in _NUMBER:
-        return text.decode()
-    return cast("str", orjson.loads(text)) if text.startswith(b'"') else None
 
 
 def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:

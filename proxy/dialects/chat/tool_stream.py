@@ -27,9 +27,10 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from proxy.dialects import JsonObject
+from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, parted, says_something
+from proxy.dialects.chat.message import as_stored
+from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, own_calls, parted, says_something, without_own
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
@@ -157,16 +158,13 @@ class _StreamRound:
 class ToolStreamFilter:
     """One streamed reply on its way to the client, event by event."""
 
-    def __init__(self, names: Collection[str], *, hides_usage: bool) -> None:
+    def __init__(self, names: Collection[str], hides_usage: bool) -> None:
         """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
         self._names = frozenset(names)
         self._hides_usage = hides_usage
         self.reply = CompletionAccumulator()
-        """The reply as the client has it; its usage is not that of all rounds."""
         self.said = False
-        """Whether the client was shown anything but empty beginnings."""
         self.rounds = 0
-        """How many rounds came before this one."""
         self._may_ask = True
         self._round = _StreamRound(calls=StreamedCalls(self._names))
         self._usage_before: JsonObject | None = None
@@ -182,39 +180,36 @@ class ToolStreamFilter:
         return choices[0].message if choices else {}
 
     @property
-    def finish_reason(self) -> str:
-        """Why this round ended, in upstream's words; empty where it did not say."""
-        return self._round.finish
+    def calls(self) -> OwnCalls:
+        return own_calls(self.message, self._names, self._round.finish)
+
+    @property
+    def last(self) -> Message:
+        return as_stored({**without_own(self.message, self._names), "role": "assistant"})
 
     @property
     def ended(self) -> bool:
-        """Whether this round came to its end."""
         return self._round.ended
 
     @property
     def again(self) -> bool:
-        """Whether another round is to follow this one: it calls tools of the proxy's and nothing else."""
         return self._round.again
 
     @property
     def hides(self) -> bool:
-        """Whether anything was kept from the client, or is being kept for now."""
         return self.rounds > 0 or bool(self._round.held) or self._round.calls.any_own
 
     @property
     def usage(self) -> JsonObject | None:
-        """The usage of all rounds together."""
         return added(self._usage_before, self._round.whole.usage)
 
     def next(self, *, may_ask: bool) -> None:
-        """Begin another round; `may_ask` tells whether one more may follow that."""
         self._usage_before = self.usage
         self.rounds += 1
         self._may_ask = may_ask
         self._round = _StreamRound(calls=StreamedCalls(self._names))
 
     def take(self, event: Event) -> bytes:
-        """Read the next event; return what of it, and of what waited, the client is shown now."""
         chunk: Any = None
         if event.data is not None:
             with suppress(ValueError):
@@ -229,7 +224,6 @@ class ToolStreamFilter:
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
     def end(self) -> bytes:
-        """Take the end of the round's stream for the end of what it says; return what is still shown."""
         current = self._round
         if current.ended:
             return b""
@@ -242,7 +236,6 @@ class ToolStreamFilter:
         return shown + self._made(text, finish) if text or own else shown
 
     def give_up(self) -> bytes:
-        """End a reply that another round should follow, and none can; return what is shown of that."""
         usage, wanted = self.usage, self._usage_chunk is not None and not self._hides_usage
         self.next(may_ask=False)
         self._round.ended = True

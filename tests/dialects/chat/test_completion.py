@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.completion import (
     Completion,
     CompletionAccumulator,
@@ -18,12 +19,14 @@ from proxy.dialects.chat.completion import (
     ReplyChoice,
     ToolName,
     made_answer,
+    read_body,
     read_completion,
-    replies_of,
     usage_only,
 )
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
+from proxy.dialects.jsontext import write
 from proxy.dialects.sse import EventDecoder
+from proxy.errors import InvalidRequest
 
 Data = dict[str, Any]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2}
@@ -31,6 +34,11 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": 2}
 
 def chunk(delta: Any = None, index: int = 0, finish_reason: str | None = None, **fields: Any) -> Data:
     return {"choices": [{"index": index, "delta": delta or {}, "finish_reason": finish_reason}]} | fields
+
+
+def finished(folded: CompletionAccumulator) -> bool:
+    reasons = folded.replies.finish_reasons
+    return bool(reasons) and all(reasons)
 
 
 def accumulate(*chunks: Any) -> CompletionAccumulator:
@@ -64,7 +72,7 @@ def test_a_stream_amounts_to_a_reply() -> None:
         ReplyChoice(index=0, message={"role": "assistant", "content": "Hello"}, finish_reason="stop"),
     )
     assert (folded.id, folded.model, folded.usage, folded.error) == ("c", "m", USAGE, None)
-    assert folded.finished
+    assert finished(folded)
 
 
 def test_an_empty_stream_holds_no_reply() -> None:
@@ -72,7 +80,7 @@ def test_an_empty_stream_holds_no_reply() -> None:
 
     assert folded.choices() == ()
     assert (folded.id, folded.model, folded.usage, folded.error) == (None, None, None, None)
-    assert not folded.finished
+    assert not finished(folded)
 
 
 @pytest.mark.parametrize("delta", [None, "x", []])
@@ -82,7 +90,7 @@ def test_a_choice_without_a_delta_may_still_end(delta: Any) -> None:
     assert folded.choices() == (
         ReplyChoice(index=0, message={"role": "assistant", "content": None}, finish_reason="stop"),
     )
-    assert folded.finished
+    assert finished(folded)
 
 
 def test_choices_are_apart_and_in_order() -> None:
@@ -94,15 +102,15 @@ def test_choices_are_apart_and_in_order() -> None:
     )
 
     assert [(choice.index, choice.message["content"]) for choice in folded.choices()] == [(0, "aA"), (1, "bB")]
-    assert not folded.finished
+    assert not finished(folded)
     folded.add(chunk({}, 0, "length"))
-    assert folded.finished
+    assert finished(folded)
     assert [choice.finish_reason for choice in folded.choices()] == ["length", "stop"]
 
 
 def test_an_empty_finish_reason_does_not_end_a_reply() -> None:
-    assert not accumulate(chunk({"content": "a"}, finish_reason="")).finished
-    assert accumulate(chunk(finish_reason="stop"), chunk(finish_reason="")).finished
+    assert not finished(accumulate(chunk({"content": "a"}, finish_reason="")))
+    assert finished(accumulate(chunk(finish_reason="stop"), chunk(finish_reason="")))
 
 
 def test_the_last_usage_counts() -> None:
@@ -158,7 +166,7 @@ ODD = st.recursive(
 def test_no_chunks_make_it_fail(chunks: list[Any]) -> None:
     folded = accumulate(*chunks)
 
-    assert folded.finished == bool(folded.choices() and all(choice.finish_reason for choice in folded.choices()))
+    assert finished(folded) == bool(folded.choices() and all(choice.finish_reason for choice in folded.choices()))
     for item in chunks:
         assert all(choice.index >= 0 for choice in read_completion(item).choices)
 
@@ -605,7 +613,7 @@ SEARCH = {"id": "c2", "type": "function", "function": {"name": "search", "argume
 
 def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
     raw = b'{"role": "assistant", "x-unknown": 1.50, "content": null, "tool_calls": []}'
-    kind, body = made_answer(ChatMessage(raw), id="chatcmpl-1", created=7, model="m", stream=False, usage=False)
+    kind, body = made_answer(ChatMessage(raw), exchange="1", created=7, model="m", stream=False, usage=False)
     assert kind == b"application/json"
     assert raw in body
     completion = read_completion(orjson.loads(body))
@@ -623,7 +631,7 @@ def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
     ],
 )
 def test_an_answer_as_a_stream_amounts_to_the_same_reply(reply: Data, usage: bool) -> None:
-    kind, body = made_answer(ChatMessage.of(reply), id="chatcmpl-1", created=7, model="m", stream=True, usage=usage)
+    kind, body = made_answer(ChatMessage.of(reply), exchange="1", created=7, model="m", stream=True, usage=usage)
     assert kind == b"text/event-stream"
     events = EventDecoder().feed(body)
     read = CompletionAccumulator()
@@ -642,5 +650,42 @@ def test_an_answer_as_a_stream_amounts_to_the_same_reply(reply: Data, usage: boo
 
 def test_replies_are_stored_so_that_every_parser_takes_them() -> None:
     sound, half = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a\ud83d"}
-    completion = read_completion({"choices": [{"index": 0, "message": sound}, {"index": 1, "message": half}]})
-    assert [reply.data["content"] for reply in replies_of(completion)] == ["a", "a\ufffd"]
+    body = b'{"choices":[{"index":0,"message":%b},{"index":1,"message":%b}]}' % (write(sound), write(half))
+    assert [reply.data["content"] for reply in read_body(body).messages] == ["a", "a\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error":{"message":"no"}}', "no"),
+        (b'{"error":{"code":7}}', '{"code":7}'),
+        (b'{"error":"no"}', "no"),
+        (b'{"error":1}', None),
+        (b"[1]", None),
+        (b"<html>", None),
+    ],
+)
+def test_what_an_error_says(body: bytes, words: str | None) -> None:
+    assert CHAT.replies.error_words(body) == words
+
+
+def test_the_proxy_s_own_errors_have_the_api_s_shape() -> None:
+    body = CHAT.replies.error_body(InvalidRequest("so", param="p", code="c"))
+    error = {"message": "so", "type": "invalid_request_error", "param": "p", "code": "c"}
+    assert orjson.loads(body) == {"error": error}
+    assert CHAT.replies.error_event(b'{"error":\n{"code": 7}}') == b'data: {"error":{"code":7}}\n\n'
+
+
+def test_a_stream_is_read_event_by_event_whatever_it_holds() -> None:
+    reader = CHAT.replies.reader()
+    text = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": None}], "model": "m"}
+    usage = {"choices": [], "usage": {"prompt_tokens": 1}}
+    lines = [b": a comment\n\n", b"data: {\n\n", *(b"data: %b\n\n" % orjson.dumps(each) for each in (text, usage))]
+    events = EventDecoder(CHAT.replies.ends).feed(b"".join([*lines, b"data: [DONE]\n\n"]))
+    assert [reader.take(event) for event in events] == [False, False, False, True, False]
+    found = reader.replies
+    assert [message.text for message in found.messages] == ["hi"]
+    assert (found.finish_reasons, found.usage, found.model, found.error) == ((None,), {"prompt_tokens": 1}, "m", None)
+    assert not reader.failed
+    reader.take(EventDecoder().feed(b'data: {"error":{"message":"oh"}}\n\n')[0])
+    assert (reader.failed, reader.replies.error) == (True, "oh")

@@ -581,3 +581,9 @@ def test_arguments_of_calls_are_replaced_in_order() -> None:
 def test_notes_take_the_place_of_attachments() -> None:
     message = ChatMessage.of({"role": "user", "content": [TEXT_A, IMAGE]})
     assert message.with_notes({1: "[gone]"}).data["content"] == [TEXT_A, {"type": "text", "text": "[gone]"}]
+
+
+def test_a_message_takes_the_whole_content_of_another_one() -> None:
+    said = ChatMessage.of({"role": "assistant", "content": [{"type": "text", "text": "so"}], "name": "n"})
+    taken = ChatMessage.of({"role": "assistant", "content": None, "refusal": None}).with_content_of(said)
+    assert taken.data == {"role": "assistant", "content": [{"type": "text", "text": "so"}], "refusal": None}

@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.refusals import Overflow, overflow_of
+from proxy.dialects import Overflow
+from proxy.dialects.chat.refusals import overflow_of
 
 GOLDEN: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("overflows.yaml").read_text("utf-8"))
 SAID = {case["case"]: case["says"] for case in GOLDEN["overflows"]}

@@ -17,6 +17,7 @@ from proxy.dialects.chat.own_tools import (
     Correction,
     Ending,
     Parted,
+    ToolBodyFilter,
     added,
     answerable,
     corrected,
@@ -277,3 +278,96 @@ def test_numbers_add_up_however_deep() -> None:
 )
 def test_the_last_value_counts_where_it_is_no_number(one: Any, other: Any, total: Any) -> None:
     assert added(one, other) == total
+
+
+# ------------------------------------------------------------------------------------- bodies on their way
+
+SPENT = {"prompt_tokens": 2, "completion_tokens": 1}
+
+
+def completion(*messages: Data, finish: str | None = "stop", **more: Any) -> bytes:
+    choices = [{"index": at, "message": each, "finish_reason": finish} for at, each in enumerate(messages)]
+    return orjson.dumps({"choices": choices, "usage": SPENT, **more})
+
+
+def shown_of(body: bytes) -> tuple[Any, Any, Any]:
+    """Return content, finish reason and usage of a body with one choice."""
+    data = json.loads(body)
+    (choice,) = data["choices"]
+    return choice["message"].get("content"), choice["finish_reason"], data["usage"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no JSON",
+        b"[]",
+        b'{"choices":{}}',
+        completion(),
+        completion({"content": "a"}, {"content": "b"}),
+        completion({"role": "assistant", "content": "Hello."}),
+        completion(reply(THEIRS), finish=None),
+    ],
+)
+def test_a_body_without_calls_of_ours_is_shown_as_it_is(body: bytes) -> None:
+    found = ToolBodyFilter(NAMES)
+    assert found.take(body) is body
+    assert (found.again, found.rounds, found.calls.own) == (False, 0, ())
+
+
+def test_a_round_of_ours_is_kept_back_and_the_next_one_goes_on_with_it() -> None:
+    found = ToolBodyFilter(NAMES)
+    assert found.take(completion(reply(OURS, content="Let me look."), finish="tool_calls")) == b""
+    assert found.again
+    assert [each.id for each in found.calls.own] == ["a"]
+    assert found.calls.message.data["content"] == "Let me look."
+    found.next(may_ask=True)
+    assert (found.rounds, found.again, found.usage) == (1, False, SPENT)
+    shown = found.take(completion({"role": "assistant", "content": "Blue."}))
+    assert shown_of(shown) == ("Let me look.\n\nBlue.", "stop", {"prompt_tokens": 4, "completion_tokens": 2})
+    assert found.last.text == "Blue."
+
+
+def test_contents_in_parts_stay_parts() -> None:
+    found = ToolBodyFilter(NAMES)
+    parts = [{"type": "text", "text": "So. "}]
+    found.take(completion(reply(OURS, content=parts), finish="tool_calls"))
+    found.next(may_ask=True)
+    content, _, _ = shown_of(found.take(completion({"role": "assistant", "content": "Blue."})))
+    assert content == [*parts, {"type": "text", "text": "Blue."}]
+
+
+def test_beside_the_client_s_calls_ours_are_taken_out() -> None:
+    found = ToolBodyFilter(NAMES)
+    shown = json.loads(found.take(completion(reply(OURS, THEIRS), finish="tool_calls")))
+    assert shown["choices"][0]["message"]["tool_calls"] == [THEIRS]
+    assert (len(found.calls.own), found.calls.others) == (1, True)
+    assert [each.id for each in found.last.calls] == ["b"]
+
+
+def test_a_call_of_ours_that_broke_off_is_told_as_such() -> None:
+    found = ToolBodyFilter(NAMES)
+    assert shown_of(found.take(completion(reply(CUT), finish="length"))) == (BROKE_OFF, "length", SPENT)
+    assert not found.again
+
+
+def test_where_no_other_round_may_follow_the_reply_says_so() -> None:
+    found = ToolBodyFilter(NAMES)
+    found.take(completion(reply(OURS), finish="tool_calls"))
+    found.next(may_ask=False)
+    found.take(completion(reply(OURS), finish="tool_calls"))
+    assert not found.again
+
+    found = ToolBodyFilter(NAMES)
+    found.take(completion(reply(OURS), finish="tool_calls"))
+    assert shown_of(found.give_up()) == (STOPPED, "stop", SPENT)
+    assert found.last.text == STOPPED
+
+
+def test_a_later_round_without_a_reply_is_shown_as_it_is() -> None:
+    found = ToolBodyFilter(NAMES)
+    found.take(completion(reply(OURS), finish="tool_calls"))
+    found.next(may_ask=True)
+    assert found.take(completion()) == completion()
+    assert found.take(completion({"content": None, "role": "assistant"})) != b""
+    assert SAID_NOTHING in found.last.text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects.chat import request as refusals
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request, read_field
+from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request
 from proxy.errors import InvalidRequest
 
 HELLO = b'{"role":"user","content":"hi"}'
@@ -324,7 +324,7 @@ def test_fields_are_dropped(rest: bytes, paths: list[str], left: bytes) -> None:
     ],
 )
 def test_a_field_is_read_by_its_path(rest: bytes, path: str, value: str | None) -> None:
-    assert read_field(parse_chat_request(body(rest=rest)), path) == value
+    assert parse_chat_request(body(rest=rest)).field(path) == value
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects import Message
+from proxy.dialects import Message, RoleOrder
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.refusals import RoleOrder, demanded_order, merged_users, one_system, reordered
+from proxy.dialects.chat.refusals import demanded_order, merged_users, one_system, refuses_usage, reordered
 
 
 def said(message: str, **more: Any) -> bytes:
@@ -168,3 +168,10 @@ def test_a_system_message_between_two_users_breaks_the_turns_too() -> None:
     given = [system("a"), user("q"), system("b"), user("r"), REPLY]
     assert contents(reordered(given, "alternate")) == [("system", "a\n\nb"), ("user", "q\n\nr"), ("assistant", "yes")]
     assert contents(reordered(given, "one_system"))[1:3] == [("user", "q"), ("user", "r")]
+
+
+@pytest.mark.parametrize(
+    ("body", "refuses"), [(b"unknown field stream_options", True), (b"no include_usage", True), (b"no", False)]
+)
+def test_an_error_may_speak_of_the_usage_of_streams(body: bytes, refuses: bool) -> None:
+    assert refuses_usage(body) is refuses

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects import ToolDefinition
+from proxy.dialects import Request, ToolDefinition
 from proxy.dialects.chat.own_tools import MOST_TOOLS, offer_tools
-from proxy.dialects.chat.request import ChatRequest, compose, parse_chat_request
+from proxy.dialects.chat.request import compose, parse_chat_request
 
 OWN = (
     ToolDefinition(
@@ -22,11 +22,11 @@ OWN = (
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 
 
-def names_for(asked: ChatRequest) -> tuple[str, ...]:
+def names_for(asked: Request) -> tuple[str, ...]:
     return offer_tools(asked, OWN).names
 
 
-def request(**fields: Any) -> ChatRequest:
+def request(**fields: Any) -> Request:
     asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}
     return parse_chat_request(orjson.dumps(asked))
 

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.dialects import Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store import decode_cut, encode_cut
 from proxy.trimming.edits import Edit
@@ -125,7 +126,7 @@ def _holds(instructions: tuple[Message, ...], log: tuple[Entry, ...], trimming: 
 
 def _is_stored(cut: Cut) -> None:
     """Check that a cut comes back from the store as it is."""
-    read = decode_cut(encode_cut(cut.changes, cut.gaps, None, cut.summary, cut.account))
+    read = decode_cut(encode_cut(cut.changes, cut.gaps, None, cut.summary, cut.account), CHAT)
     assert (read.changes, read.gaps) == (cut.changes, cut.gaps)
     assert (read.summary, read.account) == (cut.summary, cut.account)
 
