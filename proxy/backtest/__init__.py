@@ -15,29 +15,3 @@ from proxy.backtest.cost import CacheRule, PriceClass, PromptCache, Segment, cla
 from proxy.backtest.histories import SessionHistory, read_file, stored, synthetic_agents
 from proxy.backtest.replay import ORACLE, PREFIX, PolicyStrategy, Strategy, baseline, every_baseline
 from proxy.backtest.report import ReportTable, as_data, main_prices, page, report_tables, session_tables
-
-__all__ = [
-    "ORACLE",
-    "PREFIX",
-    "Backtest",
-    "CacheRule",
-    "PolicyStrategy",
-    "PriceClass",
-    "PromptCache",
-    "ReportTable",
-    "Segment",
-    "SessionHistory",
-    "Strategy",
-    "as_data",
-    "baseline",
-    "class_of",
-    "every_baseline",
-    "main_prices",
-    "page",
-    "read_file",
-    "report_tables",
-    "session_tables",
-    "standard_classes",
-    "stored",
-    "synthetic_agents",
-]

@@ -11,5 +11,3 @@ from __future__ import annotations
 
 from proxy.demo.replay import CONFIG, STORE, TRIMMED, DemoOutcome, rehearse
 from proxy.demo.report import as_data, report
-
-__all__ = ["CONFIG", "STORE", "TRIMMED", "DemoOutcome", "as_data", "rehearse", "report"]

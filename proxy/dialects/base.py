@@ -34,23 +34,17 @@ DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat"}
 """Every dialect by its name, with the module that holds it as `DIALECT`."""
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
-OWN_FIELDS: Final = ("agent", "is_internal")
-"""Fields of a message that are ours: stored, and never sent upstream."""
+OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
 class Call(Struct, frozen=True, kw_only=True):
     """One tool call."""
 
-    id: str
-    """The id that its result names; empty where it has none."""
-    name: str
-    """Name of the tool; empty where it is missing."""
-    arguments: str
-    """The arguments as text: JSON for a function, free text for a custom tool."""
-    custom: bool = False
-    """Whether its arguments are free text."""
-    legacy: bool = False
-    """Whether it has the deprecated form `function_call`, whose result has no id."""
+    id: str  # the id that its result names; empty where it has none
+    name: str  # name of the tool; empty where it is missing
+    arguments: str  # the arguments as text: JSON for a function, free text for a custom tool
+    custom: bool = False  # whether its arguments are free text
+    legacy: bool = False  # whether it has the deprecated form `function_call`, whose result has no id
 
 
 class ToolDefinition(Struct, frozen=True, kw_only=True):
@@ -65,45 +59,34 @@ class ToolDefinition(Struct, frozen=True, kw_only=True):
 class Attachment(Struct, frozen=True, kw_only=True):
     """A content part that holds no text: an image, a sound, a file."""
 
-    place: int
-    """Its index among the content parts."""
-    kind: str
-    """The part's type, such as `image_url`."""
+    place: int  # its index among the content parts
+    kind: str  # the part's type, such as `image_url`
     is_image: bool
-    description: str
-    """Its media type and size, or its address."""
+    description: str  # its media type and size, or its address
 
 
 class Countable(Struct, frozen=True, kw_only=True):
     """What of a message costs tokens."""
 
-    texts: tuple[str, ...]
-    """Each text that the model reads; they are counted one by one."""
-    media: int = 0
-    """Number of images, sounds and files, whose bytes are no text."""
-    small_images: int = 0
-    """Number of images that are sent in low detail; they are not among `media`."""
-    reasoning: str = ""
-    """The reasoning of a reply. It costs output, and seldom input, since it is seldom sent back."""
+    texts: tuple[str, ...]  # each text that the model reads; they are counted one by one
+    media: int = 0  # number of images, sounds and files, whose bytes are no text
+    small_images: int = 0  # number of images that are sent in low detail; they are not among `media`
+    reasoning: str = ""  # the reasoning of a reply. It costs output, and seldom input, since it is seldom sent back.
 
 
 class Span(Struct, frozen=True, kw_only=True):
     """The smallest run of messages that can be removed without breaking the protocol."""
 
-    start: int
-    """Position of its first message."""
-    stop: int
-    """Position after its last message."""
-    round: int
-    """Number of the round that it lies in: user messages up to and with it."""
+    start: int  # position of its first message
+    stop: int  # position after its last message
+    round: int  # number of the round that it lies in: user messages up to and with it
 
 
 class Repaired(Struct, frozen=True, kw_only=True):
     """Messages that keep the rules of their API."""
 
     messages: tuple[Message, ...]
-    notes: tuple[str, ...]
-    """What was repaired: at most one line for each kind of problem, with its count."""
+    notes: tuple[str, ...]  # what was repaired: at most one line for each kind of problem, with its count
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
 
@@ -127,14 +110,10 @@ class Facts:
     role: Final[str]
     has_own_fields: Final[bool]
     has_calls: Final[bool]
-    content: bytes | None
-    """The content hash: see `conversation.content_hash`."""
-    body: str | None
-    """The body id: see `conversation.body_of`."""
-    step: tuple[str, str] | None
-    """The node of its last known parent, and its own node there."""
-    ties: Any
-    """What the dialect remembers of it for pairing calls with results."""
+    content: bytes | None  # the content hash: see `conversation.content_hash`
+    body: str | None  # the body id: see `conversation.body_of`
+    step: tuple[str, str] | None  # the node of its last known parent, and its own node there
+    ties: Any  # what the dialect remembers of it for pairing calls with results
 
     def __init__(self, raw: bytes, role: str, *, has_own_fields: bool, has_calls: bool) -> None:
         self.raw = raw
@@ -157,10 +136,8 @@ class Message(ABC):
 
     dialect: ClassVar[Dialect]
 
-    raw: bytes
-    """The JSON text, UTF-8, unknown fields and key order included."""
-    facts: Facts | None
-    """What is remembered of the text; None where nothing is."""
+    raw: bytes  # the JSON text, UTF-8, unknown fields and key order included
+    facts: Facts | None  # what is remembered of the text; None where nothing is
 
     def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
         """Wrap `raw`, the text of a JSON object; `data` is the same, parsed, where it is known."""
@@ -339,41 +316,27 @@ class Message(ABC):
 
 # ------------------------------------------------------------------------------------------ requests
 
-RoleOrder: TypeAlias = Literal["alternate", "one_system"]
-"""An order of roles that some servers insist on."""
-MarkKind: TypeAlias = Literal["openai", "anthropic"]
-"""Whose cache marks they are."""
+RoleOrder: TypeAlias = Literal["alternate", "one_system"]  # an order of roles that some servers insist on
+MarkKind: TypeAlias = Literal["openai", "anthropic"]  # whose cache marks they are
 _NUMBER: Final = b"-0123456789"
 
 
 class Request(Struct, frozen=True, kw_only=True):
     """A request that was understood as far as it must be. Every text in it can be parsed again."""
 
-    raw: bytes
-    """The client's body."""
-    fields: Mapping[str, bytes]
-    """Its top-level fields in order, each as its JSON text; the messages are one of them."""
-    instructions: tuple[Message, ...]
-    """The system and developer messages that lead."""
-    messages: tuple[Message, ...]
-    """All the others in order, our own fields included."""
-    model: str
-    """Empty where the client named none."""
+    raw: bytes  # the client's body
+    fields: Mapping[str, bytes]  # its top-level fields in order, each as its JSON text; the messages are one of them
+    instructions: tuple[Message, ...]  # the system and developer messages that lead
+    messages: tuple[Message, ...]  # all the others in order, our own fields included
+    model: str  # empty where the client named none
     stream: bool
-    has_tools: bool
-    """Whether it offers tools, at least one."""
-    tools: bytes | None
-    """The JSON text of its tools; None where it offers none."""
-    wants_usage: bool | None
-    """Whether it asks for the usage of a stream; None where it says nothing about it."""
-    reply_tokens: int | None = None
-    """How many tokens the reply may have at most; None where it says nothing about it."""
-    replies: tuple[int, ...] = ()
-    """Positions of the assistant messages in `messages`."""
-    parameters: Mapping[str, Any] = {}
-    """The values of all fields but messages and tools."""
-    has_own_fields: bool = True
-    """Whether any message has, or may have, fields that are ours."""
+    has_tools: bool  # whether it offers tools, at least one
+    tools: bytes | None  # the JSON text of its tools; None where it offers none
+    wants_usage: bool | None  # whether it asks for the usage of a stream; None where it says nothing about it
+    reply_tokens: int | None = None  # how many tokens the reply may have at most; None where it says nothing about it
+    replies: tuple[int, ...] = ()  # positions of the assistant messages in `messages`
+    parameters: Mapping[str, Any] = {}  # the values of all fields but messages and tools
+    has_own_fields: bool = True  # whether any message has, or may have, fields that are ours
 
     def field(self, path: str) -> str | None:
         """Return the string, or the number as it is written, at a dotted path of the body; None without one."""
@@ -392,21 +355,16 @@ class Request(Struct, frozen=True, kw_only=True):
 class ToolOffer(Struct, frozen=True, kw_only=True):
     """The tools of a request with the proxy's own."""
 
-    names: tuple[str, ...]
-    """Those of the proxy's own; empty where the request leaves no room for them."""
-    tools: bytes | None
-    """The JSON text of all of them; None where there are none."""
+    names: tuple[str, ...]  # those of the proxy's own; empty where the request leaves no room for them
+    tools: bytes | None  # the JSON text of all of them; None where there are none
 
 
 class Overflow(Struct, frozen=True, kw_only=True):
     """A request that was larger than the model's context window, as the error tells it."""
 
-    window: int | None
-    """Tokens that the model takes; of some providers, without the reply."""
-    asked: int | None
-    """Tokens of the input, as the upstream counted them."""
-    reply: int | None
-    """Tokens that were asked for the reply, where the error counts them in."""
+    window: int | None  # tokens that the model takes; of some providers, without the reply
+    asked: int | None  # tokens of the input, as the upstream counted them
+    reply: int | None  # tokens that were asked for the reply, where the error counts them in
 
 
 class Compose(Protocol):
@@ -430,10 +388,8 @@ class Compose(Protocol):
 class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions."""
 
-    path: str
-    """Where they are sent, after the upstream's base address."""
-    parse: Callable[[bytes], Request]
-    """Reads a body; raises `InvalidRequest`."""
+    path: str  # where they are sent, after the upstream's base address
+    parse: Callable[[bytes], Request]  # reads a body; raises `InvalidRequest`
     compose: Compose
     offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
     """Offers the proxy's own tools beside the client's, where there is room for them."""
@@ -445,8 +401,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Reads status and body of an error: None where it is no overflow of the context window."""
     demanded_order: Callable[[int, bytes], RoleOrder | None]
     """Reads status and body of an error: the order of roles that it asks for."""
-    reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]
-    """Puts messages in such an order."""
+    reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]  # puts messages in such an order
     refuses_usage: Callable[[bytes], bool]
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
 
@@ -457,16 +412,11 @@ class RequestSide(Struct, frozen=True, kw_only=True):
 class Replies(Struct, frozen=True, kw_only=True):
     """What an answer of the upstream's says, as far as it has come."""
 
-    messages: tuple[Message, ...]
-    """The replies, one for each choice, as they are stored."""
-    finish_reasons: tuple[str | None, ...]
-    """Why each ended; None where it broke off, or nothing was said about it."""
-    usage: JsonObject | None
-    """In the form of Chat Completions, which receipts and prices read."""
-    model: str | None
-    """The model that answered, as it calls itself."""
-    error: str | None
-    """What the error says, where it is one."""
+    messages: tuple[Message, ...]  # the replies, one for each choice, as they are stored
+    finish_reasons: tuple[str | None, ...]  # why each ended; None where it broke off, or nothing was said about it
+    usage: JsonObject | None  # in the form of Chat Completions, which receipts and prices read
+    model: str | None  # the model that answered, as it calls itself
+    error: str | None  # what the error says, where it is one
 
 
 class StreamReader(Protocol):
@@ -490,19 +440,15 @@ class StreamReader(Protocol):
 class OwnCalls(Struct, frozen=True, kw_only=True):
     """The calls of one round of a reply, told apart."""
 
-    message: Message
-    """The round as it can be sent back, without the proxy's calls that broke off."""
-    own: tuple[Call, ...]
-    """The calls that the proxy answers, in order."""
-    others: bool
-    """Whether it calls anything that the client answers."""
+    message: Message  # the round as it can be sent back, without the proxy's calls that broke off
+    own: tuple[Call, ...]  # the calls that the proxy answers, in order
+    others: bool  # whether it calls anything that the client answers
 
 
 class ToolFilter(Protocol):
     """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
 
-    rounds: int
-    """How many rounds came before this one."""
+    rounds: int  # how many rounds came before this one
 
     @property
     def again(self) -> bool:
@@ -543,8 +489,7 @@ class BodyFilter(ToolFilter, Protocol):
 class StreamFilter(ToolFilter, Protocol):
     """A reply whose rounds each come as a stream."""
 
-    said: bool
-    """Whether the client was shown anything but empty beginnings."""
+    said: bool  # whether the client was shown anything but empty beginnings
 
     @property
     def reply(self) -> StreamReader:
@@ -583,31 +528,24 @@ class Repeat(Protocol):
 class ReplySide(Struct, frozen=True, kw_only=True):
     """A dialect's replies: pure functions, and what reads one reply."""
 
-    read: Callable[[bytes], Replies]
-    """Reads an answer in one piece; raises ValueError where it is no JSON."""
+    read: Callable[[bytes], Replies]  # reads an answer in one piece; raises ValueError where it is no JSON
     reader: Callable[[], StreamReader]
-    ends: tuple[bytes, ...]
-    """The data, or the names, of the events that end a stream."""
-    body_filter: Callable[[Collection[str]], BodyFilter]
-    """Begins with the names of the proxy's tools."""
+    ends: tuple[bytes, ...]  # the data, or the names, of the events that end a stream
+    body_filter: Callable[[Collection[str]], BodyFilter]  # begins with the names of the proxy's tools
     stream_filter: Callable[[Collection[str], bool], StreamFilter]
     """Begins with these names, and whether usage is kept from the client, which did not ask for it."""
     repeat: Repeat
-    calling: str
-    """The finish reason of a reply that calls tools."""
+    calling: str  # the finish reason of a reply that calls tools
     error_words: Callable[[bytes], str | None]
     """Returns what the body of an error says; None where it is none of this API's."""
-    error_body: Callable[[PalimpsestError], bytes]
-    """Returns an error of the proxy's in the API's shape."""
-    error_event: Callable[[bytes], bytes]
-    """Returns the event that ends a broken stream with the body of an error."""
+    error_body: Callable[[PalimpsestError], bytes]  # returns an error of the proxy's in the API's shape
+    error_event: Callable[[bytes], bytes]  # returns the event that ends a broken stream with the body of an error
 
 
 class Dialect(ABC):
     """One API: its rules for messages, its requests and its replies."""
 
-    name: ClassVar[str]
-    """Its name in `DIALECTS`, such as `chat`."""
+    name: ClassVar[str]  # its name in `DIALECTS`, such as `chat`
     requests: ClassVar[RequestSide]
     replies: ClassVar[ReplySide]
 

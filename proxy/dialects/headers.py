@@ -36,10 +36,8 @@ _HOP_BY_HOP: Final = frozenset(
 _NOT_UPSTREAM: Final = _HOP_BY_HOP | _OWN | {b"host", b"content-length", b"expect"}
 _NOT_TO_CLIENT: Final = _HOP_BY_HOP | _OWN | {b"content-length"}
 
-_UNSAFE: Final = re.compile(rb"[^!-$&-~]")
-"""What is no visible ASCII, and the percent sign."""
-_LITERAL: Final = re.compile(rb"[!-$&-~ ]*")
-"""What stands for itself."""
+_UNSAFE: Final = re.compile(rb"[^!-$&-~]")  # what is no visible ASCII, and the percent sign
+_LITERAL: Final = re.compile(rb"[!-$&-~ ]*")  # what stands for itself
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CREDENTIALS: Final = frozenset(
     {b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"}

@@ -15,17 +15,12 @@ from typing import Any, Final, TypeGuard
 import msgspec
 import orjson
 
-FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-"""Splits an object into the JSON texts of its fields."""
-ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-"""Splits an array into the JSON texts of its items."""
+FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # splits an object into the JSON texts of its fields
+ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])  # splits an array into the JSON texts of its items
 
-_SAFE_DIGITS: Final = 19
-"""Whole numbers of fewer characters fit into 64 bits."""
-_LARGEST_PLAIN: Final = 10**300
-"""Above some thousand digits Python refuses to write an integer in the plain way."""
-_KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')
-"""What stands in an object between two values."""
+_SAFE_DIGITS: Final = 19  # whole numbers of fewer characters fit into 64 bits
+_LARGEST_PLAIN: Final = 10**300  # above some thousand digits Python refuses to write an integer in the plain way
+_KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')  # what stands in an object between two values
 _COMMA: Final = re.compile(rb"\s*,")
 
 

@@ -17,17 +17,13 @@ from typing import Final
 from msgspec import Struct
 
 _BOM: Final = b"\xef\xbb\xbf"
-_BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")
-"""A line's end and the blank line after it."""
+_BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")  # a line's end and the blank line after it
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DONE: Final = (b"[DONE]",)
-_FIELD: Final = b"data: "
-"""What nearly every event begins with; it has one line."""
+_FIELD: Final = b"data: "  # what nearly every event begins with; it has one line
 _NEXT: Final = b"\n\n" + _FIELD
-_SHORT: Final = 4096
-"""Bytes of an unfinished event that may be looked through again when more comes."""
-_LONGEST_END: Final = 3
-"""Bytes of `_BLANK_LINE` at most, and the one that it may have to look at beyond it."""
+_SHORT: Final = 4096  # bytes of an unfinished event that may be looked through again when more comes
+_LONGEST_END: Final = 3  # bytes of `_BLANK_LINE` at most, and the one that it may have to look at beyond it
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 
@@ -35,16 +31,11 @@ _LF: Final = 0x0A
 class Event(Struct, frozen=True, kw_only=True):
     """A piece of the stream up to and including a blank line."""
 
-    raw: bytes
-    """Its bytes, nothing left out."""
-    data: bytes | None
-    """Its `data` lines joined by LF; None where it has none (a comment, a blank line)."""
-    name: str | None = None
-    """Its `event` field; None where it has none."""
-    complete: bool = True
-    """Whether its end came; False for what a stream that broke off leaves."""
-    is_done: bool = False
-    """Whether it says that the stream is at its end."""
+    raw: bytes  # its bytes, nothing left out
+    data: bytes | None  # its `data` lines joined by LF; None where it has none (a comment, a blank line)
+    name: str | None = None  # its `event` field; None where it has none
+    complete: bool = True  # whether its end came; False for what a stream that broke off leaves
+    is_done: bool = False  # whether it says that the stream is at its end
 
 
 class EventDecoder:

@@ -10,5 +10,3 @@ from __future__ import annotations
 
 from proxy.models.catalogue import COMMON_OUTPUT, Catalogue, ModelFacts
 from proxy.models.prices import Dollars, DollarStep, cost
-
-__all__ = ["COMMON_OUTPUT", "Catalogue", "DollarStep", "Dollars", "ModelFacts", "cost"]

@@ -20,10 +20,8 @@ Given = ParamSpec("Given")
 OFF_LOOP_BYTES: Final = 256 * 1024
 """Work of this size runs in a thread, since on the event loop it would hold up all requests for milliseconds.
 Smaller work takes less time than going to a thread."""
-COUNTING: Final = 16
-"""Counting the tokens of a text takes this many times longer than parsing it."""
-TRIMMING: Final = 2
-"""Trimming a text may take this many times longer than parsing it."""
+COUNTING: Final = 16  # counting the tokens of a text takes this many times longer than parsing it
+TRIMMING: Final = 2  # trimming a text may take this many times longer than parsing it
 
 _LOG: Final = logging.getLogger("palimpsest.background")
 

@@ -17,8 +17,7 @@ from proxy.errors import InvalidRequest, PalimpsestError
 from proxy.summaries import Caller
 from proxy.trimming import Policy
 
-MAX_ID_BYTES: Final = 512
-"""Longest session id, in bytes of UTF-8."""
+MAX_ID_BYTES: Final = 512  # longest session id, in bytes of UTF-8
 _REFUSED: Final = frozenset({"Cc", "Cs"})
 _POSITIVE: Final = re.compile("0*[1-9][0-9]*")
 
@@ -50,12 +49,10 @@ class Client(Protocol):
 class ClientRequest(Struct, frozen=True, kw_only=True):
     """A client's request as it came in."""
 
-    dialect: Dialect
-    """The API that the client speaks."""
+    dialect: Dialect  # the API that the client speaks
     tenant: str
     headers: Headers
-    query: bytes
-    """The query string, without its question mark."""
+    query: bytes  # the query string, without its question mark
     body: bytes
 
     @property
@@ -69,19 +66,13 @@ class RequestContext(Struct, frozen=True, kw_only=True):
 
     dialect: Dialect
     tenant: str
-    policy_name: str
-    """Name of the policy that decides; `off` where trimming is bypassed."""
-    policy: Policy | None
-    """None where trimming is bypassed."""
-    session: str | None = None
-    """The session id that the client gives; None without one."""
+    policy_name: str  # name of the policy that decides; `off` where trimming is bypassed
+    policy: Policy | None  # none where trimming is bypassed
+    session: str | None = None  # the session id that the client gives; None without one
     mode: Mode = Mode.AUTO
-    retried: bool = False
-    """Whether the client announces a retry."""
-    idempotency: str | None = None
-    """Hash of the `Idempotency-Key`; None without one."""
-    agent: str | None = None
-    """The agent that asks, where several share a session."""
+    retried: bool = False  # whether the client announces a retry
+    idempotency: str | None = None  # hash of the `Idempotency-Key`; None without one
+    agent: str | None = None  # the agent that asks, where several share a session
 
 
 def read_context(

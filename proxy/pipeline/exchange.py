@@ -32,8 +32,7 @@ from proxy.summaries import Given, Work
 from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
-_DECODED: Final = frozenset({b"content-encoding"})
-"""Headers that no longer hold once a body is relayed decoded."""
+_DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 
 

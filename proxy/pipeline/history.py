@@ -34,12 +34,9 @@ from proxy.store import (
 from proxy.tokens import TokenCounter
 from proxy.trimming import Change, Entry, Hidden
 
-_MARK_WORK: Final = 1024
-"""Work of making an entry of a resent message, in bytes read once (see `compute`)."""
-_VARIANTS: Final = 100_000
-"""Variants that one process remembers at most: some 40 MB."""
-WAITING: Final = "open_calls"
-"""Names, in a receipt, the rule that leaves out open calls of other agents."""
+_MARK_WORK: Final = 1024  # work of making an entry of a resent message, in bytes read once (see `compute`)
+_VARIANTS: Final = 100_000  # variants that one process remembers at most: some 40 MB
+WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
 
 _NO_HIDDEN: Final[Mapping[str, Hidden]] = {}
 
@@ -47,43 +44,31 @@ _NO_HIDDEN: Final[Mapping[str, Hidden]] = {}
 class History(Struct, frozen=True, kw_only=True):
     """A request in its place in the history."""
 
-    id: str | None
-    """The session's id; None where the request is served without one."""
+    id: str | None  # the session's id; None where the request is served without one
     arrival: Arrival
-    composed: bool
-    """Whether it comes from the store: the client sent only what is new."""
-    digest: str
-    """Names all that the request says, so that its repetition is recognised."""
+    composed: bool  # whether it comes from the store: the client sent only what is new
+    digest: str  # names all that the request says, so that its repetition is recognised
     entries: tuple[Entry, ...]
     """The branch with the request's new messages at its end; of an append, without what the cut dropped."""
-    nodes: tuple[str, ...]
-    """The nodes of the stored part of `entries`, oldest first."""
-    fresh: tuple[Body, ...]
-    """The new messages, as they arrived."""
+    nodes: tuple[str, ...]  # the nodes of the stored part of `entries`, oldest first
+    fresh: tuple[Body, ...]  # the new messages, as they arrived
     instructions: tuple[Message, ...]
     """The instructions to send: the request's own, or the newest stored ones where an append has none."""
-    size: int
-    """Bytes of all entries, at least: planning takes time in proportion."""
+    size: int  # bytes of all entries, at least: planning takes time in proportion
     variants: tuple[tuple[str, Message], ...] = ()
     """(node, message) where the client sent a stored message with another text."""
-    standing: StandingCut | None = None
-    """The newest cut of the branch."""
+    standing: StandingCut | None = None  # the newest cut of the branch
     borrowed: bool = False
     """Whether that cut was just made by another request at the same place, and may not be stored yet."""
-    start: int = 0
-    """Position in the branch of the first message that the request speaks of."""
+    start: int = 0  # position in the branch of the first message that the request speaks of
     updated_at: int | None = None
     """When the session's last exchange ended, in milliseconds since 1970; None for a new session."""
-    scale: float | None = None
-    """Tokens that the upstream counts for one counted here; None where that was not learnt."""
+    scale: float | None = None  # tokens that the upstream counts for one counted here; None where that was not learnt
     prepared: SummaryRow | None = None
     """The newest summary by a model that lies on the branch and that the policy may use."""
-    attempt: SummaryRow | None = None
-    """The last attempt at a summary, whatever came of it."""
-    carried: tuple[str, ...] = ()
-    """The nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`."""
-    vouched: int = 0
-    """How many of `fresh`, from the first on, are known from a conversation with the same beginning."""
+    attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
+    carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
+    vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
 
     @property
     def fork(self) -> int | None:

@@ -19,10 +19,8 @@ from proxy.recall import OwnTools, Recall, RecallBranch, sent_whole
 from proxy.trimming import Hidden, compaction
 from proxy.upstream import Answer
 
-MOST_ASKS: Final = 3
-"""How often upstream is asked again for one reply."""
-MOST_CALLS: Final = 8
-"""Calls of one block that are answered: each may take as long as a search does."""
+MOST_ASKS: Final = 3  # how often upstream is asked again for one reply
+MOST_CALLS: Final = 8  # calls of one block that are answered: each may take as long as a search does
 TOO_MANY: Final = "These are too many calls at once: this one was not answered. Ask again, for less."
 TOO_LONG: Final = "What this call found is too long to be shown here. Ask again, for fewer lines of it."
 """What a call is told whose answer made the request too long for the model."""
@@ -79,18 +77,15 @@ class AnswersCalls(Protocol):
 
 AskAgain = Callable[[Sequence[Message]], Awaitable[Answer]]
 """Sends the view with these messages at its end. Raises a `PalimpsestError` where there is no answer."""
-Form = Callable[[Message, bool], Message]
-"""Returns a reply as a request carries it; the flag says that it broke off."""
+Form = Callable[[Message, bool], Message]  # returns a reply as a request carries it; the flag says that it broke off
 
 
 class OwnRound(Struct, kw_only=True):
     """A reply with calls of the proxy's tools. All but the last of an exchange have no other calls."""
 
-    message: Message
-    """As it is sent back."""
+    message: Message  # as it is sent back
     results: tuple[Message, ...]
-    shortened: bool = False
-    """Whether its results gave way to a text that says that they are too long."""
+    shortened: bool = False  # whether its results gave way to a text that says that they are too long
 
 
 class Rounds:
@@ -106,8 +101,7 @@ class Rounds:
         self._rounds: list[OwnRound] = []
         self._mixed: OwnRound | None = None
         self._asks = 0
-        self.answered: list[OwnCall] = []
-        """Every call that was answered, in order."""
+        self.answered: list[OwnCall] = []  # every call that was answered, in order
 
     def __len__(self) -> int:
         """Return how many rounds the client was not shown."""

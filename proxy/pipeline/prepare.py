@@ -31,34 +31,25 @@ from proxy.upstream import Destination
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
 """The warning of an exchange for which upstream was not asked."""
-_TRIMS: Final = 64
-"""Trims that one process remembers: each until it is stored, and each as long as what is sent."""
+_TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
     """A request that was read, placed and planned: the first stage of an exchange."""
 
-    received: float
-    """`time.monotonic()` at its arrival."""
+    received: float  # `time.monotonic()` at its arrival
     call: ClientRequest
     request: Request
     context: RequestContext
     history: History
-    planning: PlanningContext
-    """What the plan was made with."""
-    destination: Destination
-    """Where it is sent."""
-    facts: ModelFacts
-    """What is known of the model there."""
-    instructions_tokens: int
-    """Tokens of the instructions that are sent."""
+    planning: PlanningContext  # what the plan was made with
+    destination: Destination  # where it is sent
+    facts: ModelFacts  # what is known of the model there
+    instructions_tokens: int  # tokens of the instructions that are sent
     report: PlanReport
-    own_tools: tuple[str, ...]
-    """Names of the proxy's own tools that are offered with it."""
-    tools: bytes | None
-    """The JSON text of all tools that are offered; None without any."""
-    finishing: Entry | None
-    """The reply that finished the task, where nothing came after it: it is the answer."""
+    own_tools: tuple[str, ...]  # names of the proxy's own tools that are offered with it
+    tools: bytes | None  # the JSON text of all tools that are offered; None without any
+    finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
     no_summary: str = ""
     """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
 

@@ -13,8 +13,7 @@ from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryR
 
 Headers = list[tuple[bytes, bytes]]
 _WARNING_BYTES: Final = 1000
-NodeAt = Callable[[int], str | None]
-"""Names the message at a position of the branch; None where it never became a node."""
+NodeAt = Callable[[int], str | None]  # names the message at a position of the branch; None where it never became a node
 
 
 class PlanReport(Struct, frozen=True, kw_only=True):
@@ -26,22 +25,15 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     session: str | None
     exchange: str
     plan: Plan
-    warnings: tuple[str, ...]
-    """Every warning, those of the plan first."""
-    messages_before: int
-    """Messages of the request if nothing were trimmed."""
+    warnings: tuple[str, ...]  # every warning, those of the plan first
+    messages_before: int  # messages of the request if nothing were trimmed
     messages_sent: int
-    tokens_before: int
-    """Tokens of the request if nothing were trimmed."""
+    tokens_before: int  # tokens of the request if nothing were trimmed
     tokens_sent: int
-    edits: tuple[str, ...]
-    """The types of the edits that changed something."""
-    window: int | None = None
-    """The model's context window in tokens, where known."""
-    instructions_tokens: int = 0
-    """Tokens of instructions and tools."""
-    scale: float = 1.0
-    """Tokens that upstream counts for one counted here."""
+    edits: tuple[str, ...]  # the types of the edits that changed something
+    window: int | None = None  # the model's context window in tokens, where known
+    instructions_tokens: int = 0  # tokens of instructions and tools
+    scale: float = 1.0  # tokens that upstream counts for one counted here
 
 
 def report_of(

@@ -29,42 +29,32 @@ class OwnCall(Struct, frozen=True, kw_only=True):
     """One call of a tool of the proxy's own, for the receipt."""
 
     tool: str
-    ms: float
-    """Milliseconds that the answer took."""
-    chars: int
-    """Characters of the answer."""
-    round: int
-    """Upstream's answer that held the call, from 1 on."""
-    error: str | None = None
-    """Why the model was not given the answer; None where it was."""
+    ms: float  # milliseconds that the answer took
+    chars: int  # characters of the answer
+    round: int  # upstream's answer that held the call, from 1 on
+    error: str | None = None  # why the model was not given the answer; None where it was
 
 
 class Answered(Struct, kw_only=True):
     """What came of asking upstream: the third stage of an exchange."""
 
     status: Status
-    replies: tuple[tuple[Message, bool], ...] = ()
-    """(message, whether it broke off), one for each choice."""
+    replies: tuple[tuple[Message, bool], ...] = ()  # (message, whether it broke off), one for each choice
     finish_reasons: tuple[str | None, ...] = ()
     usage: JsonObject | None = None
-    model: str | None = None
-    """The model that answered, as it calls itself."""
-    error: str | None = None
-    """What went wrong, in words; None where nothing did."""
+    model: str | None = None  # the model that answered, as it calls itself
+    error: str | None = None  # what went wrong, in words; None where nothing did
     upstream_status: int | None = None
     hidden: Hidden | None = None
     """What belongs to the (only) reply and was not shown to the client; its `tokens` are not counted yet."""
-    own_calls: tuple[OwnCall, ...] = ()
-    """The calls that the proxy answered itself, in order; kept or not."""
-    asked_again: bool = False
-    """Whether upstream was asked again for the rest of the reply."""
+    own_calls: tuple[OwnCall, ...] = ()  # the calls that the proxy answered itself, in order; kept or not
+    asked_again: bool = False  # whether upstream was asked again for the rest of the reply
     first_usage: JsonObject | None = None
     """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
 
 
 Settle = Callable[[Answered], Awaitable[None]]
-HeadersOf = Callable[[Answer], Headers]
-"""Returns the headers with which an answer goes to the client."""
+HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an answer goes to the client
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 
 
@@ -124,10 +114,8 @@ class StreamRelay:
         self._events = EventDecoder(self._api.ends)
         self._reply: StreamReader = self._api.reader()
         self._done = False
-        self._tail = b""
-        """The last event, and what came with it."""
-        self._failure: PalimpsestError | None = None
-        """Why nothing more came."""
+        self._tail = b""  # the last event, and what came with it
+        self._failure: PalimpsestError | None = None  # why nothing more came
 
     async def run(self, settle: Settle) -> None:
         """Relay until the stream ends, one way or another; settle before the client sees its end.

@@ -31,31 +31,23 @@ _REORDERED: Final[Mapping[RoleOrder, str]] = {
 }
 """The warning of a request whose roles were put in another order."""
 
-_MODELS: Final = 1024
-"""Models about which refusals are remembered; their names come from clients."""
-_LEAST_REPLY: Final = 256
-"""Tokens that are left for a reply whose length nobody names."""
+_MODELS: Final = 1024  # models about which refusals are remembered; their names come from clients
+_LEAST_REPLY: Final = 256  # tokens that are left for a reply whose length nobody names
 _MARGIN: Final = 0.8
 """How much of a window is filled after an overflow. What is left is text of another kind than what went, and
 the two counts of it may differ by a fourth; and the next turns need room too."""
-_TRIALS: Final = 2
-"""Plans that are made after an overflow: a second one where the first seems too long by its bytes."""
-_LEAST_STEP: Final = 0.5
-"""By how much less the second one may aim. (An image has many bytes and few tokens.)"""
+_TRIALS: Final = 2  # plans that are made after an overflow: a second one where the first seems too long by its bytes
+_LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image has many bytes and few tokens.)
 
 
 class Sent(Struct, frozen=True, kw_only=True):
     """A request that upstream has begun to answer: the second stage of an exchange."""
 
     prepared: Prepared
-    report: PlanReport
-    """The plan as it was sent: a rescue makes another one."""
-    answer: Answer
-    """To be closed by whoever holds this."""
-    hides_usage: bool
-    """Whether the usage chunk is kept from the client, which did not ask for it."""
-    orders: frozenset[RoleOrder]
-    """The order of roles that the upstream insists on."""
+    report: PlanReport  # the plan as it was sent: a rescue makes another one
+    answer: Answer  # to be closed by whoever holds this
+    hides_usage: bool  # whether the usage chunk is kept from the client, which did not ask for it
+    orders: frozenset[RoleOrder]  # the order of roles that the upstream insists on
 
 
 class _Attempt(Struct, kw_only=True):

@@ -39,8 +39,7 @@ class Knowledge:
         """
         self.counter = counter
         self.clock = clock
-        self.catalogue = catalogue
-        """Exchanged when the configuration is read again."""
+        self.catalogue = catalogue  # exchanged when the configuration is read again
         self._upstream = upstream
         self._calibration = calibration
 

@@ -23,10 +23,8 @@ from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, Su
 from proxy.summaries import Caller, Given, Work
 from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
 
-DEFAULT_TENANT: Final = "default"
-"""The tenant of every request where there is no authentication."""
-_RECENT: Final = 20
-"""Exchanges among which one that was answered is looked for."""
+DEFAULT_TENANT: Final = "default"  # the tenant of every request where there is no authentication
+_RECENT: Final = 20  # exchanges among which one that was answered is looked for
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
@@ -34,20 +32,15 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
     dialect: Dialect
     policy_name: str
-    policy: Policy | None
-    """None where trimming is switched off."""
-    model: str
-    """The model of the newest request that was answered; empty without one."""
+    policy: Policy | None  # none where trimming is switched off
+    model: str  # the model of the newest request that was answered; empty without one
     agent: str | None
-    rows: tuple[NodeRow, ...]
-    """The branch of the head, oldest first."""
-    entries: tuple[Entry, ...]
-    """The same as trimming sees it."""
+    rows: tuple[NodeRow, ...]  # the branch of the head, oldest first
+    entries: tuple[Entry, ...]  # the same as trimming sees it
     instructions: tuple[Message, ...]
     known: PlanningContext
     standing: StandingCut | None
-    prepared: SummaryRow | None
-    """The ready summary that covers most of it, and that the policy may use."""
+    prepared: SummaryRow | None  # the ready summary that covers most of it, and that the policy may use
 
     @property
     def size(self) -> int:

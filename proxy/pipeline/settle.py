@@ -33,12 +33,10 @@ class Exchange:
     def __init__(self, prepared: Prepared, services: AppServices) -> None:
         """Begin with a prepared request."""
         self.prepared = prepared
-        self.report: PlanReport = prepared.report
-        """The plan as it was sent."""
+        self.report: PlanReport = prepared.report  # the plan as it was sent
         self.requested_summary: SummaryRequest | SummaryRow | None = None
         """The summary that the model asked for, or the one that is there and was not used yet."""
-        self.timings: dict[str, float] = {}
-        """Milliseconds from the request's arrival, by event."""
+        self.timings: dict[str, float] = {}  # milliseconds from the request's arrival, by event
         self._services = services
         self._opening: asyncio.Future[None] | None = None
         self._stored = prepared.stored

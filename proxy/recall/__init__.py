@@ -11,20 +11,3 @@ from __future__ import annotations
 
 from proxy.recall.answering import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, offered, sent_whole
 from proxy.recall.render import REF_DIGITS, REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
-
-__all__ = [
-    "COMPRESS",
-    "RECALL",
-    "REF_DIGITS",
-    "REF_PREFIX",
-    "OwnTools",
-    "Recall",
-    "RecallBranch",
-    "chosen",
-    "name_in",
-    "offered",
-    "pattern_of",
-    "ref_of",
-    "sent_whole",
-    "span_of",
-]

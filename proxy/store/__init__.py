@@ -47,36 +47,3 @@ from proxy.store.records import (
 )
 from proxy.store.schema import METADATA
 from proxy.store.store import Store
-
-__all__ = [
-    "METADATA",
-    "Body",
-    "Branches",
-    "ExchangeRow",
-    "HistoryQuery",
-    "HistorySnapshot",
-    "Kept",
-    "Lineage",
-    "Mark",
-    "NodeRow",
-    "Opening",
-    "Reply",
-    "SessionRow",
-    "Settled",
-    "Settlement",
-    "Source",
-    "SqliteFile",
-    "StandingCut",
-    "Status",
-    "Store",
-    "SummaryRow",
-    "SummaryStatus",
-    "address_of",
-    "decode_cut",
-    "downgrade",
-    "encode_cut",
-    "recall",
-    "sanitize",
-    "session_key",
-    "upgrade",
-]

@@ -236,8 +236,7 @@ def _size_of(read: tuple[str, Decided]) -> int:
 # ------------------------------------------------------------------------------------------------------- rows
 
 _DECODED: Final = DecodedCuts()  # a memo of what follows from texts alone
-_AT_ONCE: Final = 64
-"""Cuts looked at in one question. The first nearly always holds the one wanted."""
+_AT_ONCE: Final = 64  # cuts looked at in one question. The first nearly always holds the one wanted.
 
 _OF_CUT: Final = ("position", "policy", "version", "tokens", "messages", "tool_calls")
 """What a cut and its row have in common."""

@@ -29,8 +29,7 @@ _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _INSTALLED: Final = _PACKAGE / "_migrations"
 _CHECKOUT: Final = _PACKAGE.parent / "migrations"
 
-_LOCK_KEY: Final = 0x70616C696D707365
-"""Names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)."""
+_LOCK_KEY: Final = 0x70616C696D707365  # names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)
 _TURN: Final = "300s"  # how long to wait for another process's migration
 _TABLE_LOCK: Final = "10s"  # how long a migration may wait for a table, since everyone else waits behind it
 

@@ -23,8 +23,7 @@ _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 10
 _POOL_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 60
-_OLDEST_SECONDS: Final = 1800
-"""Connections are made anew after this time, so that those of a moved server do not stay."""
+_OLDEST_SECONDS: Final = 1800  # connections are made anew after this time, so that those of a moved server do not stay
 _TRIES: Final = 4
 _TRUSTED_SECONDS: Final = 1.0
 """A connection that was in use this short a while ago is used again without being tried out: that costs as much as a

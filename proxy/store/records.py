@@ -16,8 +16,7 @@ from proxy.dialects import Dialect, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.trimming import Change, Cut, Hidden
 
-CHAT: Final = "chat"
-"""The dialect of every session that does not say which one it speaks."""
+CHAT: Final = "chat"  # the dialect of every session that does not say which one it speaks
 
 
 @lru_cache(maxsize=4096)  # it is asked for several times in each request
@@ -253,8 +252,7 @@ class SummaryRow(Struct, frozen=True, kw_only=True):
     tokens: int  # tokens of what is sent of it
     covered_messages: int
     covered_tokens: int
-    predecessor: str | None
-    """The `id` of the summary that it was made from; None where it was made from messages alone."""
+    predecessor: str | None  # the `id` of the summary that it was made from; None where it was made from messages alone
     asked: bool  # whether somebody asked for it
     usage: Mapping[str, Any] | None
     """JSON: the usage that its model reported, of all tries together; None where nothing was reported."""
@@ -349,8 +347,7 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     model: str | None = None  # the model that was last asked
     prepared: SummaryRow | None = None  # the ready summary that covers most of the branch
     attempt: SummaryRow | None = None  # the summary of the branch that was tried last, whatever became of it
-    hidden: Mapping[str, Hidden] = {}
-    """By node, what the client was not shown of the replies among `marks` and `rows`."""
+    hidden: Mapping[str, Hidden] = {}  # by node, what the client was not shown of the replies among `marks` and `rows`
 
 
 class TooLong(Exception):

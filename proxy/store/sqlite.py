@@ -142,8 +142,7 @@ class _Write(Struct, frozen=True, kw_only=True):
     durable: bool
 
 
-_Outcome: TypeAlias = tuple[_Write, Any, Exception | None]
-"""A write, what it returned, and what it raised."""
+_Outcome: TypeAlias = tuple[_Write, Any, Exception | None]  # a write, what it returned, and what it raised
 
 
 class SqliteDatabase:
@@ -156,14 +155,12 @@ class SqliteDatabase:
         """Open `path`, which must exist (`create_file`); blocks for a moment."""
         self._path = path
         self._closed = False
-        self._submitting = threading.Lock()
-        """Guards `_closed` and `_pending`."""
+        self._submitting = threading.Lock()  # guards `_closed` and `_pending`
         self._pending: list[_Write] = []  # what is not handed over to the writer yet
         self._soon: asyncio.AbstractEventLoop | None = None  # the event loop that is to do so in its next turn
         self._later: asyncio.AbstractEventLoop | None = None  # the one that is to do so after a while
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # what the writer takes, up to None
-        self._durable = True
-        """Whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)."""
+        self._durable = True  # whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)
         with translated():
             self._writing = connect(path)
             self._writing.execute(f"PRAGMA cache_size=-{_CACHE_KB}")
@@ -174,8 +171,7 @@ class SqliteDatabase:
         self._slow_until = 0.0
         self._readers = ThreadPoolExecutor(_READERS, "palimpsest-read")
         self._reader = threading.local()
-        self._connections = [near]
-        """What the readers have opened."""
+        self._connections = [near]  # what the readers have opened
         # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
         self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
         self._writer.start()
@@ -481,8 +477,7 @@ class _Compiled:
                 raise TypeError(f"SQLite takes no {bind.type!r} as it is")
         exported = list(statement.exported_columns) if isinstance(statement, ReturnsRows) else []
         self.text = compiler.string
-        self.order = tuple(compiler.positiontup or ())
-        """Names of the parameters in the order of their places in `text`."""
+        self.order = tuple(compiler.positiontup or ())  # names of the parameters in the order of their places in `text`
         self.is_insert = isinstance(statement, Insert) and not exported
         self.lists = frozenset(name for name, bind in binds.items() if bind.expanding)
         """Those of the parameters that are lists; `text` has SQLAlchemy's mark in their place."""

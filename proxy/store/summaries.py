@@ -21,8 +21,7 @@ from proxy.store.records import SummaryRow, SummaryStatus, sanitize
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
 from proxy.store.tree import locked_session
 
-_AT_ONCE: Final = 64
-"""Summaries looked at in one question. The first nearly always holds the one wanted."""
+_AT_ONCE: Final = 64  # summaries looked at in one question. The first nearly always holds the one wanted.
 
 _ALL: Final = (
     select(SUMMARIES).where(*matching(SUMMARIES)).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())

@@ -13,5 +13,3 @@ from __future__ import annotations
 
 from proxy.summaries.jobs import Given, Summaries, Work
 from proxy.summaries.summarizer import Caller, Summarizer
-
-__all__ = ["Caller", "Given", "Summaries", "Summarizer", "Work"]

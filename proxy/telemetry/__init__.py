@@ -3,5 +3,3 @@
 from __future__ import annotations
 
 from proxy.telemetry.log import log_exchange, set_level, set_up_logging
-
-__all__ = ["log_exchange", "set_level", "set_up_logging"]

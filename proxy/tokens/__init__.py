@@ -11,5 +11,3 @@ from __future__ import annotations
 
 from proxy.tokens.calibration import Calibration, learnt, rounded
 from proxy.tokens.counter import MESSAGE_TOKENS, TokenCounter
-
-__all__ = ["MESSAGE_TOKENS", "Calibration", "TokenCounter", "learnt", "rounded"]

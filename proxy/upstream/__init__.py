@@ -9,5 +9,3 @@ aiohttp's errors become this project's in `client`.
 from __future__ import annotations
 
 from proxy.upstream.client import Answer, Destination, Upstream
-
-__all__ = ["Answer", "Destination", "Upstream"]

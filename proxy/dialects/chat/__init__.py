@@ -16,7 +16,4 @@ from __future__ import annotations
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import CHAT
 
-DIALECT = CHAT
-"""The name under which `dialect_named` finds it."""
-
-__all__ = ["CHAT", "DIALECT", "ChatMessage"]
+DIALECT = CHAT  # the name under which `dialect_named` finds it

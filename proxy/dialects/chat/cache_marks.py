@@ -24,8 +24,7 @@ from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_field
 
-_BETWEEN: Final = b" \t\r\n,"
-"""What stands in an array between two items."""
+_BETWEEN: Final = b" \t\r\n,"  # what stands in an array between two items
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
 """What JSON text with a mark holds: its name, or a name in which ASCII is escaped."""
 _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
@@ -37,11 +36,9 @@ class _Rules(Struct, frozen=True, kw_only=True):
 
     name: str
     value: bytes
-    most: int
-    """Marks of ours in one request."""
+    most: int  # marks of ours in one request
     roles: frozenset[str]
-    parts: frozenset[str]
-    """Types of content parts."""
+    parts: frozenset[str]  # types of content parts
 
 
 _RULES: Final[Mapping[MarkKind, _Rules]] = {

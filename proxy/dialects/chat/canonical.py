@@ -42,8 +42,7 @@ _PLAIN: Final = frozenset({"role", "content"})
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _MAX_DEPTH: Final = 100
 """Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
-_EXACT: Final = 2.0**63
-"""A parsed float of this size may have been an integer with more digits than a float holds."""
+_EXACT: Final = 2.0**63  # a parsed float of this size may have been an integer with more digits than a float holds
 
 
 class _TooDeep(Exception):

@@ -30,25 +30,20 @@ from proxy.errors import PalimpsestError
 class ReplyChoice(Struct, frozen=True, kw_only=True):
     """One of the replies that were asked for."""
 
-    index: int
-    """Its place among the choices, from 0."""
+    index: int  # its place among the choices, from 0
     message: JsonObject
     """The reply as a message. Of a body: as it stands there. Of a stream: what the deltas amount to."""
-    finish_reason: str | None
-    """Why it ended; None where it broke off, or nothing was said about it."""
+    finish_reason: str | None  # why it ended; None where it broke off, or nothing was said about it
 
 
 class Completion(Struct, frozen=True, kw_only=True):
     """What one body says."""
 
-    choices: tuple[ReplyChoice, ...]
-    """By index."""
+    choices: tuple[ReplyChoice, ...]  # by index
     usage: JsonObject | None
     id: str | None
-    model: str | None
-    """The model that answered, as it calls itself."""
-    error: JsonObject | None
-    """The error object, where it is an error."""
+    model: str | None  # the model that answered, as it calls itself
+    error: JsonObject | None  # the error object, where it is an error
 
 
 def read_completion(body: Any) -> Completion:
@@ -102,13 +97,10 @@ class CompletionAccumulator:
 
     __slots__ = ("_choices", "error", "id", "model", "usage")
 
-    usage: JsonObject | None
-    """The last usage that was reported."""
+    usage: JsonObject | None  # the last usage that was reported
     id: str | None
-    model: str | None
-    """The model that answers, as it calls itself."""
-    error: JsonObject | None
-    """The first error that was reported in the stream."""
+    model: str | None  # the model that answers, as it calls itself
+    error: JsonObject | None  # the first error that was reported in the stream
 
     def __init__(self) -> None:
         self.usage = self.id = self.model = self.error = None
@@ -204,10 +196,8 @@ class ToolName:
 
     __slots__ = ("value", "whole")
 
-    value: Any
-    """A text; what came first, where that is none; None where nothing came."""
-    whole: bool
-    """Whether nothing is added any more."""
+    value: Any  # a text; what came first, where that is none; None where nothing came
+    whole: bool  # whether nothing is added any more
 
     def __init__(self) -> None:
         self.value = None
@@ -231,12 +221,10 @@ class CallFinder:
     __slots__ = ("_last", "_named", "by_index", "ids")
 
     def __init__(self) -> None:
-        self.ids: list[Any] = []
-        """The id of each call in the order of their beginning; None while none came."""
+        self.ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
         self._named: list[bool] = []
         self._last: int | None = None
-        self.by_index: dict[int, int] = {}
-        """The last call that began at each index."""
+        self.by_index: dict[int, int] = {}  # the last call that began at each index
 
     def place(self, delta: JsonObject) -> int:
         """Return the place of the delta's call in the order of their beginning.
@@ -276,16 +264,11 @@ class CallFinder:
 class _Shape(Struct, frozen=True, kw_only=True):
     """How an object grows."""
 
-    texts: frozenset[str] = frozenset()
-    """Fields that come in pieces."""
-    once: frozenset[str] = frozenset()
-    """Fields that are said once."""
-    named: bool = False
-    """Whether that is the name of a tool, and nothing else."""
-    objects: Mapping[str, _Shape] = {}
-    """Fields that are objects which grow themselves."""
-    calls: str = ""
-    """The field that lists tool calls."""
+    texts: frozenset[str] = frozenset()  # fields that come in pieces
+    once: frozenset[str] = frozenset()  # fields that are said once
+    named: bool = False  # whether that is the name of a tool, and nothing else
+    objects: Mapping[str, _Shape] = {}  # fields that are objects which grow themselves
+    calls: str = ""  # the field that lists tool calls
 
 
 _FUNCTION: Final = _Shape(texts=frozenset({"arguments"}), once=frozenset({"name"}), named=True)
@@ -369,8 +352,7 @@ class Deltas(_Folded):
 
     __slots__ = ("finish_reason",)
 
-    finish_reason: str | None
-    """Why it ended; None while that was not said."""
+    finish_reason: str | None  # why it ended; None while that was not said
 
     def __init__(self) -> None:
         super().__init__(_MESSAGE)
@@ -416,8 +398,7 @@ def _built(value: Any) -> Any:
 
 # ---------------------------------------------------------------------------- an answer of our own
 
-CALLING: Final = "tool_calls"
-"""The `finish_reason` of an answer that the proxy makes of a stored reply."""
+CALLING: Final = "tool_calls"  # the `finish_reason` of an answer that the proxy makes of a stored reply
 _NOTHING_SPENT: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 

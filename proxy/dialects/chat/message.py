@@ -20,43 +20,31 @@ _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
 _MEDIA: Final = _IMAGES | {"audio_url", "input_audio", "video_url", "file", "input_file"}
 """Types of parts that hold bytes (base64, a `data:` URL) or an address instead of text."""
-_PLAIN: Final = frozenset({"role", "content"})
-"""Fields of a message that has nothing beside its content."""
+_PLAIN: Final = frozenset({"role", "content"})  # fields of a message that has nothing beside its content
 
-_FACTS_BYTES: Final = 64 * 1024 * 1024
-"""What remembered facts may take in one process, about."""
-_FACTS_ENTRY_BYTES: Final = 1000
-"""What one entry takes beside its text, about."""
-_MOST_IDS: Final = 16
-"""Call ids that are remembered of one text; a text with more is read again."""
+_FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
+_MOST_IDS: Final = 16  # call ids that are remembered of one text; a text with more is read again
 _RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
 """Fields that a reply carries as null or empty, and that a request has only with a value."""
 _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
 """Reasoning that providers want back where it led to tool calls, and refuse or ignore elsewhere."""
 _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
 
-_DESCRIBED: Final = 200
-"""Characters of an address, a name or a type that are shown at most."""
-_SCHEME: Final = 16
-"""Characters in which an address has its scheme; what has none is base64."""
-_HELD: Final = ("url", "data", "file_data", "file_id")
-"""Members under which a part may hold what it is about."""
+_DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
+_SCHEME: Final = 16  # characters in which an address has its scheme; what has none is base64
+_HELD: Final = ("url", "data", "file_data", "file_id")  # members under which a part may hold what it is about
 
 
 class Ties(Struct, frozen=True, kw_only=True):
     """What ties a message to those beside it: enough for spans and the protocol check."""
 
     role: str
-    ids: tuple[str, ...] = ()
-    """The ids of `tool_calls`, in order; "" for one that has none."""
-    answers: str | None = None
-    """The id of the call that a tool result answers."""
-    legacy_call: bool = False
-    """Whether an assistant message holds a `function_call`."""
-    names_calls: bool = False
-    """Whether an assistant message has a `tool_calls` that is not null, whatever it is."""
-    has_content: bool = False
-    """Whether an assistant message has anything under `content`, `refusal` or `audio`."""
+    ids: tuple[str, ...] = ()  # the ids of `tool_calls`, in order; "" for one that has none
+    answers: str | None = None  # the id of the call that a tool result answers
+    legacy_call: bool = False  # whether an assistant message holds a `function_call`
+    names_calls: bool = False  # whether an assistant message has a `tool_calls` that is not null, whatever it is
+    has_content: bool = False  # whether an assistant message has anything under `content`, `refusal` or `audio`
 
 
 class FactsByText(Generations[bytes, Facts]):

@@ -23,8 +23,7 @@ from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_obje
 
 # ------------------------------------------------------------------------------------- the offer
 
-MOST_TOOLS: Final = 128
-"""Tools that a request may offer; with more it is refused."""
+MOST_TOOLS: Final = 128  # tools that a request may offer; with more it is refused
 _LEAVES_ROOM: Final[dict[str, tuple[Any, ...]]] = {
     "tool_choice": (None, "auto", "required"),
     "n": (None, 1),
@@ -87,8 +86,7 @@ def _name_of(tool: Any) -> Any:
 
 # ------------------------------------------------------------------------------------- the calls
 
-CUT_OFF: Final = frozenset({"length", "content_filter"})
-"""Values of `finish_reason` that may have cut a call in two."""
+CUT_OFF: Final = frozenset({"length", "content_filter"})  # values of `finish_reason` that may have cut a call in two
 STOPPED: Final = (
     "(No answer was written: this reply took as many steps as it may. "
     "Please ask again, perhaps for one thing at a time.)"
@@ -104,12 +102,9 @@ BLANK_LINE: Final = "\n\n"
 class Parted(Struct, frozen=True, kw_only=True):
     """The calls of one reply, told apart; places are those in `tool_calls`."""
 
-    own: tuple[int, ...]
-    """Calls that the proxy answers."""
-    broken: tuple[int, ...]
-    """Calls of the proxy's tools that broke off: they cannot be answered."""
-    others: bool
-    """Whether the reply calls anything that the client answers, in whichever form."""
+    own: tuple[int, ...]  # calls that the proxy answers
+    broken: tuple[int, ...]  # calls of the proxy's tools that broke off: they cannot be answered
+    others: bool  # whether the reply calls anything that the client answers, in whichever form
 
 
 def parted(message: JsonObject, names: Collection[str], finish_reason: str | None) -> Parted:
@@ -143,12 +138,9 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
 class Ending(Struct, frozen=True, kw_only=True):
     """How one round of a reply ends for the client."""
 
-    again: bool = False
-    """Not at all: another round follows, and the client is not told of this end."""
-    text: str = ""
-    """What is said at its end that the model did not say."""
-    finish: str
-    """Its `finish_reason`."""
+    again: bool = False  # not at all: another round follows, and the client is not told of this end
+    text: str = ""  # what is said at its end that the model did not say
+    finish: str  # its `finish_reason`
 
 
 def ending(
@@ -266,10 +258,8 @@ def added(one: JsonObject | None, other: JsonObject | None) -> JsonObject | None
 class Correction(Struct, frozen=True, kw_only=True):
     """What is to be changed in a completion; what is None stays as it is."""
 
-    content: Any = None
-    """The content of the reply."""
-    calls: Collection[int] | None = None
-    """Places of the tool calls that stay; with none left the field goes."""
+    content: Any = None  # the content of the reply
+    calls: Collection[int] | None = None  # places of the tool calls that stay; with none left the field goes
     finish_reason: str | None = None
     usage: JsonObject | None = None
 

@@ -42,10 +42,8 @@ from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_us
 from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.chat.tool_stream import ToolStreamFilter
 
-NO_RESULT: Final = "[no result was recorded for this call]"
-"""What stands in for a result that was never recorded."""
-NO_REPLY: Final = "[the reply was empty]"
-"""What stands in for an empty reply between two questions."""
+NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
+NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
 
 _TOOL: Final = frozenset({"tool"})
 _FUNCTION: Final = frozenset({"function"})
@@ -76,10 +74,8 @@ class _Walk:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages: list[Message] = []
         self.sources: list[int | None] = []
-        self.problems: list[tuple[int, Problem]] = []
-        """Positions, and what is wrong with the message there."""
-        self._left_out: int | None = None
-        """Which of these left an assistant message out, since a message was kept last."""
+        self.problems: list[tuple[int, Problem]] = []  # positions, and what is wrong with the message there
+        self._left_out: int | None = None  # which of these left an assistant message out, since a message was kept last
         ties = _ties_of(messages)
         if _are_sound(ties):  # most histories are, and they are read at every request
             self.messages, self.sources = list(messages), list(range(len(ties)))

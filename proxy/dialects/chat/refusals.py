@@ -37,12 +37,9 @@ _HOLDING: Final = ("error", "errors", "details", "cause", "metadata", "raw", "in
 _OF_OTHERS: Final = ("errormessage", "errormsg", "errortype", "errorcode", "statusmsg", "originalmessage")
 _TEXT_FIELDS: Final = frozenset({*_SAYING, *_HOLDING, *_OF_OTHERS})
 """Fields, in lower case and without `_`, in which an error says what it is, or which hold such a field."""
-_NUMBERS: Final = ("n_ctx", "n_prompt_tokens")
-"""llama.cpp's names for the window and the input."""
-_MOST_VALUES: Final = 100
-"""Values of a body that are looked at; an error has a handful."""
-_HALF_OF_TEXT: Final = 4096
-"""Characters of each end of a text that are read: what is wrapped stands at one of them."""
+_NUMBERS: Final = ("n_ctx", "n_prompt_tokens")  # llama.cpp's names for the window and the input
+_MOST_VALUES: Final = 100  # values of a body that are looked at; an error has a handful
+_HALF_OF_TEXT: Final = 4096  # characters of each end of a text that are read: what is wrapped stands at one of them
 
 _ESCAPE: Final = re.compile(r"\\+u00([2-7][0-9a-f])")
 """An ASCII character in JSON text that was put into a string of JSON, as Go writes `>`."""

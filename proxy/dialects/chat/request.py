@@ -32,8 +32,7 @@ from proxy.errors import InvalidRequest
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
-_KNOWN: Final = FactsByText()
-"""A memo of what follows from texts alone."""
+_KNOWN: Final = FactsByText()  # a memo of what follows from texts alone
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT: Final = "a string, an array of content parts, or null"
 
@@ -256,8 +255,7 @@ _KINDS: Final = {
     type(None): "null",
 }
 
-_NOT_UTF8: Final = "not valid UTF-8"
-"""What orjson says of bytes in another encoding."""
+_NOT_UTF8: Final = "not valid UTF-8"  # what orjson says of bytes in another encoding
 
 
 def _missing(param: str, advice: str) -> InvalidRequest:

@@ -40,10 +40,8 @@ class StreamedCall:
     """One tool call as far as it has come."""
 
     name: ToolName = field(default_factory=ToolName)
-    own: bool | None = None
-    """Whether it is of a tool of the proxy's; None while that is not known."""
-    shown: bool = False
-    """Whether the client saw its beginning; noted by who shows it."""
+    own: bool | None = None  # whether it is of a tool of the proxy's; None while that is not known
+    shown: bool = False  # whether the client saw its beginning; noted by who shows it
     index: int | None = None
     """The `index` by which the client knows it, noted likewise; None: upstream's, if it has one."""
 
@@ -57,8 +55,7 @@ class StreamedCalls:
         """Begin with no calls; `names` are the proxy's tools."""
         self._names = names
         self.finder = CallFinder()
-        self.begun: list[StreamedCall] = []
-        """All calls, in the order in which they began."""
+        self.begun: list[StreamedCall] = []  # all calls, in the order in which they began
 
     def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
         """Read the deltas of one chunk; return each with its call."""
@@ -100,22 +97,18 @@ class StreamedCalls:
         return call
 
 
-_SAME: Final = ("id", "created", "model")
-"""Fields that all chunks of one reply have in common."""
+_SAME: Final = ("id", "created", "model")  # fields that all chunks of one reply have in common
 
 
 class _Part(Struct, frozen=True, kw_only=True):
     """A chunk, or a part of one, on its way to the client."""
 
-    event: Event | None
-    """The event that is this chunk and no more; None for a part of one."""
+    event: Event | None  # the event that is this chunk and no more; None for a part of one
     chunk: JsonObject
     choice: JsonObject
-    key: str
-    """Where the choice has its delta."""
+    key: str  # where the choice has its delta
     delta: JsonObject
-    items: list[tuple[JsonObject, StreamedCall]]
-    """The deltas of tool calls in it."""
+    items: list[tuple[JsonObject, StreamedCall]]  # the deltas of tool calls in it
 
     @property
     def finish(self) -> str:
@@ -142,17 +135,12 @@ class _StreamRound:
     """One answer of the upstream's as far as it has come."""
 
     calls: StreamedCalls
-    whole: CompletionAccumulator = field(default_factory=CompletionAccumulator)
-    """All that it says."""
-    held: deque[_Part] = field(default_factory=deque[_Part])
-    """Chunks that wait for a name."""
+    whole: CompletionAccumulator = field(default_factory=CompletionAccumulator)  # all that it says
+    held: deque[_Part] = field(default_factory=deque[_Part])  # chunks that wait for a name
     ended: bool = False
-    finish: str = ""
-    """Why it ended, in upstream's words."""
-    again: bool = False
-    """Whether another round follows."""
-    apart: bool = False
-    """Whether any text of it was shown, so that nothing need keep it apart."""
+    finish: str = ""  # why it ended, in upstream's words
+    again: bool = False  # whether another round follows
+    apart: bool = False  # whether any text of it was shown, so that nothing need keep it apart
 
 
 class ToolStreamFilter:

@@ -37,5 +37,3 @@ TOOL_OUTPUT_TYPES: Final[tuple[str, ...]] = tuple(
     each.model_fields["type"].default for each in get_args(get_args(Edit)[0]) if issubclass(each, ToolOutputEdit)
 )
 """The types of the edits of tool output: those that may stand under `on_arrival`."""
-
-__all__ = ["TOOL_OUTPUT_TYPES", "BaseEdit", "Edit", "ToolOutputEdit"]
