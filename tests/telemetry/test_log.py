@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import logging
 import sys
@@ -10,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from proxy.telemetry.log import FieldFormatter, log_exchange, set_up_logging
+from proxy.telemetry.log import FieldFormatter, LineHandler, log_exchange, set_up_logging
 
 
 def _line(style: Literal["text", "json"], *, broken: bool = False, **fields: Any) -> str:
@@ -57,6 +59,20 @@ def test_only_our_own_lines_come_below_warnings() -> None:
     assert isinstance(logging.getLogger().handlers[0].formatter, FieldFormatter)
 
 
+class _Stream(io.StringIO):
+    """Counts how often it is written to."""
+
+    writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        return super().write(text)
+
+
+def _record(text: str, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("palimpsest.x", level, "f", 1, text, (), None)
+
+
 def test_the_line_of_an_exchange_is_one_that_was_logged_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("palimpsest.x")
     with caplog.at_level(logging.INFO, logger.name):
@@ -70,8 +86,67 @@ def test_the_line_of_an_exchange_is_one_that_was_logged_with_its_fields(caplog: 
     assert caplog.records == [logged, shorter]
 
 
-@pytest.mark.usefixtures("_root")
-def test_a_broken_line_does_not_fail_its_caller(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up_logging("text", "info")
-    logging.getLogger("palimpsest.x").info("%d", "x")
-    assert "Logging error" in capsys.readouterr().err
+@pytest.mark.anyio
+async def test_lines_of_one_turn_are_written_together() -> None:
+    handler = LineHandler(stream := _Stream())
+    for text in ("one", "two"):
+        handler.handle(_record(text))
+    assert stream.getvalue() == ""
+    await asyncio.sleep(0)
+    handler.handle(_record("three"))
+    await asyncio.sleep(0)
+    assert (stream.getvalue(), stream.writes) == ("one\ntwo\nthree\n", 2)
+
+
+@pytest.mark.anyio
+async def test_a_warning_waits_for_nothing_nor_does_what_came_before() -> None:
+    handler = LineHandler(stream := _Stream())
+    handler.handle(_record("one"))
+    handler.handle(_record("two", logging.WARNING))
+    assert stream.getvalue() == "one\ntwo\n"
+    await asyncio.sleep(0)
+    assert stream.writes == 1
+
+
+def test_where_no_event_loop_runs_a_line_is_written_at_once() -> None:
+    handler = LineHandler(stream := _Stream())
+    handler.handle(_record("one"))
+    assert stream.getvalue() == "one\n"
+
+
+def test_an_event_loop_that_has_ended_holds_nothing_back() -> None:
+    handler = LineHandler(stream := _Stream())
+    ended = asyncio.new_event_loop()
+    ended.call_soon(handler.handle, _record("one"))
+    ended.call_soon(ended.stop)
+    ended.run_forever()  # one turn: what that called for is not done any more
+    ended.close()
+    assert stream.getvalue() == ""
+
+    async def log() -> None:
+        handler.handle(_record("two"))
+
+    asyncio.run(log())
+    assert stream.getvalue() == "one\ntwo\n"
+
+
+def test_what_waits_is_written_at_the_end() -> None:
+    handler = LineHandler(stream := _Stream())
+
+    async def log() -> None:
+        handler.handle(_record("one"))
+        handler.flush()  # as logging does when the process ends
+        assert stream.getvalue() == "one\n"
+
+    asyncio.run(log())
+
+
+def test_nothing_fails_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = LineHandler(stream := _Stream())
+    stream.close()
+    handler.handle(_record("one"))
+    broken = logging.LogRecord("palimpsest.x", logging.INFO, "f", 1, "%d", ("x",), None)
+    told = list[logging.LogRecord]()
+    monkeypatch.setattr(handler, "handleError", told.append)
+    handler.handle(broken)
+    assert told == [broken]
