@@ -77,7 +77,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path / 'palimpsest.db'}"
     url: str = request.getfixturevalue("_migrated_postgres")
-    postgres.execute(url, f"TRUNCATE {', '.join(METADATA.tables)}")
+    # TRUNCATE makes the files of every table and index anew, which takes ten times as long as these few rows do.
+    postgres.execute(url, "; ".join(f"DELETE FROM {table.name}" for table in reversed(METADATA.sorted_tables)))
     return url
 
 
