@@ -11,13 +11,15 @@ RUNTIME := $(VENV)/.runtime-ready
 READY := $(VENV)/.ready
 MODEL_SERVER := $(VENV)/.model-server-ready
 ARGS ?=
-# Floors whose own tests must reach every branch of them.
-PURE := dialects conversation textscan trimming
+# Floors whose own tests must reach every branch of them; those that take longest come first.
+PURE := trimming dialects textscan conversation
 .PHONY: $(PURE:%=test-%)
 # Tests run in several processes, a whole file in one of them, in the order of tests/conftest.py: the long ones first.
 TOGETHER := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 # What needs nothing of each other runs at once; what each one says stays together, and all of it is said.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+# Without compiled files each process that tests start compiles the package, and pytest rewrites every file of tests.
+unexport PYTHONDONTWRITEBYTECODE
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}}}
 
 help: ## Show this list.

@@ -10,14 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.served import Served, config_file
+from tests.support.served import LONG_RUN, Served, config_file
 from tests.support.talker import CutOffError, Talker, shown
 from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
-EXCHANGES = 200
-KILLS = 7
+EXCHANGES = 200 if LONG_RUN else 100
+KILLS = 7 if LONG_RUN else 3
 TALKERS = 4
 SLOW = "+delay:2+chunkdelay:1"
 """So that there are moments in which an exchange is under way."""

@@ -1,4 +1,4 @@
-"""Four workers on one store, many clients: each acknowledged reply is stored once, and none sees an error."""
+"""Several workers on one store, many clients: each acknowledged reply is stored once, and none sees an error."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import psycopg
 import pytest
 
 from tests.support import postgres
-from tests.support.served import Served, config_file
+from tests.support.served import LONG_RUN, Served, config_file
 from tests.support.talker import Reply, Talker, reply_of, shown
 from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
-WORKERS = 4
+WORKERS = 4 if LONG_RUN else 2
 APPENDERS, RESENDERS = 20, 12
-EXCHANGES = 2_000
-ROUNDS = 12
+EXCHANGES = 2_000 if LONG_RUN else 600
+ROUNDS = 12 if LONG_RUN else 8
 _STORED = """
     SELECT bodies.text FROM nodes JOIN bodies ON bodies.session = nodes.session AND bodies.body = nodes.body
     WHERE nodes.source = 'upstream'

@@ -21,6 +21,9 @@ from sqlalchemy import make_url
 
 VARIABLE = "PALIMPSEST_TEST_POSTGRES_URL"
 
+DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
+"""What protects from a loss of power. No test takes the power away, and each commit would wait for the disk."""
+
 
 @contextmanager
 def server() -> Generator[str]:
@@ -39,7 +42,9 @@ def server() -> Generator[str]:
     try:
         started = get_server(folder / "data", cleanup_mode="delete")
         try:
-            yield started.get_uri()
+            url: str = started.get_uri()
+            execute(url, *(f"ALTER SYSTEM SET {name} = off" for name in DURABILITY), "SELECT pg_reload_conf()")
+            yield url
         finally:
             started.cleanup()
     finally:

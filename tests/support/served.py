@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 60
 """How long a process may take to start or to end, on a machine that is busy with other things."""
 
+LONG_RUN = bool(os.environ.get("PALIMPSEST_TEST_LONG"))  # noqa: TID251 - a setting of the tests, not of the program
+"""Whether the load is three times, the kills twice what every run has."""
+
 _ADDRESS = re.compile(r"use it: +OPENAI_BASE_URL=(http\S+)/v1 ")
 _WORKER = re.compile(r"Started server process \[(\d+)\]")
 
