@@ -149,7 +149,7 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
     if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
         return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
-    if log.head == ROOT and not (log.prefix or log.stored.depths(incoming.names[:1])):
+    if log.head == ROOT and not (log.stored.depths(incoming.names[:1]) if log.prefix is None else log.prefix):
         # It may come to stand behind another first one, unless the same request is sent twice at once.
         last = log.last
         twice = last is not None and last.pending and last.digest == incoming.digest

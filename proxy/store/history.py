@@ -155,7 +155,8 @@ class HistoryReader:
         """Read it all."""
         session, prefix, has_cuts = self._glance()
         if session is None:
-            return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self)))
+            # Another worker may begin it just now: what it stores meanwhile does not count.
+            return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self, prefix=0)))
         incoming, last = self._repeated()
         manner = None
         if session.model is not None and session.arrival != FORKED:

@@ -83,6 +83,37 @@ async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
     assert found.arrival.kind is Kind.FIRST
 
 
+class Late:
+    """A connection on which the session is not there yet when it is looked for; then it is."""
+
+    def __init__(self, connection: StoreConnection) -> None:
+        self._connection = connection
+        self._looked = False
+        self.dialect = connection.dialect
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        if not self._looked:
+            self._looked, parameters = True, {"key": "not there"}
+        return self._connection.execute(statement, parameters)
+
+
+async def test_a_session_that_another_worker_begins_just_now_is_a_new_one(store: Store) -> None:
+    talk = Talk(store=store)
+    await talk.say("one", "1")
+    question = HistoryQuery(
+        tenant="tenant",
+        session="session",
+        incoming=incoming([message("user", "one")]),
+        messages=(message("user", "one"),),
+        policy=None,
+        agent=None,
+    )
+    unit = partial(recall, question=question, branches=Branches())
+    assert (await store._database.read(unit)).arrival.kind is not Kind.FIRST
+    found = await store._database.read(lambda connection: unit(Late(connection)))
+    assert (found.arrival.kind, found.arrival.fresh, found.marks) == (Kind.FIRST, 0, ())
+
+
 async def test_it_is_known_when_the_session_was_used_last(store: Store) -> None:
     talk = Talk(store=store)
     await talk.say("one", "1", settled_at=7_000)
