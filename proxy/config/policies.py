@@ -48,17 +48,28 @@ class Policies:
     """The policies in force in this process. A reload replaces all of them at once."""
 
     def __init__(self, current: Mapping[str, Policy]) -> None:
-        self.current = current  # the policies of the settings by name, in the order in which they are tried
+        self.current = current
+
+    @property
+    def current(self) -> Mapping[str, Policy]:
+        """The policies of the settings by name, in the order in which they are tried."""
+        return self._current
+
+    @current.setter
+    def current(self, policies: Mapping[str, Policy]) -> None:
+        self._current, self._known = policies, with_built_in(policies)
+        name, policy = next(iter(self._known.items()))
+        self._only = (name, policy) if matches_all(policy) else None  # nearly always there is but one
 
     def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
         """Return name and policy for a request: the policy that the client names, else the first match.
 
         `name` is the value of `X-Context-Policy`; the caller handles `OFF`.
         """
-        known = with_built_in(self.current)
         if name is None:
-            return next((key, policy) for key, policy in known.items() if policy.match.covers(tenant, model))
-        known.setdefault(BUILT_IN_NAME, BUILT_IN)
+            known = self._known.items()
+            return self._only or next((key, policy) for key, policy in known if policy.match.covers(tenant, model))
+        known = {**self._known, BUILT_IN_NAME: BUILT_IN}
         if name not in known:
             raise InvalidRequest(
                 f"There is no policy named {name!r}. Use one of {', '.join(known)}; '{OFF}' trims nothing.",

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -18,13 +18,18 @@ class FieldFormatter(logging.Formatter):
     """Formats a record and its `extra={"fields": {...}}` as `key=value` pairs or as one JSON object."""
 
     def __init__(self, style: Literal["text", "json"]) -> None:
+        """Write in `style`."""
         super().__init__()
         self._as_json = style == "json"
+        self._second = (-1, "")  # the last second that was formatted: as a number and as text
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        moment = f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}"
+        second = int(record.created)
+        if second != self._second[0]:  # formatting the time is the slowest part of a line
+            self._second = (second, self.formatTime(record, "%Y-%m-%dT%H:%M:%S"))
+        moment = f"{self._second[1]}.{int(record.msecs):03d}"
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
@@ -43,51 +48,69 @@ class FieldFormatter(logging.Formatter):
         return f"{line_text}\n{trace}" if trace else line_text
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    with suppress(RuntimeError):
-        return asyncio.get_running_loop()
-    return None
-
-
 class LineHandler(logging.Handler):
     """Writes all lines of one turn of the event loop with one system call.
 
-    At 64 connections a call for each line takes 3 % of a small request. Warnings, and lines from outside an event
-    loop, are written at once, together with the lines that wait.
+    Warnings, and lines from outside an event loop, are written at once, together with the lines that wait.
     """
 
     def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
         super().__init__()
         self._stream = stream
         self._lines: list[str] = []
-        self._loop: asyncio.AbstractEventLoop | None = None  # the event loop that will write them
+        self._loop: asyncio.AbstractEventLoop | None = None  # the event loop that will write the lines that wait
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a line, or write it at once."""
         try:
             self._lines.append(self.format(record))
-            loop = _running_loop() if record.levelno < logging.WARNING else None
-            if loop is None:
-                self.flush()
-            elif loop is not self._loop:
-                self._loop = loop
-                loop.call_soon(self.flush)
         except Exception:  # noqa: BLE001 - as every handler does: logging must not fail the caller
             self.handleError(record)
+            return
+        if record.levelno < logging.WARNING:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                pass
+            else:
+                if loop is not self._loop:
+                    self._loop = loop
+                    loop.call_soon(self._flush_of, loop)
+                return
+        self.flush()
 
     def flush(self) -> None:
         """Write the lines that wait."""
         with self.lock or nullcontext():
-            lines, self._lines, self._loop = self._lines, [], None
-            if lines:
-                with suppress(OSError, ValueError):  # the stream is closed
-                    self._stream.write("\n".join(lines) + "\n")
+            if self._lines:
+                lines, self._lines = "\n".join(self._lines), []
+                try:
+                    self._stream.write(lines + "\n")
                     self._stream.flush()
+                except (OSError, ValueError):  # the stream is closed
+                    pass
+
+    def close(self) -> None:
+        """Write the lines that wait, and close."""
+        self.flush()
+        super().close()
+
+    def _flush_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop:
+            self._loop = None
+        self.flush()
 
 
 def log_exchange(logger: logging.Logger, fields: dict[str, Any]) -> None:
-    """Log one exchange."""
-    logger.info("exchange", extra={"fields": fields})
+    """Log one exchange. Like `logger.info("exchange", extra={"fields": fields})`, in fewer steps.
+
+    Every request logs this line; other lines are logged as usual.
+    """
+    if logger.isEnabledFor(logging.INFO):
+        record = logging.LogRecord(logger.name, logging.INFO, "", 0, "exchange", (), None)
+        record.fields = fields
+        logger.handle(record)
 
 
 def set_up_logging(style: Literal["text", "json"], level: str) -> None:

@@ -6,11 +6,11 @@ What a message costs beside its text is a rule of thumb: providers do not publis
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
-from cachetools import LRUCache
 from msgspec import Struct
 
 from proxy.config import TokenMethod
@@ -50,8 +50,12 @@ class TokenCounter:
             name: Vocabulary(name, estimated=estimated) for name in ("o200k_base", "cl100k_base")
         }
         self._lock = threading.Lock()
-        self._counts: LRUCache[tuple[EncodingName, str], int] = LRUCache(max(cache_bytes // ENTRY_BYTES, 1))
-        self._json: LRUCache[tuple[EncodingName, bytes], int] = LRUCache(_JSON_COUNTS)
+        self._limit = max(cache_bytes // ENTRY_BYTES, 1)
+        self._counts: OrderedDict[tuple[EncodingName, str], int] = OrderedDict()
+        """Counts of messages by encoding and body id, the least recently used first."""
+        self._tokens = 0
+        self._json: dict[tuple[EncodingName, bytes], int] = {}
+        """Counts of JSON texts by encoding and hash, the oldest first."""
 
     def warm(self) -> None:
         """Build the vocabularies (0.5 s). Call it in a thread, so that no request waits for it."""
@@ -73,41 +77,55 @@ class TokenCounter:
         for message in messages:  # hashing a long text takes time, so it is done before the lock is taken
             facts = message.facts
             keys.append((encoding, (facts.body if facts is not None else None) or body_id(message.raw)))
+        cached = self._counts
+        counts: list[int] = []
+        new: list[int] = []
         with self._lock:
-            counts = [self._counts.get(key) for key in keys]
-        return [
-            self._new_count(message, key) if count is None else count
-            for message, key, count in zip(messages, keys, counts, strict=True)
-        ]
+            for place, key in enumerate(keys):
+                count = cached.get(key)
+                if count is None:
+                    new.append(place)
+                    counts.append(0)
+                else:
+                    cached.move_to_end(key)
+                    counts.append(count)
+        for place in new:
+            counts[place] = self._new_count(messages[place], keys[place])
+        return counts
 
     def json(self, raw: bytes, model: str) -> int:
         """Return the tokens of a JSON text for `model`, such as a request's tools. The count is cached."""
         encoding = encoding_of(model)
         key = (encoding, blake2b(raw, digest_size=16).digest())
-        with self._lock:
-            count = self._json.get(key)
+        count = self._json.get(key)
         if count is None:
             count = self._vocabularies[encoding].count(raw.decode("utf-8", "replace"))
             with self._lock:
                 self._json[key] = count
+                if len(self._json) > _JSON_COUNTS:
+                    del self._json[next(iter(self._json))]
         return count
 
     @property
     def cached(self) -> Cached:
         """How many messages are cached, and their tokens."""
         with self._lock:
-            return Cached(cached_messages=len(self._counts), total_cached_tokens=sum(self._counts.values()))
+            return Cached(cached_messages=len(self._counts), total_cached_tokens=self._tokens)
 
     def clear(self) -> None:
         """Forget every count."""
         with self._lock:
             self._counts.clear()
             self._json.clear()
+            self._tokens = 0
 
     def _new_count(self, message: Message, key: tuple[EncodingName, str]) -> int:
         countable = message.countable()
         count = sum(map(self._vocabularies[key[0]].count, countable.texts), MESSAGE_TOKENS)
         count += MEDIA_TOKENS * countable.media + LOW_DETAIL_TOKENS * countable.small_images
         with self._lock:
+            self._tokens += count - self._counts.pop(key, 0)
             self._counts[key] = count
+            if len(self._counts) > self._limit:
+                self._tokens -= self._counts.popitem(last=False)[1]
         return count

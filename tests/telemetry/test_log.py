@@ -135,7 +135,7 @@ def test_what_waits_is_written_at_the_end() -> None:
 
     async def log() -> None:
         handler.handle(_record("one"))
-        handler.flush()  # as logging does when the process ends
+        handler.close()
         assert stream.getvalue() == "one\n"
 
     asyncio.run(log())
