@@ -164,6 +164,8 @@ class SqliteDatabase:
         with translated():
             self._writing = connect(path)
             self._writing.execute(f"PRAGMA cache_size=-{_CACHE_KB}")
+            # SQLite notes what an INSERT of several rows would have to take back, as a rule in a file of its own.
+            self._writing.execute("PRAGMA temp_store=MEMORY")
             near = connect(path)
         near.executescript("PRAGMA busy_timeout=0")  # an event loop waits for no lock
         self._near = near
