@@ -14,7 +14,7 @@ It reads whatever a provider sends and never fails: what cannot be understood is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -24,7 +24,6 @@ from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.message import as_stored
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
-from proxy.errors import PalimpsestError
 
 
 class ReplyChoice(Struct, frozen=True, kw_only=True):
@@ -41,7 +40,6 @@ class Completion(Struct, frozen=True, kw_only=True):
 
     choices: tuple[ReplyChoice, ...]  # by index
     usage: JsonObject | None
-    id: str | None
     model: str | None  # the model that answered, as it calls itself
     error: JsonObject | None  # the error object, where it is an error
 
@@ -49,7 +47,7 @@ class Completion(Struct, frozen=True, kw_only=True):
 def read_completion(body: Any) -> Completion:
     """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
     if not is_object(body):
-        return Completion(choices=(), usage=None, id=None, model=None, error=None)
+        return Completion(choices=(), usage=None, model=None, error=None)
     choices: list[ReplyChoice] = []
     for position, item in enumerate(_objects(body.get("choices"))):
         message = item.get("message")
@@ -68,7 +66,6 @@ def read_completion(body: Any) -> Completion:
     return Completion(
         choices=tuple(choices),
         usage=usage if is_object(usage) else None,
-        id=_name(body, "id"),
         model=_name(body, "model"),
         error=_error(body),
     )
@@ -76,34 +73,30 @@ def read_completion(body: Any) -> Completion:
 
 def read_body(body: bytes) -> Replies:
     """Return what a body says; raises ValueError where it is no JSON."""
-    found = read_completion(read(body))
-    return _replies(found.choices, found.usage, found.model, found.error)
+    return _replies(read_completion(read(body)))
 
 
-def _replies(
-    choices: Sequence[ReplyChoice], usage: JsonObject | None, model: str | None, error: JsonObject | None
-) -> Replies:
+def _replies(found: Completion) -> Replies:
     return Replies(
-        messages=tuple([as_stored(choice.message) for choice in choices]),
-        finish_reasons=tuple([choice.finish_reason for choice in choices]),
-        usage=usage,
-        model=model,
-        error=words_of(error),
+        messages=tuple([as_stored(choice.message) for choice in found.choices]),
+        finish_reasons=tuple([choice.finish_reason for choice in found.choices]),
+        usage=found.usage,
+        model=found.model,
+        error=words_of(found.error),
     )
 
 
 class CompletionAccumulator:
     """Folds the chunks of one stream into replies."""
 
-    __slots__ = ("_choices", "error", "id", "model", "usage")
+    __slots__ = ("_choices", "error", "model", "usage")
 
     usage: JsonObject | None  # the last usage that was reported
-    id: str | None
     model: str | None  # the model that answers, as it calls itself
     error: JsonObject | None  # the first error that was reported in the stream
 
     def __init__(self) -> None:
-        self.usage = self.id = self.model = self.error = None
+        self.usage = self.model = self.error = None
         self._choices: dict[int, Deltas] = {}
 
     def take(self, event: Event) -> bool:
@@ -118,8 +111,6 @@ class CompletionAccumulator:
         """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
         if not is_object(chunk):
             return False
-        if self.id is None:
-            self.id = _name(chunk, "id")
         if self.model is None:
             self.model = _name(chunk, "model")
         if is_object(chunk.get("usage")):
@@ -157,7 +148,8 @@ class CompletionAccumulator:
 
     @property
     def replies(self) -> Replies:
-        return _replies(self.choices(), self.usage, self.model, self.error)
+        found = Completion(choices=self.choices(), usage=self.usage, model=self.model, error=self.error)
+        return _replies(found)
 
     @property
     def failed(self) -> bool:
@@ -447,11 +439,6 @@ def error_words(body: bytes) -> str | None:
     except orjson.JSONDecodeError:
         return None
     return words_of(data.get("error")) if is_object(data) else None
-
-
-def error_body(error: PalimpsestError) -> bytes:
-    """Return an error of the proxy's in OpenAI's shape."""
-    return orjson.dumps(error.body())
 
 
 def error_event(body: bytes) -> bytes:

@@ -24,13 +24,14 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
+import orjson
+
 from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
 from proxy.dialects.chat.cache_marks import decides_itself, marked
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.completion import (
     CALLING,
     CompletionAccumulator,
-    error_body,
     error_event,
     error_words,
     made_answer,
@@ -177,26 +178,6 @@ def _is_sound(ties: Ties) -> bool:
     return not ties.names_calls and (ties.legacy_call or ties.has_content)
 
 
-def problems(messages: Sequence[Message]) -> list[str]:
-    """Return what breaks the rules, in words with the position of the message; empty where nothing does."""
-    return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
-
-
-def repair(messages: Sequence[Message]) -> Repaired:
-    """Return the messages as a provider takes them. What keeps the rules stays the very same object.
-
-    A missing result is put in, everything else that breaks the rules is left out.
-    """
-    walk = _Walk(messages)
-    found = Counter(problem for _, problem in walk.problems)
-    notes = (
-        f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
-        for problem in Problem
-        if found[problem]
-    )
-    return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
-
-
 class ChatDialect(Dialect):
     """The Chat Completions API."""
 
@@ -222,7 +203,7 @@ class ChatDialect(Dialect):
         repeat=made_answer,
         calling=CALLING,
         error_words=error_words,
-        error_body=error_body,
+        error_body=lambda error: orjson.dumps(error.body()),
         error_event=error_event,
     )
 
@@ -257,10 +238,18 @@ class ChatDialect(Dialect):
         return tuple(found)
 
     def problems(self, messages: Sequence[Message]) -> list[str]:
-        return problems(messages)
+        return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
 
     def repair(self, messages: Sequence[Message]) -> Repaired:
-        return repair(messages)
+        # A missing result is put in, everything else that breaks the rules is left out.
+        walk = _Walk(messages)
+        found = Counter(problem for _, problem in walk.problems)
+        notes = [
+            f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
+            for problem in Problem
+            if found[problem]
+        ]
+        return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
 
 
 CHAT: Final = ChatDialect()
