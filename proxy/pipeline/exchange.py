@@ -103,15 +103,16 @@ class ChatCompletions:
                 return
             stream = _is_stream(answer, asked=prepared.request.stream)
             if not stream and not prepared.own_tools:
-                await relay_json(
-                    dialect, answer, client, headers_of(answer), settle
-                )  # it settles before it says anything
+                # It settles before it says anything.
+                await relay_json(dialect, answer, client, headers_of(answer), settle)
                 return
             await exchange.opened()
             if prepared.own_tools:
+                own = own_tools(exchange, self._services.recall)
                 rounds = Rounds(
                     dialect,
-                    own_tools(exchange, self._services.recall),
+                    own.names,
+                    own.answer,
                     partial(self._sender.send_rounds, sent),
                     lambda message, partial: message.as_request(reasoning, partial=partial),
                 )

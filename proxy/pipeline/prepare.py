@@ -63,11 +63,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """The internal name of its session."""
         return session_key(self.call.tenant, self.history.id or "", self.call.dialect.name)
 
-    @property
-    def plan(self) -> Plan:
-        """What was decided."""
-        return self.report.plan
-
 
 class Preparer:
     """Prepares one request after another. One for the life of the process."""
@@ -147,7 +142,7 @@ class Preparer:
         `attempt` is what came of it, if any was begun; `reason` says why there is no summary.
         """
         history, planning, context = prepared.history, prepared.planning, prepared.context
-        made = prepared.plan
+        made = prepared.report.plan
         if attempt is not None:
             history = replace(history, attempt=attempt)
         summary = prepared_of(attempt)

@@ -52,7 +52,7 @@ async def test_a_prepared_request_is_planned_and_nothing_of_it_is_stored_yet(hou
     prepared = await Preparer(house.settings, house.services, "0123abcd").prepare(call(messages=LONG))
     history = prepared.history
     assert (history.id, history.arrival.kind, len(history.fresh)) == ("s", "first", len(LONG))
-    assert prepared.plan.view == tuple(prepared.request.messages)
+    assert prepared.report.plan.view == tuple(prepared.request.messages)
     assert prepared.stored
     assert await house.store.exchanges(KEY, limit=1) == ([], None)
 
@@ -179,7 +179,7 @@ async def test_a_plan_that_sends_nothing_still_tells_what_would_be_sent(provider
         preparer = Preparer(house.settings, house.services, "0123abcd")
         prepared = await preparer.prepare(call(messages=[ASK, DONE, RESULT]))
         assert prepared.finishing == prepared.history.entries[1]
-        assert (prepared.plan.tokens_sent, prepared.plan.view) == (0, ())
+        assert (prepared.report.plan.tokens_sent, prepared.report.plan.view) == (0, ())
         assert prepared.report.tokens_before > 0
         assert prepared.report.warnings == (FINISHED,)
 

@@ -30,8 +30,8 @@ from msgspec import Struct, structs
 from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
 from proxy.dialects.chat.message import as_stored
-from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, own_calls, parted, says_something, without_own
-from proxy.dialects.jsontext import is_array, is_object, read, write
+from proxy.dialects.chat.own_tools import STOPPED, ending, gap, own_calls, parted, says_something, without_own
+from proxy.dialects.jsontext import added, is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
 
@@ -335,27 +335,24 @@ class ToolStreamFilter:
         text = gap(choices[0].message.get("content"), content) if choices else ""
         if not text:
             return b""
-        delta = {"content": text}
-        chunk = self._chunk(delta, "")
-        self._note(chunk, delta, "")
-        return _event(chunk)
+        return _event(self._chunk(text, ""))
 
     def _made(self, text: str, finish: str) -> bytes:
         """Return an event of our own making: it says `text`, and why the reply ends."""
-        shown = self._apart(text)
-        delta = {"content": text} if text else {}
-        chunk = self._chunk(delta, finish)
+        shown, chunk = self._apart(text), self._chunk(text, finish)
         self._round.whole.add(chunk)
-        self._note(chunk, delta, finish)
         return shown + _event(chunk)
 
-    def _chunk(self, delta: JsonObject, finish: str) -> JsonObject:
-        """Return a chunk of our own making, of the shape that the stream's chunks have."""
+    def _chunk(self, text: str, finish: str) -> JsonObject:
+        """Note a chunk of our own making, of the shape that the stream's chunks have, and return it."""
         base: JsonObject = {"object": "chat.completion.chunk", "choices": []}
         if self._last is not None:
             base = {name: value for name, value in self._last.items() if name != "usage"}
+        delta = {"content": text} if text else {}
         choice = {"index": 0, "delta": delta, "finish_reason": finish or None}
-        return self._as_first({**base, "choices": [choice]})
+        chunk = self._as_first({**base, "choices": [choice]})
+        self._note(chunk, delta, finish)
+        return chunk
 
     def _aside(self, event: Event, chunk: JsonObject) -> bytes:
         """Read a chunk that says nothing of the reply itself: usage, an error, what a provider adds."""
