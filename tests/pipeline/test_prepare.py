@@ -18,7 +18,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import InvalidRequest
 from proxy.pipeline import Background, ClientRequest
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.prepare import FINISHED, ForkPlace, PlanCoalescer, Preparer, finishing_reply, plan_of
+from proxy.pipeline.prepare import FINISHED, PlanCoalescer, Preparer, finishing_reply, plan_of
 from proxy.store import Body, StandingCut
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy
 from tests.support.house import KEY, LONG, House, opened
@@ -226,7 +226,7 @@ def test_without_finishing_tools_nothing_is_finished() -> None:
 
 # --------------------------------------------------------------------- requests that share a trim
 
-PLACE = ForkPlace(dialect="chat", tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
+PLACE = ("s", "b")
 LONG_TEXT = "x" * 200_000
 PLAIN = Plan(
     policy="p", version="v", cut=None, trimmed=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
@@ -286,7 +286,7 @@ async def test_the_next_branch_goes_on_from_the_cut_of_the_last_one() -> None:
     assert first.cut == second.cut == cut(2)
     assert (first.trimmed, second.trimmed) == (True, False)
     assert (mine.standing, mine.borrowed) == (StandingCut(cut=cut(2), node="b", kept=None), True)
-    elsewhere, _ = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, model="other"), decide)
+    elsewhere, _ = await coalescer.plan(going_on(Kind.REWIND), (*PLACE, "other"), decide)
     assert elsewhere.standing is None
 
 
@@ -324,8 +324,8 @@ async def test_a_request_that_fails_or_leaves_does_not_block_the_others() -> Non
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node="c"), fail)
-    _, made = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node="c"), decide)
+        await coalescer.plan(going_on(Kind.REWIND), ("s", "c"), fail)
+    _, made = await coalescer.plan(going_on(Kind.REWIND), ("s", "c"), decide)
     assert made.trimmed
 
 
@@ -363,5 +363,5 @@ async def test_a_cut_that_stands_there_already_is_not_replaced() -> None:
 async def test_the_oldest_trims_are_forgotten() -> None:
     coalescer, decide = PlanCoalescer(1), _Deciding()
     for node in ("b", "c", "b"):
-        _, made = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node=node), decide)
+        _, made = await coalescer.plan(going_on(Kind.REWIND), ("s", node), decide)
         assert made.trimmed

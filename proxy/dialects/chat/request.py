@@ -16,7 +16,8 @@ import orjson
 
 from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.message import ChatMessage, FactsByText, has_calls
+from proxy.dialects.chat.message import ChatMessage, has_calls
+from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import (
     ITEMS,
     RawFields,
@@ -32,7 +33,10 @@ from proxy.errors import InvalidRequest
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
-_KNOWN: Final = FactsByText()  # a memo of what follows from texts alone
+_FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
+_KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+"""A memo of what follows from texts alone."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT: Final = "a string, an array of content parts, or null"
 
@@ -181,17 +185,17 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message,
     """Read the messages, and what is known of each; a text that was read before is not read again."""
     texts = list(map(bytes, items))
     known: list[Facts] = []
-    new: list[Facts] = []
+    new: dict[bytes, Facts] = {}
     messages: list[Message] = []
     for text, facts in zip(texts, _KNOWN.recall(texts), strict=True):
         data = None
-        if facts is None:
+        if facts is None and (facts := new.get(text)) is None:
             facts, data = _message(f"messages[{len(known)}]", text)  # noqa: PLW2901 - what was not known of it
-            new.append(facts)
+            new[text] = facts
         known.append(facts)
         messages.append(ChatMessage(facts.raw, data, facts))
-    if new:
-        _KNOWN.keep(new)
+    for text, facts in new.items():
+        _KNOWN.put(text, facts)
     return known, tuple(messages)
 
 

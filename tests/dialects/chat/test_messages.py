@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects import Attachment, Call, Facts
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import _MOST_IDS as MOST_IDS
-from proxy.dialects.chat.message import ChatMessage, FactsByText, Ties, text_of
+from proxy.dialects.chat.message import ChatMessage, Ties, text_of
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
@@ -282,58 +283,17 @@ def test_plain_text_is_none_where_the_content_holds_anything_else(content: Any, 
     assert ChatMessage.of({"role": "user", "content": content}).plain_text == text
 
 
-LARGE = 10_000
-"""Bytes of a text beside which nothing else counts much."""
-
-
-def text(name: int) -> bytes:
-    return b"%d" % name * LARGE
-
-
-def facts(name: int) -> Facts:
-    return Facts(text(name), "user", has_own_fields=False, has_calls=True)
-
-
-def test_facts_are_recalled_by_an_equal_text() -> None:
-    known = FactsByText()
-    one, two = facts(1), facts(2)
-    known.keep([one, two])
-    assert known.recall([text(2), text(3), text(1), text(2)]) == [two, None, one, two]
-    assert known.recall([]) == []
-
-
 def test_new_facts_know_only_what_they_are_given() -> None:
     new = Facts(b"{}", "tool", has_own_fields=True, has_calls=True)
     assert (new.raw, new.role, new.has_own_fields) == (b"{}", "tool", True)
     assert (new.content, new.body, new.step, new.ties) == (None, None, None, None)
 
 
-def test_the_first_facts_of_a_text_stay() -> None:
-    known = FactsByText()
-    first = facts(1)
-    known.keep([first])
-    size = known.size
-    known.keep([facts(1), facts(1)])
-    assert known.recall([text(1)]) == [first]
-    assert known.size == size
-
-
-def held(known: FactsByText, *names: int) -> list[int]:
-    return [name for name, found in zip(names, known.recall(list(map(text, names))), strict=True) if found]
-
-
-def test_the_least_recently_used_facts_are_forgotten_first() -> None:
-    known = FactsByText(5 * LARGE)  # two texts in each half
-    known.keep(map(facts, (1, 2, 3)))
-    assert held(known, 1) == [1]
-    known.keep(map(facts, (4, 5)))
-    assert held(known, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
-
-
-def test_facts_of_a_short_text_take_some_room_too() -> None:
-    known = FactsByText()
-    known.keep([Facts(b"{}", "user", has_own_fields=False, has_calls=False)])
-    assert known.size > 500
+def test_equal_texts_of_a_request_share_what_is_known_of_them() -> None:
+    twice = b'{"role": "user", "content": "said twice"}'
+    request = CHAT.requests.parse(b'{"messages": [%b, %b]}' % (twice, twice))
+    again = CHAT.requests.parse(b'{"messages": [%b]}' % twice)
+    assert request.messages[0].facts is request.messages[1].facts is again.messages[0].facts
 
 
 # ------------------------------------------------------------------- a reply in the form of a request
