@@ -101,29 +101,17 @@ def body_id(raw: bytes) -> str:
     return blake2b(raw, digest_size=20, person=b"palimpsest-body").hexdigest()
 
 
-class Facts:
+class Facts(Struct, kw_only=True, eq=False):
     """What follows from one message text alone; shared by every message with it. None: not asked for yet."""
 
-    __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step", "ties")
-
-    raw: Final[bytes]
-    role: Final[str]
-    has_own_fields: Final[bool]
-    has_calls: Final[bool]
-    content: bytes | None  # the content hash: see `conversation.content_hash`
-    body: str | None  # the body id: see `conversation.body_of`
-    step: tuple[str, str] | None  # the node of its last known parent, and its own node there
-    ties: Any  # what the dialect remembers of it for pairing calls with results
-
-    def __init__(self, raw: bytes, role: str, *, has_own_fields: bool, has_calls: bool) -> None:
-        self.raw = raw
-        self.role = role
-        self.has_own_fields = has_own_fields
-        self.has_calls = has_calls
-        self.content = None
-        self.body = None
-        self.step = None
-        self.ties = None
+    raw: bytes
+    role: str
+    has_own_fields: bool
+    has_calls: bool
+    content: bytes | None = None  # the content hash: see `conversation.content_hash`
+    body: str | None = None  # the body id: see `conversation.body_of`
+    step: tuple[str, str] | None = None  # the node of its last known parent, and its own node there
+    ties: Any = None  # what the dialect remembers of it for pairing calls with results
 
 
 class Message(ABC):

@@ -183,17 +183,11 @@ def _error(item: JsonObject) -> JsonObject | None:
 # ---------------------------------------------------------------------------------------- deltas
 
 
-class ToolName:
+class ToolName(Struct, eq=False):
     """The name of a called tool as far as it has come."""
 
-    __slots__ = ("value", "whole")
-
-    value: Any  # a text; what came first, where that is none; None where nothing came
-    whole: bool  # whether nothing is added any more
-
-    def __init__(self) -> None:
-        self.value = None
-        self.whole = False
+    value: Any = None  # a text; what came first, where that is none; None where nothing came
+    whole: bool = False  # whether nothing is added any more
 
     def learn(self, said: JsonObject) -> None:
         """Take the next delta of the call's `function` or `custom`, a parsed JSON object."""

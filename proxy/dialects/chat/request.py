@@ -212,8 +212,14 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     if isinstance(content, (bool, int, float)):
         raise _wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
-    facts.content, facts.body = hash_of(canonical(data)), body_id(raw)
+    facts = Facts(
+        raw=raw,
+        role=data["role"],
+        has_own_fields=own,
+        has_calls=has_calls(data),
+        content=hash_of(canonical(data)),
+        body=body_id(raw),
+    )
     return facts, data
 
 

@@ -186,19 +186,21 @@ def test_own_fields_are_those_of_the_proxy(data: dict[str, Any], own: tuple[str,
     raw = orjson.dumps(data)
 
     assert ChatMessage(raw).own_fields == own
-    assert ChatMessage(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
+    assert (
+        ChatMessage(raw, None, Facts(raw=raw, role="user", has_own_fields=bool(own), has_calls=True)).own_fields == own
+    )
 
 
 def test_a_message_whose_text_is_known_is_not_parsed_for_its_role() -> None:
     raw = b"not even JSON"
-    message = ChatMessage(raw, None, Facts(raw, "user", has_own_fields=False, has_calls=True))
+    message = ChatMessage(raw, None, Facts(raw=raw, role="user", has_own_fields=False, has_calls=True))
 
     assert (message.role, message.calls, message.answers, message.own_fields) == ("user", (), None, ())
 
 
 def test_a_reply_that_is_known_to_call_nothing_is_not_parsed_for_its_calls() -> None:
     raw = b"not even JSON"
-    message = ChatMessage(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=False))
+    message = ChatMessage(raw, None, Facts(raw=raw, role="assistant", has_own_fields=False, has_calls=False))
 
     assert message.calls == ()
     assert message.without_own_fields() is message
@@ -242,7 +244,7 @@ class Unread(ChatMessage):
 )
 def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
     raw = ChatMessage.of(data).raw
-    facts = Facts(raw, data["role"], has_own_fields=False, has_calls="tool_calls" in data)
+    facts = Facts(raw=raw, role=data["role"], has_own_fields=False, has_calls="tool_calls" in data)
     ties = ChatMessage(raw, None, facts).ties
 
     assert Unread(raw, None, facts).ties is ties
@@ -252,7 +254,7 @@ def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
 def test_of_very_many_calls_nothing_is_remembered_with_the_text() -> None:
     calls = [{"id": str(number)} for number in range(MOST_IDS + 1)]
     raw = ChatMessage.of({"role": "assistant", "tool_calls": calls}).raw
-    message = ChatMessage(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=True))
+    message = ChatMessage(raw, None, Facts(raw=raw, role="assistant", has_own_fields=False, has_calls=True))
 
     assert message.ties is message.ties
     assert len(message.ties.ids) == MOST_IDS + 1
@@ -284,7 +286,7 @@ def test_plain_text_is_none_where_the_content_holds_anything_else(content: Any, 
 
 
 def test_new_facts_know_only_what_they_are_given() -> None:
-    new = Facts(b"{}", "tool", has_own_fields=True, has_calls=True)
+    new = Facts(raw=b"{}", role="tool", has_own_fields=True, has_calls=True)
     assert (new.raw, new.role, new.has_own_fields) == (b"{}", "tool", True)
     assert (new.content, new.body, new.step, new.ties) == (None, None, None, None)
 
