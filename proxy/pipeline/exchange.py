@@ -22,7 +22,7 @@ from proxy.pipeline.own_tools import Rounds, own_tools
 from proxy.pipeline.own_tools_relay import virtual_relay
 from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
-from proxy.pipeline.relay import Answered, StreamRelay, relay_json, relay_refusal
+from proxy.pipeline.relay import Answered, StreamRelay, relay_whole
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
@@ -98,13 +98,10 @@ class ChatCompletions:
         settle = partial(self._settle, exchange)
         try:
             exchange.mark("answered")
-            if not 200 <= answer.status < 300:
-                await relay_refusal(dialect, answer, client, headers_of(answer), await answer.read(), settle)
-                return
             stream = _is_stream(answer, asked=prepared.request.stream)
-            if not stream and not prepared.own_tools:
+            if not 200 <= answer.status < 300 or not (stream or prepared.own_tools):
                 # It settles before it says anything.
-                await relay_json(dialect, answer, client, headers_of(answer), settle)
+                await relay_whole(dialect, answer, client, headers_of(answer), settle)
                 return
             await exchange.opened()
             if prepared.own_tools:
