@@ -72,7 +72,7 @@ class ChatCompletions:
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
             sent = await self._sender.send(exchange.prepared, exchange.replanned)
-            exchange.report = sent.report
+            exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
             await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
@@ -119,11 +119,11 @@ class ChatCompletions:
                     headers_of,
                     rounds,
                     stream=stream,
-                    hides_usage=sent.hides_usage,
+                    hides_usage=sent.attempt.adds_usage,
                     start=self._services.background.start,
                 )
             else:
-                relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.hides_usage)
+                relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.attempt.adds_usage)
             try:
                 await relay.run(settle)
             except asyncio.CancelledError:

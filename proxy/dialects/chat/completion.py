@@ -201,16 +201,13 @@ class ToolName(Struct, eq=False):
             self.whole = True
 
 
-class CallFinder:
+class CallFinder(Struct, kw_only=True, eq=False):
     """Tells to which tool call of one message each delta belongs."""
 
-    __slots__ = ("_last", "_named", "by_index", "ids")
-
-    def __init__(self) -> None:
-        self.ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
-        self._named: list[bool] = []
-        self._last: int | None = None
-        self.by_index: dict[int, int] = {}  # the last call that began at each index
+    ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
+    by_index: dict[int, int] = {}  # the last call that began at each index
+    _named: list[bool] = []
+    _last: int | None = None
 
     def place(self, delta: JsonObject) -> int:
         """Return the place of the delta's call in the order of their beginning.
@@ -433,8 +430,3 @@ def error_words(body: bytes) -> str | None:
     except orjson.JSONDecodeError:
         return None
     return words_of(data.get("error")) if is_object(data) else None
-
-
-def error_event(body: bytes) -> bytes:
-    """Return the event that ends a broken stream with the body of an error."""
-    return b"data: %b\n\n" % write(read(body))

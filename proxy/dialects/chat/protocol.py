@@ -29,19 +29,13 @@ import orjson
 from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
 from proxy.dialects.chat.cache_marks import decides_itself, marked
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.completion import (
-    CALLING,
-    CompletionAccumulator,
-    error_event,
-    error_words,
-    made_answer,
-    read_body,
-)
+from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties, as_stored
 from proxy.dialects.chat.own_tools import ToolBodyFilter, offer_tools
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.chat.tool_stream import ToolStreamFilter
+from proxy.dialects.jsontext import read, write
 
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
@@ -204,7 +198,7 @@ class ChatDialect(Dialect):
         calling=CALLING,
         error_words=error_words,
         error_body=lambda error: orjson.dumps(error.body()),
-        error_event=error_event,
+        error_event=lambda body: b"data: %b\n\n" % write(read(body)),
     )
 
     def message(self, raw: bytes) -> ChatMessage:

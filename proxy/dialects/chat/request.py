@@ -87,16 +87,9 @@ def compose(
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
-    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself.
-
-    Args:
-        request: what the client sent.
-        instructions: what is sent for its instructions; None: these.
-        messages: what is sent for its messages; None: these.
-        add_usage: ask for the usage of a stream, where the client says nothing about it.
-        drop_fields: dotted paths of members to leave out ("metadata.session_id"), and objects left empty by that.
-        cache_key: what to set `prompt_cache_key` to, where the client says nothing about it.
-        tools: the JSON text of the tools to offer; None: those of the request.
+    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself. `add_usage`
+    and `cache_key` count where the client says nothing about them. `drop_fields` are dotted paths of members
+    ("metadata.session_id"), which are left out with the objects that get empty by that.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     if request.has_own_fields or instructions is not None or messages is not None:
