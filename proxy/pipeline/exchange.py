@@ -100,7 +100,6 @@ class ChatCompletions:
             exchange.mark("answered")
             stream = _is_stream(answer, asked=prepared.request.stream)
             if not 200 <= answer.status < 300 or not (stream or prepared.own_tools):
-                # It settles before it says anything.
                 await relay_whole(dialect, answer, client, headers_of(answer), settle)
                 return
             await exchange.opened()

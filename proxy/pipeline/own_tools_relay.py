@@ -27,8 +27,7 @@ INTERVAL: Final = 3.0
 """Seconds of silence after which a client is told that the line is up, where the proxy causes the silence."""
 COMMENT: Final = b": working\n\n"
 
-StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Runs work in a task that is kept track of: see `Background.start`."""
+StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]  # runs work in a task: `Background.start`
 
 
 def virtual_relay(

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, field
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.message import as_stored
@@ -148,8 +148,7 @@ class CompletionAccumulator:
 
     @property
     def replies(self) -> Replies:
-        found = Completion(choices=self.choices(), usage=self.usage, model=self.model, error=self.error)
-        return _replies(found)
+        return _replies(Completion(choices=self.choices(), usage=self.usage, model=self.model, error=self.error))
 
     @property
     def failed(self) -> bool:
@@ -349,14 +348,11 @@ class Deltas(_Folded):
         return {"role": "assistant", "content": None} | self.built()
 
 
-class _Calls:
+class _Calls(Struct, kw_only=True, eq=False):
     """The tool calls of a message."""
 
-    __slots__ = ("_calls", "_finder")
-
-    def __init__(self) -> None:
-        self._finder = CallFinder()
-        self._calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
+    _finder: CallFinder = field(default_factory=CallFinder)
+    _calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
 
     def add(self, delta: JsonObject) -> None:
         place, index = self._finder.place(delta), delta.get("index")
