@@ -101,29 +101,17 @@ def body_id(raw: bytes) -> str:
     return blake2b(raw, digest_size=20, person=b"palimpsest-body").hexdigest()
 
 
-class Facts:
+class Facts(Struct, kw_only=True, eq=False):
     """What follows from one message text alone; shared by every message with it. None: not asked for yet."""
 
-    __slots__ = ("body", "content", "has_calls", "has_own_fields", "raw", "role", "step", "ties")
-
-    raw: Final[bytes]
-    role: Final[str]
-    has_own_fields: Final[bool]
-    has_calls: Final[bool]
-    content: bytes | None  # the content hash: see `conversation.content_hash`
-    body: str | None  # the body id: see `conversation.body_of`
-    step: tuple[str, str] | None  # the node of its last known parent, and its own node there
-    ties: Any  # what the dialect remembers of it for pairing calls with results
-
-    def __init__(self, raw: bytes, role: str, *, has_own_fields: bool, has_calls: bool) -> None:
-        self.raw = raw
-        self.role = role
-        self.has_own_fields = has_own_fields
-        self.has_calls = has_calls
-        self.content = None
-        self.body = None
-        self.step = None
-        self.ties = None
+    raw: bytes
+    role: str
+    has_own_fields: bool
+    has_calls: bool
+    content: bytes | None = None  # the content hash: see `conversation.content_hash`
+    body: str | None = None  # the body id: see `conversation.body_of`
+    step: tuple[str, str] | None = None  # the node of its last known parent, and its own node there
+    ties: Any = None  # what the dialect remembers of it for pairing calls with results
 
 
 class Message(ABC):
@@ -367,30 +355,17 @@ class Overflow(Struct, frozen=True, kw_only=True):
     reply: int | None  # tokens that were asked for the reply, where the error counts them in
 
 
-class Compose(Protocol):
-    """Makes the body to send: the client's bytes, with nothing else changed than what is asked for."""
-
-    def __call__(
-        self,
-        request: Request,
-        *,
-        instructions: Sequence[Message] | None = None,
-        messages: Sequence[Message] | None = None,
-        add_usage: bool = False,
-        drop_fields: Collection[str] = (),
-        cache_key: str | None = None,
-        tools: bytes | None = None,
-    ) -> bytes:
-        """Return the body. What is None stays as the client sent it; our own fields never go out."""
-        ...
-
-
 class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions."""
 
     path: str  # where they are sent, after the upstream's base address
     parse: Callable[[bytes], Request]  # reads a body; raises `InvalidRequest`
-    compose: Compose
+    compose: Callable[..., bytes]
+    """Makes the body to send of a request: the client's bytes, with nothing else changed than what is asked for.
+
+    By name, each as the client sent it where it is not given: instructions, messages, add_usage, drop_fields,
+    cache_key, tools. Our own fields never go out.
+    """
     offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
     """Offers the proxy's own tools beside the client's, where there is room for them."""
     decides_caching: Callable[[Mapping[str, bytes]], bool]
@@ -423,18 +398,12 @@ class StreamReader(Protocol):
     """Reads one streamed answer, event by event, and never fails."""
 
     @property
-    def replies(self) -> Replies:
-        """What has come so far."""
-        ...
+    def replies(self) -> Replies: ...  # what has come so far
 
     @property
-    def failed(self) -> bool:
-        """Whether an error was reported."""
-        ...
+    def failed(self) -> bool: ...  # whether an error was reported
 
-    def take(self, event: Event) -> bool:
-        """Read the next event; tell whether it is there for its usage alone."""
-        ...
+    def take(self, event: Event) -> bool: ...  # reads the next event; tells whether it is there for its usage alone
 
 
 class OwnCalls(Struct, frozen=True, kw_only=True):
@@ -451,39 +420,28 @@ class ToolFilter(Protocol):
     rounds: int  # how many rounds came before this one
 
     @property
-    def again(self) -> bool:
-        """Whether another round is to follow this one: it calls tools of the proxy's and nothing else."""
-        ...
+    def again(
+        self,
+    ) -> bool: ...  # whether another round is to follow: this one calls the proxy's tools and nothing else
 
     @property
-    def calls(self) -> OwnCalls:
-        """The calls of this round."""
-        ...
+    def calls(self) -> OwnCalls: ...  # the calls of this round
 
     @property
-    def last(self) -> Message:
-        """What this round says to the client."""
-        ...
+    def last(self) -> Message: ...  # what this round says to the client
 
     @property
-    def usage(self) -> JsonObject | None:
-        """The usage of all rounds together."""
-        ...
+    def usage(self) -> JsonObject | None: ...  # the usage of all rounds together
 
-    def next(self, *, may_ask: bool) -> None:
-        """Begin another round; `may_ask` tells whether one more may follow that."""
+    def next(self, *, may_ask: bool) -> None: ...  # begins another round; `may_ask`: one more may follow that
 
-    def give_up(self) -> bytes:
-        """End a reply that another round should follow, and none can; return what the client is shown of it."""
-        ...
+    def give_up(self) -> bytes: ...  # ends a reply that no other round can follow; returns what the client is shown
 
 
 class BodyFilter(ToolFilter, Protocol):
     """A reply whose rounds each come in one piece."""
 
-    def take(self, body: bytes) -> bytes:
-        """Read the next round; return the body that the client is shown if it is the last."""
-        ...
+    def take(self, body: bytes) -> bytes: ...  # reads the next round; returns the body to show if it is the last
 
 
 class StreamFilter(ToolFilter, Protocol):
@@ -492,37 +450,17 @@ class StreamFilter(ToolFilter, Protocol):
     said: bool  # whether the client was shown anything but empty beginnings
 
     @property
-    def reply(self) -> StreamReader:
-        """The reply as the client has it; its usage is not that of all rounds."""
-        ...
+    def reply(self) -> StreamReader: ...  # the reply as the client has it; its usage is not that of all rounds
 
     @property
-    def ended(self) -> bool:
-        """Whether this round came to its end."""
-        ...
+    def ended(self) -> bool: ...  # whether this round came to its end
 
     @property
-    def hides(self) -> bool:
-        """Whether anything was kept from the client, or is being kept for now."""
-        ...
+    def hides(self) -> bool: ...  # whether anything was kept from the client, or is being kept for now
 
-    def take(self, event: Event) -> bytes:
-        """Read the next event; return what of it, and of what waited, the client is shown now."""
-        ...
+    def take(self, event: Event) -> bytes: ...  # reads the next event; returns what is shown now, of what waited too
 
-    def end(self) -> bytes:
-        """Take the end of the round's stream for the end of what it says; return what is still shown."""
-        ...
-
-
-class Repeat(Protocol):
-    """Makes an answer of a stored reply."""
-
-    def __call__(
-        self, reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
-    ) -> tuple[bytes, bytes]:
-        """Return its content type and body; with `usage`, a stream tells that nothing was spent."""
-        ...
+    def end(self) -> bytes: ...  # takes the round's stream for ended; returns what is still shown
 
 
 class ReplySide(Struct, frozen=True, kw_only=True):
@@ -534,7 +472,8 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     body_filter: Callable[[Collection[str]], BodyFilter]  # begins with the names of the proxy's tools
     stream_filter: Callable[[Collection[str], bool], StreamFilter]
     """Begins with these names, and whether usage is kept from the client, which did not ask for it."""
-    repeat: Repeat
+    repeat: Callable[..., tuple[bytes, bytes]]
+    """Makes an answer of a stored reply (by name: exchange, created, model, stream, usage): content type and body."""
     calling: str  # the finish reason of a reply that calls tools
     error_words: Callable[[bytes], str | None]
     """Returns what the body of an error says; None where it is none of this API's."""

@@ -53,7 +53,7 @@ def to_upstream(
     Not among them: those of one connection, ours, `Host`, `Content-Length`, `Expect`, those in `extra_drop`
     (lower case), and with `drop_credentials` whatever may be a key of the client's.
     """
-    return _passing(headers, _NOT_UPSTREAM, _CREDENTIALS if drop_credentials else (), extra_drop)
+    return _passing(headers, _NOT_UPSTREAM.union(extra_drop, _CREDENTIALS if drop_credentials else ()))
 
 
 def to_client(
@@ -63,7 +63,7 @@ def to_client(
 
     Not among them: those of one connection, ours, `Content-Length`, and those in `extra_drop` (lower case).
     """
-    return _passing(headers, _NOT_TO_CLIENT, (), extra_drop)
+    return _passing(headers, _NOT_TO_CLIENT.union(extra_drop))
 
 
 def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -109,19 +109,14 @@ def decode_value(raw: bytes, name: str) -> str:
     return text
 
 
-def _passing(
-    headers: Iterable[tuple[bytes, bytes]],
-    always: frozenset[bytes],
-    credentials: Collection[bytes],
-    extra: Collection[bytes],
-) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are in none of the three, nor ours, nor named in `Connection`."""
+def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are not among `dropped`, nor ours, nor named in `Connection`."""
     passing: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()
     for pair in headers:
         lower = pair[0].lower()
         if lower == b"connection":
             named.update([token.strip().lower() for token in pair[1].split(b",")])
-        elif not (lower in always or lower in extra or lower in credentials or lower.startswith(_OWN_PREFIXES)):
+        elif lower not in dropped and not lower.startswith(_OWN_PREFIXES):
             passing.append(pair)
     return [pair for pair in passing if pair[0].lower() not in named] if named else passing

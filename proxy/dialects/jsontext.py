@@ -70,6 +70,26 @@ def sound(value: Any) -> Any:
     return value
 
 
+def added(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return two usages together: numbers added, objects member by member, of all else the last word.
+
+    Neither is written to. None stands for a usage that was not reported.
+    """
+    if one is None or other is None:
+        known = other if one is None else one
+        return None if known is None else dict(known)
+    total = dict(one)
+    for name, value in other.items():
+        known = total.get(name)
+        if is_object(known) and is_object(value):
+            total[name] = added(known, value)
+        elif type(known) in {int, float} and type(value) in {int, float}:
+            total[name] = known + value
+        elif value is not None or known is None:
+            total[name] = value
+    return total
+
+
 class _Token(str):
     """A piece of JSON text that waits among values."""
 

@@ -22,10 +22,7 @@ _REFUSED: Final = frozenset({"Cc", "Cs"})
 _POSITIVE: Final = re.compile("0*[1-9][0-9]*")
 
 _RETRY_COUNT: Final = b"x-stainless-retry-count"
-_IDEMPOTENCY_KEY: Final = b"idempotency-key"
-_POLICY: Final = headers.CONTEXT_POLICY.lower().encode()
-_MODE: Final = headers.SESSION_MODE.lower().encode()
-_AGENT: Final = headers.AGENT_NAME.lower().encode()
+_MODE: Final = headers.SESSION_MODE.encode()
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -81,12 +78,12 @@ def read_context(
     """Read the headers of a request; raises `InvalidRequest` for a value that is not allowed."""
     sent = headers.first_values(call.headers)
     name, policy = OFF, None
-    asked = _header(sent, _POLICY, headers.CONTEXT_POLICY)
+    asked = _header(sent, headers.CONTEXT_POLICY)
     if asked != OFF:
         name, policy = policies.select(call.tenant, request.model, asked)
     retries = sent.get(_RETRY_COUNT)
-    key = _header(sent, _IDEMPOTENCY_KEY, "Idempotency-Key")
-    agent = _header(sent, _AGENT, headers.AGENT_NAME)
+    key = _header(sent, "Idempotency-Key")
+    agent = _header(sent, headers.AGENT_NAME)
     if agent is None and request.has_own_fields and request.messages:
         agent = request.messages[-1].agent
     return RequestContext(
@@ -115,16 +112,16 @@ def valid_id(value: str, param: str) -> str:
     raise InvalidRequest(f"The session id {problem}", param=param, code="invalid_id")
 
 
-def _header(sent: Mapping[bytes, bytes], key: bytes, name: str) -> str | None:
+def _header(sent: Mapping[bytes, bytes], name: str) -> str | None:
     """Return a header, percent-decoded; None where it was not sent, or is empty."""
-    raw = sent.get(key)
+    raw = sent.get(name.lower().encode())
     return headers.decode_value(raw, name) if raw else None
 
 
 def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: SessionSettings) -> str | None:
     """Return the session id; None where the request names no session."""
     for name in settings.headers:
-        value = _header(sent, name.lower().encode(), name)
+        value = _header(sent, name)
         if value:
             return valid_id(value, name)
     for path in settings.body_fields:
@@ -138,7 +135,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: Session
 
 
 def _mode_of(sent: Mapping[bytes, bytes]) -> Mode:
-    value = _header(sent, _MODE, headers.SESSION_MODE)
+    value = _header(sent, headers.SESSION_MODE)
     if value is None:
         return Mode.AUTO
     try:

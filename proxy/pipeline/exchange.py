@@ -22,7 +22,7 @@ from proxy.pipeline.own_tools import Rounds, own_tools
 from proxy.pipeline.own_tools_relay import virtual_relay
 from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
-from proxy.pipeline.relay import Answered, StreamRelay, relay_json, relay_refusal
+from proxy.pipeline.relay import Answered, StreamRelay, relay_whole
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
@@ -72,7 +72,7 @@ class ChatCompletions:
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
             sent = await self._sender.send(exchange.prepared, exchange.replanned)
-            exchange.report = sent.report
+            exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
             await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
@@ -98,20 +98,17 @@ class ChatCompletions:
         settle = partial(self._settle, exchange)
         try:
             exchange.mark("answered")
-            if not 200 <= answer.status < 300:
-                await relay_refusal(dialect, answer, client, headers_of(answer), await answer.read(), settle)
-                return
             stream = _is_stream(answer, asked=prepared.request.stream)
-            if not stream and not prepared.own_tools:
-                await relay_json(
-                    dialect, answer, client, headers_of(answer), settle
-                )  # it settles before it says anything
+            if not 200 <= answer.status < 300 or not (stream or prepared.own_tools):
+                await relay_whole(dialect, answer, client, headers_of(answer), settle)
                 return
             await exchange.opened()
             if prepared.own_tools:
+                own = own_tools(exchange, self._services.recall)
                 rounds = Rounds(
                     dialect,
-                    own_tools(exchange, self._services.recall),
+                    own.names,
+                    own.answer,
                     partial(self._sender.send_rounds, sent),
                     lambda message, partial: message.as_request(reasoning, partial=partial),
                 )
@@ -121,11 +118,11 @@ class ChatCompletions:
                     headers_of,
                     rounds,
                     stream=stream,
-                    hides_usage=sent.hides_usage,
+                    hides_usage=sent.attempt.adds_usage,
                     start=self._services.background.start,
                 )
             else:
-                relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.hides_usage)
+                relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.attempt.adds_usage)
             try:
                 await relay.run(settle)
             except asyncio.CancelledError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -62,19 +62,9 @@ async def _request_summary(exchange: Exchange) -> str:
     return NOTHING_TO_SUM_UP if exchange.requested_summary is None else BEGUN
 
 
-class AnswersCalls(Protocol):
-    """The tools that the proxy answers in this exchange."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of the tools."""
-        ...
-
-    async def answer(self, call: Call) -> str:
-        """Return the text of the result; what goes wrong is said in it, never raised."""
-        ...
-
-
+AnswerCall = Callable[
+    [Call], Awaitable[str]
+]  # returns the text of a result; what goes wrong is said in it, never raised
 AskAgain = Callable[[Sequence[Message]], Awaitable[Answer]]
 """Sends the view with these messages at its end. Raises a `PalimpsestError` where there is no answer."""
 Form = Callable[[Message, bool], Message]  # returns a reply as a request carries it; the flag says that it broke off
@@ -91,11 +81,13 @@ class OwnRound(Struct, kw_only=True):
 class Rounds:
     """What happens behind one reply. Used once."""
 
-    def __init__(self, dialect: Dialect, own: AnswersCalls, ask_again: AskAgain, form: Form) -> None:
-        """Let `own` answer and `ask_again` ask."""
+    def __init__(
+        self, dialect: Dialect, names: Collection[str], answer_call: AnswerCall, ask_again: AskAgain, form: Form
+    ) -> None:
+        """Answer calls of the tools `names` with `answer_call`."""
         self.dialect = dialect
-        self.names = own.names
-        self._own = own
+        self.names = names
+        self._answer_call = answer_call
         self._ask_again = ask_again
         self._form = form
         self._rounds: list[OwnRound] = []
@@ -170,7 +162,7 @@ class Rounds:
         results: list[Message] = []
         for number, call in enumerate(calls.own):
             began = time.monotonic()
-            text = await self._own.answer(call) if number < MOST_CALLS else TOO_MANY
+            text = await self._answer_call(call) if number < MOST_CALLS else TOO_MANY
             took = round((time.monotonic() - began) * 1000, 2)
             self.answered.append(OwnCall(tool=call.name, ms=took, chars=len(text), round=len(self._rounds) + 1))
             results.append(self.dialect.result(call.id, text))

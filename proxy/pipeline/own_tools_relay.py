@@ -27,8 +27,7 @@ INTERVAL: Final = 3.0
 """Seconds of silence after which a client is told that the line is up, where the proxy causes the silence."""
 COMMENT: Final = b": working\n\n"
 
-StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Runs work in a task that is kept track of: see `Background.start`."""
+StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]  # runs work in a task: `Background.start`
 
 
 def virtual_relay(
@@ -74,7 +73,8 @@ class WholeRelay:
         try:
             answered, body = await self._reply()
         except PalimpsestError as why:
-            await settle(self._failed(why.message))
+            status = self._answer.status
+            await settle(self._with_rounds(Answered(status=Status.FAILED, error=why.message, upstream_status=status)))
             raise
         finally:
             if self._answer is not self._first:
@@ -93,8 +93,7 @@ class WholeRelay:
         while True:
             body = await self._answer.read()
             if not 200 <= self._answer.status < 300:
-                words = rounds.dialect.replies.error_words(body)
-                return self._failed(words or f"HTTP {self._answer.status}"), body
+                return self._with_rounds(read_answer(rounds.dialect, body, self._answer.status)), body
             shown = found.take(body)
             calls = found.calls
             if not found.again:
@@ -119,9 +118,6 @@ class WholeRelay:
         if len(answered.replies) == 1:
             answered.hidden = self._rounds.hidden(answered.replies[0][0], self._filter.last, partial=False)
         return answered
-
-    def _failed(self, why: str) -> Answered:
-        return self._with_rounds(Answered(status=Status.FAILED, error=why, upstream_status=self._answer.status))
 
     def _with_rounds(self, answered: Answered) -> Answered:
         """Return the answered with what is known of all rounds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from secrets import token_hex
 from typing import Final
 from weakref import WeakValueDictionary
@@ -62,11 +62,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The internal name of its session."""
         return session_key(self.call.tenant, self.history.id or "", self.call.dialect.name)
-
-    @property
-    def plan(self) -> Plan:
-        """What was decided."""
-        return self.report.plan
 
 
 class Preparer:
@@ -147,7 +142,7 @@ class Preparer:
         `attempt` is what came of it, if any was begun; `reason` says why there is no summary.
         """
         history, planning, context = prepared.history, prepared.planning, prepared.context
-        made = prepared.plan
+        made = prepared.report.plan
         if attempt is not None:
             history = replace(history, attempt=attempt)
         summary = prepared_of(attempt)
@@ -200,16 +195,8 @@ class Preparer:
         def decide(history: History, fork: int | None) -> Awaitable[Plan]:
             return plan_of(history, name, policy, planning if fork is None else replace(planning, fork=fork))
 
-        place = ForkPlace(
-            dialect=context.dialect.name,
-            tenant=context.tenant,
-            session=history.id or "",
-            node=history.arrival.base,
-            policy=name,
-            version=policy.version,
-            agent=context.agent,
-            model=model,
-        )
+        session = (context.dialect.name, context.tenant, history.id)
+        place = (*session, history.arrival.base, name, policy.version, context.agent, model)
         return await self._coalescer.plan(history, place, decide)
 
     def _new_id(self) -> str:
@@ -326,19 +313,6 @@ def missing_summary(
 # -------------------------------------------------------------------------------- requests that share a trim
 
 
-class ForkPlace(Struct, frozen=True, kw_only=True):
-    """A place at which one trim serves every request that goes on from there."""
-
-    dialect: str
-    tenant: str
-    session: str
-    node: str
-    policy: str
-    version: str
-    agent: str | None
-    model: str
-
-
 class PlanCoalescer:
     """Lets requests that go on from one place of a long history share the trim that one of them decides.
 
@@ -348,14 +322,14 @@ class PlanCoalescer:
 
     def __init__(self, most: int = _TRIMS) -> None:
         """Remember `most` trims at most."""
-        self._locks: WeakValueDictionary[ForkPlace, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         """Where somebody decides, or waits to."""
-        self._made: FIFOCache[ForkPlace, StandingCut] = FIFOCache(most)
+        self._made: FIFOCache[Hashable, StandingCut] = FIFOCache(most)
 
     async def plan(
-        self, history: History, place: ForkPlace, decide: Callable[[History, int | None], Awaitable[Plan]]
+        self, history: History, place: Hashable, decide: Callable[[History, int | None], Awaitable[Plan]]
     ) -> tuple[History, Plan]:
-        """Return the plan of a request at `place`, and its history, with the cut of another request.
+        """Return the plan of a request, and its history, with the cut of another request at the same `place`.
 
         `decide` makes the plan; where it is given a position, a trim may be kept there for others.
         """
@@ -372,5 +346,5 @@ class PlanCoalescer:
                 history = replace(history, standing=found, borrowed=True)
             made = await decide(history, fork if kind is Kind.REWIND or contended else None)
             if made.trimmed and made.cut is not None and made.cut.position == fork:
-                self._made[place] = StandingCut(cut=made.cut, node=place.node, kept=None)
+                self._made[place] = StandingCut(cut=made.cut, node=history.arrival.base, kept=None)
         return history, made

@@ -58,17 +58,8 @@ HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an ans
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 
 
-async def relay_refusal(
-    dialect: Dialect, answer: Answer, client: Client, headers: Headers, body: bytes, settle: Settle
-) -> None:
-    """Pass on an answer that is an error: status, headers and body as they are."""
-    error = dialect.replies.error_words(body) or f"HTTP {answer.status}"
-    await settle(Answered(status=Status.FAILED, error=error, upstream_status=answer.status))
-    await send_whole(client, answer.status, headers, body)
-
-
-async def relay_json(dialect: Dialect, answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
-    """Pass on an answer that comes in one piece, once what it says is stored."""
+async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
+    """Pass on an answer that comes in one piece, or an error, as it is, once what it says is stored."""
     body = await answer.read()
     await settle(read_answer(dialect, body, answer.status))
     await send_whole(client, answer.status, headers, body)
@@ -81,7 +72,10 @@ async def send_whole(client: Client, status: int, headers: Headers, body: bytes)
 
 
 def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
-    """Return what a JSON answer says; one that cannot be understood is a failure with its reason."""
+    """Return what a JSON answer says; an error, and one that cannot be understood, is a failure with its reason."""
+    if not 200 <= status < 300:
+        error = dialect.replies.error_words(body) or f"HTTP {status}"
+        return Answered(status=Status.FAILED, error=error, upstream_status=status)
     try:
         found = dialect.replies.read(body)
     except ValueError:

@@ -40,25 +40,22 @@ _TRIALS: Final = 2  # plans that are made after an overflow: a second one where 
 _LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image has many bytes and few tokens.)
 
 
+class Attempt(Struct, kw_only=True):
+    """How a request is sent; changed by what upstream refuses."""
+
+    prepared: Prepared
+    report: PlanReport  # the plan as it is sent: a rescue makes another one
+    adds_usage: bool  # whether usage is asked for that the client did not ask for, and that is kept from it
+    orders: frozenset[RoleOrder]  # the order of roles that the upstream insists on
+    rounds: Sequence[Message] = ()
+    sent_bytes: int = 0
+
+
 class Sent(Struct, frozen=True, kw_only=True):
     """A request that upstream has begun to answer: the second stage of an exchange."""
 
-    prepared: Prepared
-    report: PlanReport  # the plan as it was sent: a rescue makes another one
+    attempt: Attempt
     answer: Answer  # to be closed by whoever holds this
-    hides_usage: bool  # whether the usage chunk is kept from the client, which did not ask for it
-    orders: frozenset[RoleOrder]  # the order of roles that the upstream insists on
-
-
-class _Attempt(Struct, kw_only=True):
-    """How a request is being sent; changed by what upstream refuses."""
-
-    prepared: Prepared
-    report: PlanReport
-    adds_usage: bool
-    orders: frozenset[RoleOrder]
-    rounds: Sequence[Message] = ()
-    sent_bytes: int = 0
 
 
 class UpstreamSender:
@@ -93,7 +90,7 @@ class UpstreamSender:
             and self._settings.upstream.include_usage == "auto"
             and model not in self._refuses_usage
         )
-        attempt = _Attempt(prepared=prepared, report=prepared.report, adds_usage=adds_usage, orders=known)
+        attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=adds_usage, orders=known)
         answer = await self._ask(attempt)
         if answer.status >= 400 and policy is not None:
             answer = await self._reordered(attempt, answer)
@@ -106,22 +103,13 @@ class UpstreamSender:
             if self._body(attempt, attempt.orders) != self._body(attempt, frozenset()):
                 warnings = (*attempt.report.warnings, *[_REORDERED[order] for order in sorted(attempt.orders)])
                 attempt.report = replace(attempt.report, warnings=warnings)
-        return Sent(
-            prepared=prepared,
-            report=attempt.report,
-            answer=answer,
-            hides_usage=attempt.adds_usage,
-            orders=attempt.orders,
-        )
+        return Sent(attempt=attempt, answer=answer)
 
     async def send_rounds(self, sent: Sent, rounds: Sequence[Message]) -> Answer:
         """Send the same view again with `rounds` after it: calls of the proxy's own tools, and their results."""
-        attempt = _Attempt(
-            prepared=sent.prepared, report=sent.report, adds_usage=sent.hides_usage, orders=sent.orders, rounds=rounds
-        )
-        return await self._ask(attempt)
+        return await self._ask(replace(sent.attempt, rounds=rounds))
 
-    async def _ask(self, attempt: _Attempt) -> Answer:
+    async def _ask(self, attempt: Attempt) -> Answer:
         """Send once, and again without asking for usage where an upstream refuses that."""
         answer = await self._post(attempt)
         if not (attempt.adds_usage and answer.status in {400, 422}):
@@ -136,7 +124,7 @@ class UpstreamSender:
             self._refuses_usage[prepared.destination.base_url, prepared.request.model] = True
         return answer
 
-    async def _reordered(self, attempt: _Attempt, answer: Answer) -> Answer:
+    async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
         while answer.status >= 400:
             order = attempt.prepared.call.dialect.requests.demanded_order(answer.status, await _read(answer))
@@ -150,7 +138,7 @@ class UpstreamSender:
             answer = await self._ask(attempt)
         return answer
 
-    async def _rescued(self, attempt: _Attempt, policy: Policy, answer: Answer) -> bool:
+    async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer) -> bool:
         """Tell whether the request was refused for its length and got shorter; then the answer is closed."""
         overflow = attempt.prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer))
         if overflow is None:
@@ -164,7 +152,7 @@ class UpstreamSender:
             await answer.aclose()
         return shorter
 
-    async def _trim_harder(self, attempt: _Attempt, policy: Policy, overflow: Overflow) -> bool:
+    async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow) -> bool:
         """Trim what upstream found too long to a safe size; return whether that makes it shorter."""
         prepared, first, size = attempt.prepared, attempt.report, attempt.sent_bytes
         history, planning = prepared.history, prepared.planning
@@ -201,7 +189,7 @@ class UpstreamSender:
             target = int(target * max(room / expected, _LEAST_STEP))
         return shortest < before
 
-    async def _post(self, attempt: _Attempt) -> Answer:
+    async def _post(self, attempt: Attempt) -> Answer:
         """Send the body."""
         call, destination = attempt.prepared.call, attempt.prepared.destination
         sent = headers.to_upstream(
@@ -215,7 +203,7 @@ class UpstreamSender:
         attempt.sent_bytes = len(body)
         return await self._upstream.ask(destination, "POST", path, sent, body)
 
-    def _body(self, attempt: _Attempt, orders: Collection[RoleOrder], *, add_usage: bool = False) -> bytes:
+    def _body(self, attempt: Attempt, orders: Collection[RoleOrder], *, add_usage: bool = False) -> bytes:
         """Return the body to send: the client's own bytes where nothing was trimmed or added."""
         prepared, made, settings = attempt.prepared, attempt.report.plan, self._settings
         request, history, facts, dialect = prepared.request, prepared.history, prepared.facts, prepared.call.dialect

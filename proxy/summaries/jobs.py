@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Message
-from proxy.dialects.jsontext import is_object
+from proxy.dialects.jsontext import added
 from proxy.errors import NoAnswer, PalimpsestError, StoreUnavailable
 from proxy.models import ModelFacts, cost
 from proxy.store import Store, SummaryRow, SummaryStatus, sanitize
@@ -60,7 +60,6 @@ _PORTION: Final = 2_000  # messages that are read from the store at once
 _FIRST_WAIT: Final = 0.05  # seconds between two attempts to take another worker's lease: at first, and at most
 _LONGEST_WAIT: Final = 0.5
 _DEEPEST: Final = 2**31 - 1
-_NUMBERS: Final = (int, float)
 
 Start = Callable[[Coroutine[Any, Any, "Attempt"]], "asyncio.Task[Attempt]"]
 """Runs a coroutine in a task that no request can cancel (`Background.start`)."""
@@ -207,8 +206,7 @@ class Spending(Struct, kw_only=True):
     def add(self, usage: Mapping[str, Any] | None, spent: float | None) -> None:
         """Add one request."""
         self.tries += 1
-        if usage is not None:
-            self.usage = _sum(self.usage or {}, usage)
+        self.usage = added(self.usage, usage)
         if spent is not None:
             self.cost = (self.cost or 0.0) + spent
 
@@ -402,20 +400,6 @@ class Writer:
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         """Run slow, pure work in the writer's thread."""
         return await anyio.to_thread.run_sync(work, limiter=self._thread)
-
-
-def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Add up the numbers of two usages at every depth; of other values the newer one stays."""
-    added = dict(one)
-    for name, value in other.items():
-        before = added.get(name)
-        if is_object(value):
-            added[name] = _sum(before if is_object(before) else {}, value)
-        elif type(value) in _NUMBERS and type(before) in _NUMBERS:
-            added[name] = before + value
-        else:
-            added[name] = value
-    return added
 
 
 # ------------------------------------------------------------------------------------ the lease

@@ -119,15 +119,10 @@ class Part(Struct, frozen=True, kw_only=True):
 def prompt_of(
     transcript: Part, *, previous: str, language: Language, custom: str | None, max_tokens: int, refused: str = ""
 ) -> Prompt:
-    """Return the prompt for a summary of a transcript.
+    """Return the prompt, in `language`, for a summary of a transcript, of about `max_tokens`.
 
-    Args:
-        transcript: The messages to be covered.
-        previous: The narrative of the messages before; may be empty.
-        language: Of the prompt. The summary's language is the conversation's.
-        custom: The task, in place of the default sections.
-        max_tokens: The answer's length, about.
-        refused: Why the last answer could not be used; empty at the first attempt.
+    `previous` is the narrative of the messages before; `custom` is the task, in place of the default sections;
+    `refused` says why the last answer could not be used.
     """
     words = _WORDS[language]
     wanted = words["language"]

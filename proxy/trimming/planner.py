@@ -63,9 +63,37 @@ def plan(
         overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
             the trigger says, and what is oldest is dropped though no edit says so.
     """
+    if current is None and overflow is None and not composed:
+        untouched = _untouched(entries, policy, name, context)
+        if untouched is not None:
+            return untouched
     return _Planning(
         entries, policy, context, current, name=name, composed=composed, start=start, overflow=overflow
     ).plan()
+
+
+def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
+    """Return the plan of a log that nothing was done to and nothing fires for, in short; None for any other log."""
+    if policy.on_arrival or policy.summarizer is not None or context.prepared is not None:
+        return None
+    if any([entry.arrival or entry.hidden is not None for entry in entries]):
+        return None
+    plan, trigger, window = bypass(entries, context), policy.trigger, context.context_window
+    aim = policy.target.within(window) if policy.target is not None else None
+    if trigger is not None:
+        size = Size(tokens=plan.tokens_sent, messages=len(entries))
+        if trigger.tool_calls is not None or trigger.fired(size, context, None, aim):
+            return None
+        counts = [entry.tokens for entry in entries]
+        if trigger.cost is not None and context.keeps and _is_due(entries, counts, context, size.tokens):
+            return None
+    return replace(
+        plan,
+        policy=name,
+        version=policy.version,
+        target=aim if aim is not None else _budget(policy, context),
+        warnings=(UNKNOWN_WINDOW,) if window is None and policy.relies_on_window else (),
+    )
 
 
 def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:

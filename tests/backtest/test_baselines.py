@@ -23,7 +23,7 @@ from proxy.backtest.replay import (
 )
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.protocol import problems
+from proxy.dialects.chat.protocol import CHAT
 from proxy.errors import InvalidRequest
 from tests.backtest.histories import COUNTER, agent, call, counted, reply, result, user
 
@@ -173,10 +173,10 @@ def test_a_number_that_is_not_whole_and_positive_is_refused(name: str) -> None:
 def test_no_baseline_breaks_the_protocol(path: Path) -> None:
     (history,) = read_file(path)
     ready = Counted(history, COUNTER)
-    already = len(problems(ready.messages))  # real histories are broken at times
+    already = len(CHAT.problems(ready.messages))  # real histories are broken at times
     for strategy in every_baseline():
         for request in replayed(ready, strategy, [CacheRule()], ReplayModel()):
-            assert len(problems(request.sent.messages)) <= already
+            assert len(CHAT.problems(request.sent.messages)) <= already
 
 
 # -------------------------------------------------------------------------------- the oracle
@@ -261,4 +261,4 @@ def test_the_oracle_loses_nothing_of_a_real_session_and_sends_no_more(path: Path
         assert found.every.present == found.every.grounded
         assert found.every.bound == found.every.bound_possible
         assert sum(len(message.raw) for message in view) <= sum(len(message.raw) for message in before)
-        assert problems(view) == problems(before)
+        assert CHAT.problems(view) == CHAT.problems(before)

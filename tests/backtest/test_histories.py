@@ -12,7 +12,7 @@ from proxy.backtest.comparison import Backtest
 from proxy.backtest.cost import standard_classes
 from proxy.backtest.histories import SessionHistory, of_messages, read_file, stored, synthetic_agents
 from proxy.backtest.replay import baseline
-from proxy.dialects.chat.protocol import problems
+from proxy.dialects.chat.protocol import CHAT
 from proxy.errors import InvalidRequest
 from proxy.pipeline import write_lines
 from proxy.store import Store
@@ -252,7 +252,7 @@ def test_sizes_are_as_told(agents: tuple[SessionHistory, SessionHistory]) -> Non
         assert history.tools is not None
         fixed = COUNTER.text(history.instructions[0].text, "") + COUNTER.json(history.tools, "")
         assert 7990 <= fixed <= 8000
-        assert problems(history.messages) == []
+        assert CHAT.problems(history.messages) == []
         assert len(history.requests) == 101
 
 

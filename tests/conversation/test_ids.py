@@ -84,7 +84,9 @@ def test_a_version_of_instructions_is_named_by_their_texts_as_an_array() -> None
 
 
 def _known(message: Message) -> Message:
-    return ChatMessage(message.raw, None, Facts(message.raw, message.role, has_own_fields=False, has_calls=True))
+    return ChatMessage(
+        message.raw, None, Facts(raw=message.raw, role=message.role, has_own_fields=False, has_calls=True)
+    )
 
 
 @given(texts, texts)

@@ -66,8 +66,8 @@ def test_calls_and_their_results_are_one_span() -> None:
     found = [(span.start, span.stop, span.round) for span in spans(TALK)]
     assert found == [(0, 1, 1), (1, 3, 1), (3, 4, 1), (4, 5, 2), (5, 8, 2), (8, 9, 2), (9, 10, 3)]
     assert [(each.start, each.stop) for each in rounds(TALK)] == [(0, 4), (4, 9), (9, 10)]
-    assert open_calls(TALK) is None
-    assert open_calls(TALK[:7]) is not None
+    assert open_calls(TALK) == ()
+    assert open_calls(TALK[:7])
 
 
 class _Nodes:

@@ -18,7 +18,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import InvalidRequest
 from proxy.pipeline import Background, ClientRequest
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.prepare import FINISHED, ForkPlace, PlanCoalescer, Preparer, finishing_reply, plan_of
+from proxy.pipeline.prepare import FINISHED, PlanCoalescer, Preparer, finishing_reply, plan_of
 from proxy.store import Body, StandingCut
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy
 from tests.support.house import KEY, LONG, House, opened
@@ -52,7 +52,7 @@ async def test_a_prepared_request_is_planned_and_nothing_of_it_is_stored_yet(hou
     prepared = await Preparer(house.settings, house.services, "0123abcd").prepare(call(messages=LONG))
     history = prepared.history
     assert (history.id, history.arrival.kind, len(history.fresh)) == ("s", "first", len(LONG))
-    assert prepared.plan.view == tuple(prepared.request.messages)
+    assert prepared.report.plan.view == tuple(prepared.request.messages)
     assert prepared.stored
     assert await house.store.exchanges(KEY, limit=1) == ([], None)
 
@@ -179,7 +179,7 @@ async def test_a_plan_that_sends_nothing_still_tells_what_would_be_sent(provider
         preparer = Preparer(house.settings, house.services, "0123abcd")
         prepared = await preparer.prepare(call(messages=[ASK, DONE, RESULT]))
         assert prepared.finishing == prepared.history.entries[1]
-        assert (prepared.plan.tokens_sent, prepared.plan.view) == (0, ())
+        assert (prepared.report.plan.tokens_sent, prepared.report.plan.view) == (0, ())
         assert prepared.report.tokens_before > 0
         assert prepared.report.warnings == (FINISHED,)
 
@@ -226,7 +226,7 @@ def test_without_finishing_tools_nothing_is_finished() -> None:
 
 # --------------------------------------------------------------------- requests that share a trim
 
-PLACE = ForkPlace(dialect="chat", tenant="t", session="s", node="b", policy="p", version="v", agent=None, model="m")
+PLACE = ("s", "b")
 LONG_TEXT = "x" * 200_000
 PLAIN = Plan(
     policy="p", version="v", cut=None, trimmed=False, fired="", arrivals=(), tokens_before=0, tokens_sent=0, view=()
@@ -286,7 +286,7 @@ async def test_the_next_branch_goes_on_from_the_cut_of_the_last_one() -> None:
     assert first.cut == second.cut == cut(2)
     assert (first.trimmed, second.trimmed) == (True, False)
     assert (mine.standing, mine.borrowed) == (StandingCut(cut=cut(2), node="b", kept=None), True)
-    elsewhere, _ = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, model="other"), decide)
+    elsewhere, _ = await coalescer.plan(going_on(Kind.REWIND), (*PLACE, "other"), decide)
     assert elsewhere.standing is None
 
 
@@ -324,8 +324,8 @@ async def test_a_request_that_fails_or_leaves_does_not_block_the_others() -> Non
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node="c"), fail)
-    _, made = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node="c"), decide)
+        await coalescer.plan(going_on(Kind.REWIND), ("s", "c"), fail)
+    _, made = await coalescer.plan(going_on(Kind.REWIND), ("s", "c"), decide)
     assert made.trimmed
 
 
@@ -363,5 +363,5 @@ async def test_a_cut_that_stands_there_already_is_not_replaced() -> None:
 async def test_the_oldest_trims_are_forgotten() -> None:
     coalescer, decide = PlanCoalescer(1), _Deciding()
     for node in ("b", "c", "b"):
-        _, made = await coalescer.plan(going_on(Kind.REWIND), replace(PLACE, node=node), decide)
+        _, made = await coalescer.plan(going_on(Kind.REWIND), ("s", node), decide)
         assert made.trimmed

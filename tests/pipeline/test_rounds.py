@@ -22,11 +22,8 @@ pytestmark = pytest.mark.anyio
 NAMES = frozenset({"recall_context"})
 
 
-class _Own:
-    names = NAMES
-
-    async def answer(self, call: Call) -> str:
-        return f"found for {call.id}"
+async def _answer(call: Call) -> str:
+    return f"found for {call.id}"
 
 
 class _Answer:
@@ -52,7 +49,7 @@ def _rounds(*answers: _Answer) -> Rounds:
         assert messages
         return waiting.pop(0)
 
-    return Rounds(CHAT, _Own(), ask_again, lambda message, _: message)
+    return Rounds(CHAT, NAMES, _answer, ask_again, lambda message, _: message)
 
 
 async def _answered(rounds: Rounds, line: str) -> None:

@@ -27,7 +27,7 @@ from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
-from proxy.pipeline.send import UpstreamSender, _Attempt, cache_key
+from proxy.pipeline.send import Attempt, UpstreamSender, cache_key
 from proxy.store import Status
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, Summary
 from proxy.upstream import Answer
@@ -267,7 +267,7 @@ def body_of(
         finishing=None,
     )
     sender = UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
-    attempt = _Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
+    attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
     return sender._body(attempt, attempt.orders, add_usage=add_usage)
 
 

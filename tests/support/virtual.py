@@ -84,8 +84,6 @@ class World:
 
     # the proxy's tools
 
-    names = OWN
-
     async def answer(self, call: Call) -> str:
         self.calls.append(call)
         if self.answering is not None:
@@ -134,7 +132,9 @@ class World:
             first,
             self,
             lambda answer: [(b"x-status", b"%d" % answer.status)],
-            Rounds(CHAT, self, self.ask_again, lambda message, partial: message.as_request("auto", partial=partial)),
+            Rounds(
+                CHAT, OWN, self.answer, self.ask_again, lambda said, partial: said.as_request("auto", partial=partial)
+            ),
             stream=stream,
             hides_usage=hides_usage,
             start=Background().start,

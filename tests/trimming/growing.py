@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.protocol import problems
+from proxy.dialects.chat.protocol import CHAT
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import Change, Entry, Hidden, Plan, PlanningContext, ReadySummary, SummaryRequest
 from proxy.trimming.planner import compaction, merged, plan
@@ -120,7 +120,7 @@ def check(request: Request, policy: Policy, known: PlanningContext, instructions
     sent = tuple(instructions)
     if made.summary is not None and made.summary.role == "merge":
         sent = merged(sent, made.summary, DIALECT)
-    assert problems(made.view) == []
+    assert CHAT.problems(made.view) == []
     if sent or made.view:
         body = {"model": "m", "messages": [message.data for message in (*sent, *made.view)]}
         api_rules.check(body, plain=False, lenient=True)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.protocol import problems
+from proxy.dialects.chat.protocol import CHAT
 from proxy.trimming.history import KEPT_APART, joined, outside_gaps
 from proxy.trimming.model import Cut, Entry, Plan, PlanningContext, ReadySummary
 from proxy.trimming.planner import plan
@@ -253,7 +253,7 @@ def test_a_view_that_was_trimmed_or_put_together_here_keeps_the_rules(
     _check_accounts(made, _entries(log), known)
     check_target(made, policy, known)
     if composed or made.changes or made.earlier or any(entry.hidden for entry in _entries(log)):
-        assert problems(made.view) == []
+        assert CHAT.problems(made.view) == []
         if made.view:
             api_rules.check({"model": "m", "messages": [each.data for each in made.view]}, plain=False, lenient=False)
     else:
@@ -319,7 +319,7 @@ def test_between_two_moves_each_view_begins_with_the_last_one(
         made = plan(_recorded(log, last), policy, "p", known, standing)
         _check_accounts(made, _entries(log), known)
         check_target(made, policy, known)
-        assert problems(made.view) == []
+        assert CHAT.problems(made.view) == []
         if last is not None:
             assert made.decided[: len(last.decided)] == last.decided
             # Whatever this request moves, without a move it would have extended the last one.

@@ -14,17 +14,16 @@ It reads whatever a provider sends and never fails: what cannot be understood is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, field
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.message import as_stored
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
-from proxy.errors import PalimpsestError
 
 
 class ReplyChoice(Struct, frozen=True, kw_only=True):
@@ -41,7 +40,6 @@ class Completion(Struct, frozen=True, kw_only=True):
 
     choices: tuple[ReplyChoice, ...]  # by index
     usage: JsonObject | None
-    id: str | None
     model: str | None  # the model that answered, as it calls itself
     error: JsonObject | None  # the error object, where it is an error
 
@@ -49,7 +47,7 @@ class Completion(Struct, frozen=True, kw_only=True):
 def read_completion(body: Any) -> Completion:
     """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
     if not is_object(body):
-        return Completion(choices=(), usage=None, id=None, model=None, error=None)
+        return Completion(choices=(), usage=None, model=None, error=None)
     choices: list[ReplyChoice] = []
     for position, item in enumerate(_objects(body.get("choices"))):
         message = item.get("message")
@@ -68,7 +66,6 @@ def read_completion(body: Any) -> Completion:
     return Completion(
         choices=tuple(choices),
         usage=usage if is_object(usage) else None,
-        id=_name(body, "id"),
         model=_name(body, "model"),
         error=_error(body),
     )
@@ -76,34 +73,30 @@ def read_completion(body: Any) -> Completion:
 
 def read_body(body: bytes) -> Replies:
     """Return what a body says; raises ValueError where it is no JSON."""
-    found = read_completion(read(body))
-    return _replies(found.choices, found.usage, found.model, found.error)
+    return _replies(read_completion(read(body)))
 
 
-def _replies(
-    choices: Sequence[ReplyChoice], usage: JsonObject | None, model: str | None, error: JsonObject | None
-) -> Replies:
+def _replies(found: Completion) -> Replies:
     return Replies(
-        messages=tuple([as_stored(choice.message) for choice in choices]),
-        finish_reasons=tuple([choice.finish_reason for choice in choices]),
-        usage=usage,
-        model=model,
-        error=words_of(error),
+        messages=tuple([as_stored(choice.message) for choice in found.choices]),
+        finish_reasons=tuple([choice.finish_reason for choice in found.choices]),
+        usage=found.usage,
+        model=found.model,
+        error=words_of(found.error),
     )
 
 
 class CompletionAccumulator:
     """Folds the chunks of one stream into replies."""
 
-    __slots__ = ("_choices", "error", "id", "model", "usage")
+    __slots__ = ("_choices", "error", "model", "usage")
 
     usage: JsonObject | None  # the last usage that was reported
-    id: str | None
     model: str | None  # the model that answers, as it calls itself
     error: JsonObject | None  # the first error that was reported in the stream
 
     def __init__(self) -> None:
-        self.usage = self.id = self.model = self.error = None
+        self.usage = self.model = self.error = None
         self._choices: dict[int, Deltas] = {}
 
     def take(self, event: Event) -> bool:
@@ -118,8 +111,6 @@ class CompletionAccumulator:
         """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
         if not is_object(chunk):
             return False
-        if self.id is None:
-            self.id = _name(chunk, "id")
         if self.model is None:
             self.model = _name(chunk, "model")
         if is_object(chunk.get("usage")):
@@ -157,7 +148,7 @@ class CompletionAccumulator:
 
     @property
     def replies(self) -> Replies:
-        return _replies(self.choices(), self.usage, self.model, self.error)
+        return _replies(Completion(choices=self.choices(), usage=self.usage, model=self.model, error=self.error))
 
     @property
     def failed(self) -> bool:
@@ -191,17 +182,11 @@ def _error(item: JsonObject) -> JsonObject | None:
 # ---------------------------------------------------------------------------------------- deltas
 
 
-class ToolName:
+class ToolName(Struct, eq=False):
     """The name of a called tool as far as it has come."""
 
-    __slots__ = ("value", "whole")
-
-    value: Any  # a text; what came first, where that is none; None where nothing came
-    whole: bool  # whether nothing is added any more
-
-    def __init__(self) -> None:
-        self.value = None
-        self.whole = False
+    value: Any = None  # a text; what came first, where that is none; None where nothing came
+    whole: bool = False  # whether nothing is added any more
 
     def learn(self, said: JsonObject) -> None:
         """Take the next delta of the call's `function` or `custom`, a parsed JSON object."""
@@ -215,16 +200,13 @@ class ToolName:
             self.whole = True
 
 
-class CallFinder:
+class CallFinder(Struct, kw_only=True, eq=False):
     """Tells to which tool call of one message each delta belongs."""
 
-    __slots__ = ("_last", "_named", "by_index", "ids")
-
-    def __init__(self) -> None:
-        self.ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
-        self._named: list[bool] = []
-        self._last: int | None = None
-        self.by_index: dict[int, int] = {}  # the last call that began at each index
+    ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
+    by_index: dict[int, int] = {}  # the last call that began at each index
+    _named: list[bool] = []
+    _last: int | None = None
 
     def place(self, delta: JsonObject) -> int:
         """Return the place of the delta's call in the order of their beginning.
@@ -366,14 +348,11 @@ class Deltas(_Folded):
         return {"role": "assistant", "content": None} | self.built()
 
 
-class _Calls:
+class _Calls(Struct, kw_only=True, eq=False):
     """The tool calls of a message."""
 
-    __slots__ = ("_calls", "_finder")
-
-    def __init__(self) -> None:
-        self._finder = CallFinder()
-        self._calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
+    _finder: CallFinder = field(default_factory=CallFinder)
+    _calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
 
     def add(self, delta: JsonObject) -> None:
         place, index = self._finder.place(delta), delta.get("index")
@@ -447,13 +426,3 @@ def error_words(body: bytes) -> str | None:
     except orjson.JSONDecodeError:
         return None
     return words_of(data.get("error")) if is_object(data) else None
-
-
-def error_body(error: PalimpsestError) -> bytes:
-    """Return an error of the proxy's in OpenAI's shape."""
-    return orjson.dumps(error.body())
-
-
-def error_event(body: bytes) -> bytes:
-    """Return the event that ends a broken stream with the body of an error."""
-    return b"data: %b\n\n" % write(read(body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -10,7 +10,6 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
-from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, mended, write
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
@@ -22,8 +21,6 @@ _MEDIA: Final = _IMAGES | {"audio_url", "input_audio", "video_url", "file", "inp
 """Types of parts that hold bytes (base64, a `data:` URL) or an address instead of text."""
 _PLAIN: Final = frozenset({"role", "content"})  # fields of a message that has nothing beside its content
 
-_FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one process, about
-_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
 _MOST_IDS: Final = 16  # call ids that are remembered of one text; a text with more is read again
 _RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
 """Fields that a reply carries as null or empty, and that a request has only with a value."""
@@ -45,20 +42,6 @@ class Ties(Struct, frozen=True, kw_only=True):
     legacy_call: bool = False  # whether an assistant message holds a `function_call`
     names_calls: bool = False  # whether an assistant message has a `tool_calls` that is not null, whatever it is
     has_content: bool = False  # whether an assistant message has anything under `content`, `refusal` or `audio`
-
-
-class FactsByText(Generations[bytes, Facts]):
-    """Facts by message text, bounded in size; any thread may use it."""
-
-    def __init__(self, max_bytes: int = _FACTS_BYTES) -> None:
-        """Begin empty, to hold at most `max_bytes`, about."""
-        super().__init__(max_bytes, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
-
-    def keep(self, new: Iterable[Facts]) -> None:
-        """Remember facts of new texts. The first facts of a text stay: others share them."""
-        for facts in new:
-            if facts.raw not in self._young:
-                self.put(facts.raw, facts)
 
 
 class ChatMessage(Message):

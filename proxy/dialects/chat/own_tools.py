@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, as_stored, without_unfinished_calls
-from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, read, with_field, write
+from proxy.dialects.jsontext import ITEMS, RawFields, added, emitted, is_array, is_object, read, with_field, write
 
 # ------------------------------------------------------------------------------------- the offer
 
@@ -234,25 +234,6 @@ def gap(before: Any, after: Any) -> str:
     if not before or not isinstance(before, str) or not after or not isinstance(after, str):
         return ""
     return "" if before[-1].isspace() or after[0].isspace() else BLANK_LINE
-
-
-def added(one: JsonObject | None, other: JsonObject | None) -> JsonObject | None:
-    """Return both usages together: numbers added, objects member by member, of all else the last word.
-
-    Neither is written to. None stands for a usage that was not reported.
-    """
-    if one is None or other is None:
-        return other if one is None else one
-    total = dict(one)
-    for name, value in other.items():
-        known = total.get(name)
-        if is_object(known) and is_object(value):
-            total[name] = added(known, value)
-        elif type(known) in {int, float} and type(value) in {int, float}:
-            total[name] = known + value
-        elif value is not None or known is None:
-            total[name] = value
-    return total
 
 
 class Correction(Struct, frozen=True, kw_only=True):

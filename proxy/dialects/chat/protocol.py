@@ -24,23 +24,18 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
+import orjson
+
 from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
 from proxy.dialects.chat.cache_marks import decides_itself, marked
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.completion import (
-    CALLING,
-    CompletionAccumulator,
-    error_body,
-    error_event,
-    error_words,
-    made_answer,
-    read_body,
-)
+from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties, as_stored
 from proxy.dialects.chat.own_tools import ToolBodyFilter, offer_tools
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.chat.tool_stream import ToolStreamFilter
+from proxy.dialects.jsontext import read, write
 
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
@@ -177,26 +172,6 @@ def _is_sound(ties: Ties) -> bool:
     return not ties.names_calls and (ties.legacy_call or ties.has_content)
 
 
-def problems(messages: Sequence[Message]) -> list[str]:
-    """Return what breaks the rules, in words with the position of the message; empty where nothing does."""
-    return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
-
-
-def repair(messages: Sequence[Message]) -> Repaired:
-    """Return the messages as a provider takes them. What keeps the rules stays the very same object.
-
-    A missing result is put in, everything else that breaks the rules is left out.
-    """
-    walk = _Walk(messages)
-    found = Counter(problem for _, problem in walk.problems)
-    notes = (
-        f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
-        for problem in Problem
-        if found[problem]
-    )
-    return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
-
-
 class ChatDialect(Dialect):
     """The Chat Completions API."""
 
@@ -222,8 +197,8 @@ class ChatDialect(Dialect):
         repeat=made_answer,
         calling=CALLING,
         error_words=error_words,
-        error_body=error_body,
-        error_event=error_event,
+        error_body=lambda error: orjson.dumps(error.body()),
+        error_event=lambda body: b"data: %b\n\n" % write(read(body)),
     )
 
     def message(self, raw: bytes) -> ChatMessage:
@@ -257,10 +232,18 @@ class ChatDialect(Dialect):
         return tuple(found)
 
     def problems(self, messages: Sequence[Message]) -> list[str]:
-        return problems(messages)
+        return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
 
     def repair(self, messages: Sequence[Message]) -> Repaired:
-        return repair(messages)
+        # A missing result is put in, everything else that breaks the rules is left out.
+        walk = _Walk(messages)
+        found = Counter(problem for _, problem in walk.problems)
+        notes = [
+            f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
+            for problem in Problem
+            if found[problem]
+        ]
+        return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
 
 
 CHAT: Final = ChatDialect()

@@ -16,7 +16,8 @@ import orjson
 
 from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
 from proxy.dialects.chat.canonical import canonical
-from proxy.dialects.chat.message import ChatMessage, FactsByText, has_calls
+from proxy.dialects.chat.message import ChatMessage, has_calls
+from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import (
     ITEMS,
     RawFields,
@@ -32,7 +33,10 @@ from proxy.errors import InvalidRequest
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
-_KNOWN: Final = FactsByText()  # a memo of what follows from texts alone
+_FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
+_KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+"""A memo of what follows from texts alone."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT: Final = "a string, an array of content parts, or null"
 
@@ -83,16 +87,9 @@ def compose(
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
-    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself.
-
-    Args:
-        request: what the client sent.
-        instructions: what is sent for its instructions; None: these.
-        messages: what is sent for its messages; None: these.
-        add_usage: ask for the usage of a stream, where the client says nothing about it.
-        drop_fields: dotted paths of members to leave out ("metadata.session_id"), and objects left empty by that.
-        cache_key: what to set `prompt_cache_key` to, where the client says nothing about it.
-        tools: the JSON text of the tools to offer; None: those of the request.
+    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself. `add_usage`
+    and `cache_key` count where the client says nothing about them. `drop_fields` are dotted paths of members
+    ("metadata.session_id"), which are left out with the objects that get empty by that.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     if request.has_own_fields or instructions is not None or messages is not None:
@@ -181,17 +178,17 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message,
     """Read the messages, and what is known of each; a text that was read before is not read again."""
     texts = list(map(bytes, items))
     known: list[Facts] = []
-    new: list[Facts] = []
+    new: dict[bytes, Facts] = {}
     messages: list[Message] = []
     for text, facts in zip(texts, _KNOWN.recall(texts), strict=True):
         data = None
-        if facts is None:
+        if facts is None and (facts := new.get(text)) is None:
             facts, data = _message(f"messages[{len(known)}]", text)  # noqa: PLW2901 - what was not known of it
-            new.append(facts)
+            new[text] = facts
         known.append(facts)
         messages.append(ChatMessage(facts.raw, data, facts))
-    if new:
-        _KNOWN.keep(new)
+    for text, facts in new.items():
+        _KNOWN.put(text, facts)
     return known, tuple(messages)
 
 
@@ -208,8 +205,14 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     if isinstance(content, (bool, int, float)):
         raise _wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    facts = Facts(raw, data["role"], has_own_fields=own, has_calls=has_calls(data))
-    facts.content, facts.body = hash_of(canonical(data)), body_id(raw)
+    facts = Facts(
+        raw=raw,
+        role=data["role"],
+        has_own_fields=own,
+        has_calls=has_calls(data),
+        content=hash_of(canonical(data)),
+        body=body_id(raw),
+    )
     return facts, data
 
 

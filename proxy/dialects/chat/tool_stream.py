@@ -22,21 +22,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
 from proxy.dialects.chat.message import as_stored
-from proxy.dialects.chat.own_tools import STOPPED, added, ending, gap, own_calls, parted, says_something, without_own
-from proxy.dialects.jsontext import is_array, is_object, read, write
+from proxy.dialects.chat.own_tools import STOPPED, ending, gap, own_calls, parted, says_something, without_own
+from proxy.dialects.jsontext import added, is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
 
-@dataclass(slots=True, eq=False)
-class StreamedCall:
+class StreamedCall(Struct, kw_only=True, eq=False):
     """One tool call as far as it has come."""
 
     name: ToolName = field(default_factory=ToolName)
@@ -46,16 +44,12 @@ class StreamedCall:
     """The `index` by which the client knows it, noted likewise; None: upstream's, if it has one."""
 
 
-class StreamedCalls:
+class StreamedCalls(Struct, kw_only=True, eq=False):
     """The tool calls of one stream."""
 
-    __slots__ = ("_names", "begun", "finder")
-
-    def __init__(self, names: Collection[str]) -> None:
-        """Begin with no calls; `names` are the proxy's tools."""
-        self._names = names
-        self.finder = CallFinder()
-        self.begun: list[StreamedCall] = []  # all calls, in the order in which they began
+    names: Collection[str]  # the proxy's tools
+    finder: CallFinder = field(default_factory=CallFinder)
+    begun: list[StreamedCall] = []  # all calls, in the order in which they began
 
     def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
         """Read the deltas of one chunk; return each with its call."""
@@ -65,7 +59,7 @@ class StreamedCalls:
         """Take every name for whole."""
         for call in self.begun:
             if call.own is None:
-                call.own = call.name.value in self._names
+                call.own = call.name.value in self.names
 
     @property
     def undecided(self) -> bool:
@@ -84,16 +78,16 @@ class StreamedCalls:
         if place == len(self.begun):
             self.begun.append(StreamedCall())
             if before is not None and (earlier := self.begun[before]).own is None:
-                earlier.own = earlier.name.value in self._names
+                earlier.own = earlier.name.value in self.names
         call = self.begun[place]
         function, custom = item.get("function"), item.get("custom")
         call.name.learn(function if is_object(function) else custom if is_object(custom) else {})
         if call.own is None and call.name.value:
             known = call.name.value
-            if not isinstance(known, str) or not any(name.startswith(known) for name in self._names):
+            if not isinstance(known, str) or not any(name.startswith(known) for name in self.names):
                 call.own = False
             elif call.name.whole:
-                call.own = known in self._names
+                call.own = known in self.names
         return call
 
 
@@ -130,13 +124,12 @@ class _Part(Struct, frozen=True, kw_only=True):
         return {**self.chunk, "choices": [{**self.choice, self.key: delta, **changed}]}
 
 
-@dataclass(slots=True)
-class _StreamRound:
+class _StreamRound(Struct, kw_only=True, eq=False):
     """One answer of the upstream's as far as it has come."""
 
     calls: StreamedCalls
     whole: CompletionAccumulator = field(default_factory=CompletionAccumulator)  # all that it says
-    held: deque[_Part] = field(default_factory=deque[_Part])  # chunks that wait for a name
+    held: deque[_Part] = field(default_factory=deque)  # chunks that wait for a name
     ended: bool = False
     finish: str = ""  # why it ended, in upstream's words
     again: bool = False  # whether another round follows
@@ -154,7 +147,7 @@ class ToolStreamFilter:
         self.said = False
         self.rounds = 0
         self._may_ask = True
-        self._round = _StreamRound(calls=StreamedCalls(self._names))
+        self._round = _StreamRound(calls=StreamedCalls(names=self._names))
         self._usage_before: JsonObject | None = None
         self._same: JsonObject = {}
         self._has_role = False
@@ -195,7 +188,7 @@ class ToolStreamFilter:
         self._usage_before = self.usage
         self.rounds += 1
         self._may_ask = may_ask
-        self._round = _StreamRound(calls=StreamedCalls(self._names))
+        self._round = _StreamRound(calls=StreamedCalls(names=self._names))
 
     def take(self, event: Event) -> bytes:
         chunk: Any = None
@@ -335,27 +328,24 @@ class ToolStreamFilter:
         text = gap(choices[0].message.get("content"), content) if choices else ""
         if not text:
             return b""
-        delta = {"content": text}
-        chunk = self._chunk(delta, "")
-        self._note(chunk, delta, "")
-        return _event(chunk)
+        return _event(self._chunk(text, ""))
 
     def _made(self, text: str, finish: str) -> bytes:
         """Return an event of our own making: it says `text`, and why the reply ends."""
-        shown = self._apart(text)
-        delta = {"content": text} if text else {}
-        chunk = self._chunk(delta, finish)
+        shown, chunk = self._apart(text), self._chunk(text, finish)
         self._round.whole.add(chunk)
-        self._note(chunk, delta, finish)
         return shown + _event(chunk)
 
-    def _chunk(self, delta: JsonObject, finish: str) -> JsonObject:
-        """Return a chunk of our own making, of the shape that the stream's chunks have."""
+    def _chunk(self, text: str, finish: str) -> JsonObject:
+        """Note a chunk of our own making, of the shape that the stream's chunks have, and return it."""
         base: JsonObject = {"object": "chat.completion.chunk", "choices": []}
         if self._last is not None:
             base = {name: value for name, value in self._last.items() if name != "usage"}
+        delta = {"content": text} if text else {}
         choice = {"index": 0, "delta": delta, "finish_reason": finish or None}
-        return self._as_first({**base, "choices": [choice]})
+        chunk = self._as_first({**base, "choices": [choice]})
+        self._note(chunk, delta, finish)
+        return chunk
 
     def _aside(self, event: Event, chunk: JsonObject) -> bytes:
         """Read a chunk that says nothing of the reply itself: usage, an error, what a provider adds."""

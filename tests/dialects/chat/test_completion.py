@@ -71,7 +71,7 @@ def test_a_stream_amounts_to_a_reply() -> None:
     assert folded.choices() == (
         ReplyChoice(index=0, message={"role": "assistant", "content": "Hello"}, finish_reason="stop"),
     )
-    assert (folded.id, folded.model, folded.usage, folded.error) == ("c", "m", USAGE, None)
+    assert (folded.model, folded.usage, folded.error) == ("m", USAGE, None)
     assert finished(folded)
 
 
@@ -79,7 +79,7 @@ def test_an_empty_stream_holds_no_reply() -> None:
     folded = CompletionAccumulator()
 
     assert folded.choices() == ()
-    assert (folded.id, folded.model, folded.usage, folded.error) == (None, None, None, None)
+    assert (folded.model, folded.usage, folded.error) == (None, None, None)
     assert not finished(folded)
 
 
@@ -131,7 +131,7 @@ def test_the_last_usage_counts() -> None:
 )
 def test_an_error_is_read_in_every_form(item: Data, error: Data | None) -> None:
     assert accumulate(item, {"error": "a later one"} if error else {}).error == error
-    assert read_completion(item) == Completion(choices=(), usage=None, id=None, model=None, error=error)
+    assert read_completion(item) == Completion(choices=(), usage=None, model=None, error=error)
 
 
 def test_a_whole_message_in_a_stream_is_taken() -> None:
@@ -186,11 +186,7 @@ def test_a_body_is_read_and_its_message_kept_as_it_is() -> None:
     read = read_completion(body)
 
     assert read == Completion(
-        choices=(ReplyChoice(index=0, message=message, finish_reason="stop"),),
-        usage=USAGE,
-        id="c",
-        model="m",
-        error=None,
+        choices=(ReplyChoice(index=0, message=message, finish_reason="stop"),), usage=USAGE, model="m", error=None
     )
     assert read.choices[0].message is message
 
@@ -216,7 +212,7 @@ def test_choices_of_a_body_are_in_order() -> None:
     [None, [], "x", 5, {}, {"choices": {}}, {"choices": ["x", {"message": "y"}]}, {"usage": 5, "id": 6, "model": ""}],
 )
 def test_a_body_that_is_no_completion_holds_no_reply(body: Any) -> None:
-    assert read_completion(body) == Completion(choices=(), usage=None, id=None, model=None, error=None)
+    assert read_completion(body) == Completion(choices=(), usage=None, model=None, error=None)
 
 
 # -------------------------------------------------------------------------------------- replies

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects import Attachment, Call, Facts
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import _MOST_IDS as MOST_IDS
-from proxy.dialects.chat.message import ChatMessage, FactsByText, Ties, text_of
+from proxy.dialects.chat.message import ChatMessage, Ties, text_of
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
@@ -185,19 +186,21 @@ def test_own_fields_are_those_of_the_proxy(data: dict[str, Any], own: tuple[str,
     raw = orjson.dumps(data)
 
     assert ChatMessage(raw).own_fields == own
-    assert ChatMessage(raw, None, Facts(raw, "user", has_own_fields=bool(own), has_calls=True)).own_fields == own
+    assert (
+        ChatMessage(raw, None, Facts(raw=raw, role="user", has_own_fields=bool(own), has_calls=True)).own_fields == own
+    )
 
 
 def test_a_message_whose_text_is_known_is_not_parsed_for_its_role() -> None:
     raw = b"not even JSON"
-    message = ChatMessage(raw, None, Facts(raw, "user", has_own_fields=False, has_calls=True))
+    message = ChatMessage(raw, None, Facts(raw=raw, role="user", has_own_fields=False, has_calls=True))
 
     assert (message.role, message.calls, message.answers, message.own_fields) == ("user", (), None, ())
 
 
 def test_a_reply_that_is_known_to_call_nothing_is_not_parsed_for_its_calls() -> None:
     raw = b"not even JSON"
-    message = ChatMessage(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=False))
+    message = ChatMessage(raw, None, Facts(raw=raw, role="assistant", has_own_fields=False, has_calls=False))
 
     assert message.calls == ()
     assert message.without_own_fields() is message
@@ -241,7 +244,7 @@ class Unread(ChatMessage):
 )
 def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
     raw = ChatMessage.of(data).raw
-    facts = Facts(raw, data["role"], has_own_fields=False, has_calls="tool_calls" in data)
+    facts = Facts(raw=raw, role=data["role"], has_own_fields=False, has_calls="tool_calls" in data)
     ties = ChatMessage(raw, None, facts).ties
 
     assert Unread(raw, None, facts).ties is ties
@@ -251,7 +254,7 @@ def test_ties_are_remembered_with_the_text(data: dict[str, Any]) -> None:
 def test_of_very_many_calls_nothing_is_remembered_with_the_text() -> None:
     calls = [{"id": str(number)} for number in range(MOST_IDS + 1)]
     raw = ChatMessage.of({"role": "assistant", "tool_calls": calls}).raw
-    message = ChatMessage(raw, None, Facts(raw, "assistant", has_own_fields=False, has_calls=True))
+    message = ChatMessage(raw, None, Facts(raw=raw, role="assistant", has_own_fields=False, has_calls=True))
 
     assert message.ties is message.ties
     assert len(message.ties.ids) == MOST_IDS + 1
@@ -282,58 +285,17 @@ def test_plain_text_is_none_where_the_content_holds_anything_else(content: Any, 
     assert ChatMessage.of({"role": "user", "content": content}).plain_text == text
 
 
-LARGE = 10_000
-"""Bytes of a text beside which nothing else counts much."""
-
-
-def text(name: int) -> bytes:
-    return b"%d" % name * LARGE
-
-
-def facts(name: int) -> Facts:
-    return Facts(text(name), "user", has_own_fields=False, has_calls=True)
-
-
-def test_facts_are_recalled_by_an_equal_text() -> None:
-    known = FactsByText()
-    one, two = facts(1), facts(2)
-    known.keep([one, two])
-    assert known.recall([text(2), text(3), text(1), text(2)]) == [two, None, one, two]
-    assert known.recall([]) == []
-
-
 def test_new_facts_know_only_what_they_are_given() -> None:
-    new = Facts(b"{}", "tool", has_own_fields=True, has_calls=True)
+    new = Facts(raw=b"{}", role="tool", has_own_fields=True, has_calls=True)
     assert (new.raw, new.role, new.has_own_fields) == (b"{}", "tool", True)
     assert (new.content, new.body, new.step, new.ties) == (None, None, None, None)
 
 
-def test_the_first_facts_of_a_text_stay() -> None:
-    known = FactsByText()
-    first = facts(1)
-    known.keep([first])
-    size = known.size
-    known.keep([facts(1), facts(1)])
-    assert known.recall([text(1)]) == [first]
-    assert known.size == size
-
-
-def held(known: FactsByText, *names: int) -> list[int]:
-    return [name for name, found in zip(names, known.recall(list(map(text, names))), strict=True) if found]
-
-
-def test_the_least_recently_used_facts_are_forgotten_first() -> None:
-    known = FactsByText(5 * LARGE)  # two texts in each half
-    known.keep(map(facts, (1, 2, 3)))
-    assert held(known, 1) == [1]
-    known.keep(map(facts, (4, 5)))
-    assert held(known, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
-
-
-def test_facts_of_a_short_text_take_some_room_too() -> None:
-    known = FactsByText()
-    known.keep([Facts(b"{}", "user", has_own_fields=False, has_calls=False)])
-    assert known.size > 500
+def test_equal_texts_of_a_request_share_what_is_known_of_them() -> None:
+    twice = b'{"role": "user", "content": "said twice"}'
+    request = CHAT.requests.parse(b'{"messages": [%b, %b]}' % (twice, twice))
+    again = CHAT.requests.parse(b'{"messages": [%b]}' % twice)
+    assert request.messages[0].facts is request.messages[1].facts is again.messages[0].facts
 
 
 # ------------------------------------------------------------------- a reply in the form of a request

@@ -18,7 +18,6 @@ from proxy.dialects.chat.own_tools import (
     Ending,
     Parted,
     ToolBodyFilter,
-    added,
     answerable,
     corrected,
     ending,
@@ -27,6 +26,7 @@ from proxy.dialects.chat.own_tools import (
     says_something,
     without_own,
 )
+from proxy.dialects.jsontext import added
 
 Data = dict[str, Any]
 NAMES = frozenset({"ours"})

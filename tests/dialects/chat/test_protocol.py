@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import Message
-from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.protocol import NO_REPLY, NO_RESULT, problems, repair
+from proxy.dialects.chat.protocol import CHAT, NO_REPLY, NO_RESULT
 from tests.support import api_rules
 from tests.trimming.histories import TRIED, broken, grown, valid
 from tests.trimming.notation import lines, messages
@@ -79,11 +78,11 @@ LOST = f"tool a {NO_RESULT}"
 )
 def test_repair(before: list[str], after: list[str] | None, notes: list[str]) -> None:
     given_messages = messages(before)
-    repaired = repair(given_messages)
+    repaired = CHAT.repair(given_messages)
     assert lines(repaired.messages) == (after if after is not None else before)
     assert list(repaired.notes) == notes
-    assert bool(problems(given_messages)) == bool(notes)
-    assert problems(repaired.messages) == []
+    assert bool(CHAT.problems(given_messages)) == bool(notes)
+    assert CHAT.problems(repaired.messages) == []
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -128,19 +127,19 @@ NOBODY = {**CALL, "id": ""}
 )
 def test_repair_of_an_assistant_message(fields: dict[str, Any], left: dict[str, Any] | None, found: list[str]) -> None:
     message = ChatMessage.of({"role": "assistant", **fields})
-    assert problems([message]) == [f"message 0: {each}" for each in found]
-    kept = [each.data for each in repair([message]).messages]
+    assert CHAT.problems([message]) == [f"message 0: {each}" for each in found]
+    kept = [each.data for each in CHAT.repair([message]).messages]
     assert kept == ([{"role": "assistant", **left}] if left is not None else [])
 
 
 def test_a_result_without_an_id_answers_nothing() -> None:
     (block,) = messages(["assistant | a f"])
     nameless = ChatMessage.of({"role": "tool", "content": "1"})
-    assert lines(repair([block, nameless]).messages) == ["assistant | a f", LOST]
+    assert lines(CHAT.repair([block, nameless]).messages) == ["assistant | a f", LOST]
 
 
 def test_problems_say_where() -> None:
-    found = problems(messages(["user hi", "assistant | a f", "tool b 1", "tool c 2"]))
+    found = CHAT.problems(messages(["user hi", "assistant | a f", "tool b 1", "tool c 2"]))
     assert found == [
         "message 2: tool result without a call",
         "message 3: tool result without a call",
@@ -150,7 +149,7 @@ def test_problems_say_where() -> None:
 
 def test_a_sound_message_stays_the_same_object_with_its_position() -> None:
     given_messages = messages(["tool x 0", "user hi", "assistant | a f, a f", "user so"])
-    repaired = repair(given_messages)
+    repaired = CHAT.repair(given_messages)
     assert repaired.sources == (1, None, None, 3)
     assert repaired.messages[0] is given_messages[1]
 
@@ -176,10 +175,10 @@ def test_a_reply_has_content_where_it_can_be_sent_back(content: Any, *, says: bo
 @given(broken())
 def test_a_repaired_history_keeps_the_rules_and_needs_no_repair(given_messages: list[Message]) -> None:
     raw = [message.raw for message in given_messages]
-    repaired = repair(given_messages)
-    assert problems(repaired.messages) == []
-    assert repair(repaired.messages).messages == repaired.messages
-    assert bool(repaired.notes) == bool(problems(given_messages))
+    repaired = CHAT.repair(given_messages)
+    assert CHAT.problems(repaired.messages) == []
+    assert CHAT.repair(repaired.messages).messages == repaired.messages
+    assert bool(repaired.notes) == bool(CHAT.problems(given_messages))
     assert len(repaired.notes) <= 7
     if repaired.messages:
         body = {"model": "m", "messages": [message.data for message in repaired.messages]}
@@ -190,8 +189,8 @@ def test_a_repaired_history_keeps_the_rules_and_needs_no_repair(given_messages: 
 @TRIED
 @given(valid())
 def test_a_history_that_keeps_the_rules_is_left_alone(given_messages: list[Message]) -> None:
-    repaired = repair(given_messages)
-    assert problems(given_messages) == []
+    repaired = CHAT.repair(given_messages)
+    assert CHAT.problems(given_messages) == []
     assert repaired.messages == tuple(given_messages)
     assert repaired.sources == tuple(range(len(given_messages)))
 
@@ -202,13 +201,13 @@ def test_the_repair_of_a_longer_history_begins_with_that_of_the_shorter(
     given_messages: list[Message], data: st.DataObject
 ) -> None:
     longer = data.draw(grown(given_messages))
-    shorter = repair(given_messages).messages
-    assert repair(longer).messages[: len(shorter)] == shorter
+    shorter = CHAT.repair(given_messages).messages
+    assert CHAT.repair(longer).messages[: len(shorter)] == shorter
 
 
 def test_an_empty_reply_between_two_questions_is_no_reason_for_two_in_a_row() -> None:
     said = ["user one", "assistant", "assistant", "user two", "assistant", "assistant three", "assistant", "user four"]
-    repaired = repair(messages(said))
+    repaired = CHAT.repair(messages(said))
     assert lines(repaired.messages) == ["user one", f"assistant {NO_REPLY}", "user two", "assistant three", "user four"]
     assert repaired.sources == (0, None, 3, 5, 7)
     assert repaired.notes == (
@@ -216,10 +215,10 @@ def test_an_empty_reply_between_two_questions_is_no_reason_for_two_in_a_row() ->
         "repaired: 1 x assistant message without content and calls between two questions, a text was put in",
     )
     # Before the question comes, nothing is put in: what was sent stays the beginning of what is sent.
-    assert lines(repair(messages(said[:3])).messages) == ["user one"]
-    assert lines(repair(messages(["assistant", "user one", "user two"])).messages) == ["user one", "user two"]
+    assert lines(CHAT.repair(messages(said[:3])).messages) == ["user one"]
+    assert lines(CHAT.repair(messages(["assistant", "user one", "user two"])).messages) == ["user one", "user two"]
     lost = ["user one", "assistant", "tool a 1", "user two"]
-    assert lines(repair(messages(lost)).messages) == ["user one", f"assistant {NO_REPLY}", "user two"]
+    assert lines(CHAT.repair(messages(lost)).messages) == ["user one", f"assistant {NO_REPLY}", "user two"]
 
 
 # ------------------------------------------------------------------------------------ spans, the dialect
@@ -260,5 +259,5 @@ def test_the_dialect_makes_and_reads_messages() -> None:
     spaced = CHAT.message(b'{"content": [{"type": "text", "text": "a"}], "role": "user"}')
     assert CHAT.canonical(spaced) == CHAT.canonical(read)
     broken = messages(["user a", "assistant | f1 a"])
-    assert CHAT.problems(broken) == problems(broken) != []
-    assert CHAT.repair(broken) == repair(broken)
+    assert CHAT.problems(broken) == CHAT.problems(broken) != []
+    assert CHAT.repair(broken) == CHAT.repair(broken)

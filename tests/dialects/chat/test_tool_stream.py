@@ -413,7 +413,7 @@ def call_of(index: int | None, name: Any = None, arguments: Any = None, **more: 
 
 def learnt(*items: Any) -> StreamedCalls:
     """Return what is known after these deltas, each in a chunk of its own."""
-    calls = StreamedCalls(CALLED)
+    calls = StreamedCalls(names=CALLED)
     for item in items:
         calls.learn([item])
     return calls
@@ -455,7 +455,7 @@ def test_when_a_name_is_known(items: list[Data], name: Any, own: bool | None) ->
 
 @pytest.mark.parametrize("items", [None, "x", {}, [1, "x", None]])
 def test_tool_calls_that_are_no_list_are_ignored(items: Any) -> None:
-    assert StreamedCalls(CALLED).learn(items) == []
+    assert StreamedCalls(names=CALLED).learn(items) == []
 
 
 INDEXES = st.none() | st.integers(0, 2)
@@ -469,7 +469,7 @@ KINDS = st.sampled_from(["function", "custom"])
 @settings(deadline=None)
 def test_calls_are_those_that_the_message_has(kind: str, deltas: list[tuple[int | None, Any, Any, Any]]) -> None:
     """Whatever is said in whichever order: what is shown and what is answered must be of one mind."""
-    calls, message = StreamedCalls(CALLED), Deltas()
+    calls, message = StreamedCalls(names=CALLED), Deltas()
     for index, identity, name, arguments in deltas:
         item = call_of(index, name, arguments, id=identity)
         item[kind] = item.pop("function")

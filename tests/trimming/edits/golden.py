@@ -9,7 +9,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from proxy.conversation import rounds, spans
-from proxy.dialects.chat.protocol import repair
+from proxy.dialects.chat.protocol import CHAT
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit, Edit
 from proxy.trimming.policy import Policy
@@ -56,7 +56,7 @@ class Case:
         before = self.draft()
         changes, summary = outcome(self.edit(), before)
         after = before.after(changes, summary)
-        left = repair([message for message in after.messages if message is not None]).messages
+        left = CHAT.repair([message for message in after.messages if message is not None]).messages
         expected = self.row["before"] if self.row["after"] == "same" else self.row["after"]
         assert lines(left) == expected, self.row["why"]
         assert bool(changes) == (self.row["after"] != "same")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.protocol import problems
+from proxy.dialects.chat.protocol import CHAT
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
 from proxy.trimming.model import Change, Entry, Summary
@@ -90,8 +90,8 @@ def check(edit: BaseEdit, draft: Draft) -> Draft:
     again = replace(draft, entries=tuple(replace(entry) for entry in draft.entries))
     assert outcome(type(edit).model_validate_json(edit.model_dump_json()), again) == (changes, summary)
     after = draft.after(changes, summary)
-    if not problems(standing(draft)):
-        assert not problems(standing(after))
+    if not CHAT.problems(standing(draft)):
+        assert not CHAT.problems(standing(after))
     assert list(edit.afterwards(after)) == []
     assert outcome(edit, after) == ([], None)
     return after
