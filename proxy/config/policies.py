@@ -67,8 +67,8 @@ class Policies:
         `name` is the value of `X-Context-Policy`; the caller handles `OFF`.
         """
         if name is None:
-            known = self._known.items()
-            return self._only or next((key, policy) for key, policy in known if policy.match.covers(tenant, model))
+            order = self._known.items()
+            return self._only or next((key, policy) for key, policy in order if policy.match.covers(tenant, model))
         known = {**self._known, BUILT_IN_NAME: BUILT_IN}
         if name not in known:
             raise InvalidRequest(

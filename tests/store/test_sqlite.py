@@ -7,6 +7,7 @@ import gc
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -135,7 +136,7 @@ async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: p
         for number in range(300):
             tasks.create_task(database.write(partial(put, name=str(number))))
         await asyncio.sleep(0)
-    assert batches == [1, 256, 44]
+    assert batches == [1, 64, 64, 64, 64, 44]
     assert len(await database.read(names)) == 301
     await database.close()
 
@@ -312,6 +313,49 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
     assert [results[0], str(results[1]), results[2]] == [1, "bad", 1]
     assert await database.read(names) == ["a", "b"]
     await database.close()
+
+
+async def test_the_event_loop_waits_while_a_batch_runs_but_never_for_long(path: Path) -> None:
+    database, turns = SqliteDatabase(path), list[int]()
+    turn = 0
+
+    def noting(connection: StoreConnection, seconds: Sequence[float]) -> list[None]:
+        for number, pause in enumerate(seconds):
+            turns.append(turn)
+            time.sleep(pause)
+            turns.append(turn)
+            put(connection, str(number))
+        return [None] * len(seconds)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.gather(count_turns())
+    await database.start(noting, 0.005)
+    await database.start(noting, 0.3)
+    counting.cancel()
+    short, long = turns[:2], turns[2:]
+    assert short[0] == short[1]
+    assert long[0] < long[1]
+    await database.close()
+
+
+async def test_a_batch_does_not_wait_for_an_event_loop_that_has_ended(path: Path) -> None:
+    database = SqliteDatabase(path)
+    loop = asyncio.new_event_loop()
+
+    async def submit() -> None:
+        database.start(put_all, "a")
+        database._hand_over()
+
+    await asyncio.to_thread(loop.run_until_complete, submit())
+    loop.close()
+    await database.close()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM names").fetchall() == [("a",)]
 
 
 async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
