@@ -169,10 +169,9 @@ def test_appends_take_turns_and_send_what_the_policy_lets_through(
 def test_memory_is_that_of_all_processes(programs: Programs, folder: Path, upstream: Subject) -> None:
     (line,) = memory.measure(programs, upstream, folder, seconds=0.05, say=lambda _: None, workers=(2,))
     assert line["workers"] == 2
-    # Three processes; what they share counts once in the PSS.
-    assert all(
-        3 * 50 < line[when]["rss_mb"] and line[when]["pss_mb"] < line[when]["rss_mb"] / 2 for when in ("idle", "loaded")
-    )
+    for when in ("idle", "loaded"):
+        assert line[when]["rss_mb"] > 3 * 50  # three processes
+        assert line[when]["pss_mb"] < 0.7 * line[when]["rss_mb"]  # what they share counts once
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
