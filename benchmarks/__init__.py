@@ -10,6 +10,7 @@
     load           one run of the load generator, and what it says
     cases          requests per second and latency, by size, connections and kind of answer
     appends        latency of appends, by the number of messages that are stored
+    memory         how long the proxy takes to serve, and its memory, by the number of workers
     against        this checkout and another one, in alternating rounds
     profiling      where the time of a small request goes
     report         the results as tables

@@ -21,7 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import against, appends, cases, profiling, report, subjects
+from benchmarks import against, appends, cases, memory, profiling, report, subjects
 from benchmarks.compiling import BUILD, FOLDER, NoCompiler, Programs, compile_programs
 
 _WIDTH: Final = 150
@@ -33,6 +33,7 @@ _QUICK: Final = cases.Effort(rounds=2, seconds=0.4)
 _AGAINST: Final = cases.Effort(rounds=10, seconds=1.0)
 _APPENDS: Final = "appends"
 """What `--only` calls them."""
+_MEMORY: Final = "memory"
 _APPEND_PHASES: Final = 30
 _APPEND_SECONDS: Final = {False: 90.0, True: 10.0}
 """How long appends are measured, by whether it is to be quick; storing the histories comes on top."""
@@ -46,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if console.width < _WIDTH:
         console = Console(width=_WIDTH)  # a table that is cut says nothing
     if given.list:
-        console.print("\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS]))
+        console.print("\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS, _MEMORY]))
         return 0
     if not Path("/proc/self/stat").exists():
         console.print("The benchmarks need Linux: epoll, and /proc for CPU time.")
@@ -82,7 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter turns: a first impression")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="a case (small-64-json, medium-*) or `appends`; repeatable"
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="a case (small-64-json, medium-*), `appends` or `memory`; repeatable",
     )
     parser.add_argument("--rounds", type=int, help="how often each subject has its turn")
     parser.add_argument("--seconds", type=float, help="how long a turn is")
@@ -136,6 +140,8 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
                 sizes=_QUICK_SIZES if given.quick else appends.SIZES,
                 say=say,
             )
+        if _matches(_MEMORY, wanted):
+            results["memory"] = memory.measure(programs, upstream, folder, seconds=2 * effort.seconds, say=say)
     return results
 
 

@@ -74,6 +74,7 @@ def _tables(results: dict[str, Any]) -> list[tuple[str, Rows]]:
         ("Palimpsest against the passthrough and against no proxy", _comparison(cases)),
         ("CPU milliseconds of the process for each request", _cpu(cases)),
         ("Appends, by what is stored; equally much is sent", _appends(results.get("appends"))),
+        ("Start and memory of all processes (RSS / PSS), by the number of workers", _memory(results.get("memory"))),
         ("Where the time of a small request goes", _profile(results.get("profile"))),
     ]  # fmt: skip
     return [(title, rows) for title, rows in made if len(rows) > 1]
@@ -147,6 +148,14 @@ def _appends(appends: dict[str, Any] | None) -> Rows:
         ]
         for line in (appends or {"sizes": []})["sizes"]
     ]
+    return rows
+
+
+def _memory(lines: Sequence[dict[str, Any]] | None) -> Rows:
+    rows = [["workers", "serves after", "idle", "after a load"]]
+    for line in lines or ():
+        sizes = [f"{line[when]['rss_mb']:.0f} / {line[when]['pss_mb']:.0f} MB" for when in ("idle", "loaded")]
+        rows.append([str(line["workers"]), f"{line['ready_seconds']:.1f} s", *sizes])
     return rows
 
 

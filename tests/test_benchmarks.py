@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import against, appends, bodies, cases, profiling, report, subjects
+from benchmarks import against, appends, bodies, cases, memory, profiling, report, subjects
 from benchmarks.compiling import NoCompiler, Programs, compile_programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
@@ -164,6 +164,14 @@ def test_appends_take_turns_and_send_what_the_policy_lets_through(
         assert line["moves"] == 1
         assert line["longest"] == line["stored"] + 31
     assert kinds(palimpsest, "stored-100-0") == ["first"] + ["append"] * 16
+
+
+def test_memory_is_that_of_all_processes(programs: Programs, folder: Path, upstream: Subject) -> None:
+    (line,) = memory.measure(programs, upstream, folder, seconds=0.05, say=lambda _: None, workers=(2,))
+    assert line["workers"] == 2
+    for when in ("idle", "loaded"):
+        assert line[when]["rss_mb"] > 3 * 50  # three processes
+        assert line[when]["pss_mb"] < 0.7 * line[when]["rss_mb"]  # what they share counts once
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

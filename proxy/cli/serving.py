@@ -2,8 +2,10 @@
 
 With workers, the parent serves nothing. It holds the listening sockets and watches the processes:
 
-- A worker is a new interpreter ("spawn") that shares no memory. It reports once that it serves. If one ends
-  before that, at the first start, the start has failed.
+- A worker is forked from the parent, which has loaded what all need; what nobody writes to is in memory once. The
+  parent has one thread, no event loop and no connections. Where fork is not safe (macOS), a worker is a new
+  interpreter ("spawn").
+- A worker reports once that it serves. If one ends before that, at the first start, the start has failed.
 - A worker that ends later is replaced: at once the first time, after growing pauses if that does not help.
   The new one gets the marks of its predecessors and gives up their pending exchanges.
 - A signal to stop goes to all workers, and a second one kills them. A worker whose parent is gone stops.
@@ -28,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -39,9 +41,11 @@ from uvicorn.config import STARTUP_FAILURE
 from proxy import __version__
 from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
+from proxy.models import Catalogue
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
+from proxy.tokens import TokenCounter
 
 GRACE_SECONDS: Final = 30  # how long running streams may go on after a signal to stop
 KEEP_ALIVE_SECONDS: Final = 75
@@ -54,7 +58,10 @@ _STEADY_SECONDS: Final = 10.0  # a worker that lived this long did not fail beca
 _LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
+_PARENT_SECONDS: Final = 0.5  # time between two looks at whether the parent is there
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+FORKS: Final = hasattr(os, "fork") and sys.platform != "darwin"
+"""Whether a process can be forked safely. macOS's own libraries do not bear it."""
 
 Work: TypeAlias = Callable[..., None]
 """What a worker does. Its arguments: those given, the sockets, its `Worker`, and a function to call once it serves."""
@@ -82,6 +89,8 @@ def serve(
         asyncio.run(_prepare_store(settings, gives_up=several))
         show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
         if several:
+            if FORKS:
+                _load_for_all(settings)
             crew = Workers(settings.server.workers, _work, (loaded,), sockets, _PATIENCE_SECONDS)
             succeeded = crew.run(show_banner)
         else:
@@ -112,6 +121,17 @@ def server_config(
         "timeout_graceful_shutdown": GRACE_SECONDS,
     }
     return uvicorn.Config(Application(settings, worker, loaded), **(chosen | changes))
+
+
+def _load_for_all(settings: Settings) -> None:
+    """Load what every worker needs, so that those that are forked share it."""
+    TokenCounter(settings.tokens.method).warm()
+    Catalogue().warm()
+    config = server_config(settings)  # uvicorn imports its parts when they are asked for
+    config.load()
+    config.get_loop_factory()
+    gc.collect()
+    gc.freeze()  # a collection writes to each object that it looks at, and a page that is written to is shared no more
 
 
 class _Server(uvicorn.Server):
@@ -224,7 +244,7 @@ def _banner(settings: Settings, port: int | None = None) -> str:
 class _Place:
     """The place of one worker, and the process in it, if any."""
 
-    process: SpawnProcess | None = None
+    process: BaseProcess | None = None
     mark: str = ""
     report: socket.socket | None = None  # where the worker reports that it serves; None once it has, or cannot any more
     serves: bool = False
@@ -244,7 +264,14 @@ class Workers:
     """Several processes that do the same work on the same sockets."""
 
     def __init__(
-        self, count: int, work: Work, arguments: Sequence[Any], sockets: list[socket.socket], patience: float
+        self,
+        count: int,
+        work: Work,
+        arguments: Sequence[Any],
+        sockets: list[socket.socket],
+        patience: float,
+        *,
+        forks: bool = FORKS,
     ) -> None:
         """Start nothing yet. `patience`: seconds that a worker may take to end before it is killed."""
         self._work = work
@@ -253,7 +280,7 @@ class Workers:
         self._patience = patience
         self._places = [_Place() for _ in range(count)]
         self._serving = False
-        self._spawn = get_context("spawn")
+        self._processes = get_context("fork") if forks else get_context("spawn")
 
     def run(self, ready: Callable[[], None]) -> bool:
         """Run the workers until a signal to stop; return False if one could not start, else True.
@@ -284,9 +311,10 @@ class Workers:
         place.report, says = socket.socketpair()
         worker = Worker(mark=place.mark, ended=tuple(place.ended))
         given = (self._work, self._arguments, self._sockets, worker, says)
-        place.process = self._spawn.Process(target=_run, args=given, daemon=True)
-        # SIGINT is blocked until the worker ignores it: a starting interpreter would print a traceback.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        place.process = self._processes.Process(target=_run, args=given, daemon=True)
+        # Signals wait until the worker has handlers of its own: those of a forked one are the parent's at first, and a
+        # new interpreter would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
             place.process.start()
         except OSError:
@@ -333,7 +361,7 @@ class Workers:
                 with suppress(ProcessLookupError):
                     os.kill(place.process.pid, signal.SIGHUP)
 
-    def _bury(self, place: _Place, process: SpawnProcess) -> None:
+    def _bury(self, place: _Place, process: BaseProcess) -> None:
         process.join()
         now = time.monotonic()
         place.failures = 0 if now - place.started >= _STEADY_SECONDS else place.failures + 1
@@ -375,10 +403,13 @@ def pause_after(failures: int) -> float:
 def _run(
     work: Work, arguments: tuple[Any, ...], sockets: list[socket.socket], worker: Worker, says: socket.socket
 ) -> None:
+    signal.set_wakeup_fd(-1)  # the parent's, where this process was forked
+    if hears_hangup():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, name="palimpsest-parent", daemon=True).start()
 
     def serves() -> None:
@@ -396,7 +427,9 @@ def _end_with_parent() -> None:
     """Stop this process once its parent is gone."""
     parent = parent_process()
     if parent is not None:
-        parent.join()
+        # `parent.join()` waits for a pipe to close, and siblings that were forked later hold it open.
+        while os.getppid() == parent.pid:
+            time.sleep(_PARENT_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_LAST_SECONDS)
         os._exit(1)  # the signal did not end it

@@ -84,6 +84,7 @@ class Preparer:
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model)
         facts = services.knowledge.facts_at(request.model, destination.base_url)
+        await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
         tools = request.tools

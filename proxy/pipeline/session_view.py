@@ -72,6 +72,7 @@ async def session_view(
     rows = await store.path(session.key, session.head)
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
+    await knowledge.can_count(model)
     fixed = await compute(
         COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
     )

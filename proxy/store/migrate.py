@@ -1,7 +1,8 @@
 """Makes the tables and brings them up to date, by Alembic, safe for any number of processes at once.
 
 Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a time. Between
-processes a lock of the database orders the runs; each run is one transaction.
+processes a lock of the database orders the runs; each run is one transaction. It is imported only where there is
+something to migrate: a process that serves would keep it in memory.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal, cast
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection as Engaged
 from sqlalchemy import NullPool, text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import PostgresServer, SqliteFile, StoreConnection, address_of, translated
 from proxy.store.sqlite import create_file, sqlite_engine
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+REVISION: Final = "0006"
+"""The newest migration: the tables that this version of the program works with."""
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _INSTALLED: Final = _PACKAGE / "_migrations"
@@ -45,12 +47,12 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 async def upgrade(url: str, revision: str = "head") -> None:
     """Bring the tables up to `revision`; does nothing where they are."""
-    await asyncio.to_thread(_run, url, partial(_alembic, command.upgrade, revision))
+    await asyncio.to_thread(_run, url, partial(_upgrade, revision))
 
 
 async def downgrade(url: str, revision: str) -> None:
     """Take the tables back to `revision`; `base` drops them with all they hold."""
-    await asyncio.to_thread(_run, url, partial(_alembic, command.downgrade, revision))
+    await asyncio.to_thread(_run, url, partial(_alembic, "downgrade", revision))
 
 
 def current(connection: StoreConnection) -> str | None:
@@ -61,28 +63,30 @@ def current(connection: StoreConnection) -> str | None:
     return found
 
 
-@cache
-def expected() -> str:
-    """Return the revision that this version of the program works with."""
-    head = ScriptDirectory.from_config(config()).get_current_head()
-    if head is None:
-        raise AssertionError("there are no migrations")
-    return head
-
-
 def config() -> Config:
     """Return Alembic's configuration: where the migrations are, in a checkout or an installed package."""
+    from alembic.config import Config  # noqa: PLC0415
+
     found = Config()
     folder = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
     found.set_main_option("script_location", str(folder).replace("%", "%%"))
     return found
 
 
-def _alembic(action: Callable[[Config, str], None], revision: str, connection: Engaged) -> None:
+def _upgrade(revision: str, connection: Engaged) -> None:
+    # Its overloads hide from one of the type checkers that SQLAlchemy's connection will do.
+    if revision != "head" or current(cast("StoreConnection", connection)) != REVISION:
+        _alembic("upgrade", revision, connection)
+
+
+def _alembic(action: Literal["upgrade", "downgrade"], revision: str, connection: Engaged) -> None:
+    from alembic import command  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
     settings = config()
     settings.attributes["connection"] = connection
     try:
-        action(settings, revision)
+        {"upgrade": command.upgrade, "downgrade": command.downgrade}[action](settings, revision)
     except CommandError as why:
         raise StoreUnavailable(
             f"The store cannot be migrated: {why}. If a newer version of this program made its tables, start that one."
@@ -102,6 +106,8 @@ def _run(url: str, migration: Callable[[Engaged], None]) -> None:
 
 
 async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], None]) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - it brings SQLAlchemy's ORM along
+
     engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool)
     try:
         async with engine.begin() as connection:

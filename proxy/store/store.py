@@ -15,8 +15,7 @@ from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
-from proxy.store.migrate import current, expected, upgrade
-from proxy.store.postgres import PostgresDatabase
+from proxy.store.migrate import REVISION, current, upgrade
 from proxy.store.records import (
     CHAT,
     BranchRow,
@@ -68,6 +67,8 @@ class Store:
         if migrate:
             await upgrade(url)
         if not isinstance(address, SqliteFile):
+            from proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - SQLAlchemy's ORM comes with it
+
             return cls(PostgresDatabase(address))
         await asyncio.to_thread(create_file, address.path)
         return cls(await asyncio.to_thread(SqliteDatabase, address.path))
@@ -84,10 +85,10 @@ class Store:
 
     async def ready(self) -> None:
         """Return if the database answers and its tables are those of this version."""
-        found, wanted = await self._database.read(current), await asyncio.to_thread(expected)
-        if found != wanted:
+        found = await self._database.read(current)
+        if found != REVISION:
             raise StoreUnavailable(
-                f"The store cannot be used. Its tables are at revision {found or 'none'}, not {wanted}: "
+                f"The store cannot be used. Its tables are at revision {found or 'none'}, not {REVISION}: "
                 "run `palimpsest upgrade` with this version, or start the version that they belong to."
             )
 

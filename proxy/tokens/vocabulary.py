@@ -11,7 +11,7 @@ import logging
 import lzma
 import re
 import threading
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Final, Literal, TypeAlias
 
@@ -41,6 +41,7 @@ _LONGEST_RUN: Final = 20_000
 """A run without white space of this length is divided: tiktoken takes longer for each further letter."""
 _RUN: Final = re.compile(rf"(?<!\S)\S{{{_LONGEST_RUN},}}")
 _SPACE: Final = re.compile(r"\s")
+_PROBE: Final = "Words, 中文 and 1234"
 
 
 @lru_cache(maxsize=1024)
@@ -101,6 +102,11 @@ class Vocabulary:
         self._tried = estimated
         self._building = threading.Lock()
 
+    @property
+    def is_built(self) -> bool:
+        """Whether counting need not build anything."""
+        return self._tried
+
     def build(self) -> Encoding | None:
         """Return the tokenizer, building it the first time (0.4 s); None where there is none to be had."""
         with self._building:
@@ -154,7 +160,22 @@ def _split(text: str, long: re.Pattern[str], step: int) -> list[str]:
     return pieces
 
 
+@cache
 def _load(name: EncodingName) -> Encoding:
+    """Return tiktoken's tokenizer; all of a process share one."""
+    encoding, ranks = _made(name)
+    before = encoding.encode_ordinary(_PROBE)
+    # tiktoken counts with a copy of its own; this one would take as much memory again.
+    ranks.clear()
+    try:
+        if encoding.encode_ordinary(_PROBE) == before:
+            return encoding
+    except Exception:  # noqa: BLE001 - whatever another version of tiktoken raises then
+        _LOG.debug("this tiktoken needs the ranks that it was made from")
+    return _made(name)[0]
+
+
+def _made(name: EncodingName) -> tuple[Encoding, dict[bytes, int]]:
     packed = (files("proxy.tokens") / "vocab" / f"{name}.xz").read_bytes()
     content = lzma.decompress(packed)
     ranks: dict[bytes, int] = {}
@@ -163,4 +184,4 @@ def _load(name: EncodingName) -> Encoding:
         end = at + 1 + content[at]
         ranks[content[at + 1 : end]] = len(ranks)
         at = end
-    return Encoding(name, pat_str=_PATTERNS[name], mergeable_ranks=ranks, special_tokens={})
+    return Encoding(name, pat_str=_PATTERNS[name], mergeable_ranks=ranks, special_tokens={}), ranks

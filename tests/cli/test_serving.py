@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,10 @@ from proxy.config import Settings
 from proxy.server.app import Worker
 from proxy.trimming import Policy
 from tests.cli.conftest import Run
+from tests.support.served import environment
+
+# The tests have threads; the proxy has none when it forks, as a test below says.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -221,21 +228,26 @@ def test_a_worker_that_cannot_start_stops_the_start(listening: socket.socket) ->
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_replacement_gets_the_mark_of_its_predecessor(listening: socket.socket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_replacement_gets_the_mark_of_its_predecessor(
+    listening: socket.socket, tmp_path: Path, *, forks: bool
+) -> None:
     told: list[str] = []
     address = listening.getsockname()
-    assert Workers(1, _ends_once, (tmp_path,), [listening], PATIENCE).run(lambda: told.append("ready"))
+    crew = Workers(1, _ends_once, (tmp_path,), [listening], PATIENCE, forks=forks)
+    assert crew.run(lambda: told.append("ready"))
     assert told == ["ready"]
     mark = tmp_path.joinpath("first").read_text()
     assert tmp_path.joinpath("second").read_text() == f"({mark!r},) {address}"
 
 
+@pytest.mark.parametrize("forks", [True, False])
 def test_sighup_is_passed_on_to_the_workers(
-    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forks: bool
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda _: False)  # on a terminal it would end the tests
     before = signal.getsignal(signal.SIGHUP)
-    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE).run(lambda: None)
+    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE, forks=forks).run(lambda: None)
     assert tmp_path.joinpath("heard").exists()
     assert signal.getsignal(signal.SIGHUP) is before
 
@@ -248,17 +260,73 @@ def test_a_second_signal_kills_the_workers(listening: socket.socket, caplog: pyt
 def test_a_process_that_cannot_be_started_is_tried_again(
     listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start = SpawnProcess.start
-    started: list[SpawnProcess] = []
+    start = BaseProcess.start
+    started: list[BaseProcess] = []
 
-    def no_room_for_the_second(process: SpawnProcess) -> None:
+    def no_room_for_the_second(process: BaseProcess) -> None:
         started.append(process)
         if len(started) == 2:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         start(process)
 
-    monkeypatch.setattr(SpawnProcess, "start", no_room_for_the_second)
+    monkeypatch.setattr(BaseProcess, "start", no_room_for_the_second)
     assert Workers(1, _ends_once, (tmp_path,), [listening], PATIENCE).run(lambda: None)
     assert len(started) == 3
     assert "a worker could not be started (Resource temporarily unavailable)" in caplog.text
     assert tmp_path.joinpath("second").exists()
+
+
+LOOKS = """
+import gc, json, os, sys, threading
+from proxy.__main__ import main
+from proxy.cli import serving
+from proxy.tokens import vocabulary
+
+def look(crew, ready):
+    links = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")
+             if os.path.exists(f"/proc/self/fd/{number}")]
+    print(json.dumps({
+        "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))],
+        "sockets": sum(link.startswith("socket:") for link in links),
+        "polls": [link for link in links if "event" in link],
+        "files": [link for link in links if ".db" in link],
+        "frozen": gc.get_freeze_count() > 100_000,
+        "vocabularies": vocabulary._load.cache_info().currsize,
+        "forks": crew._processes.get_start_method(),
+    }))
+    return True
+
+serving.Workers.run = look
+sys.argv = ["palimpsest", "serve", "--port", "0", "--workers", "2"]
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_workers_are_forked_with_one_thread_and_no_connections(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}" if kind == "sqlite" else request.getfixturevalue("empty_postgres")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"store: {{url: '{url}'}}")
+    command = [sys.executable, "-c", LOOKS]
+    told = json.loads(subprocess.check_output(command, cwd=tmp_path, env=environment()))  # noqa: S603 - our own
+    assert told == {
+        "threads": [1, 1],
+        "sockets": 1,  # the one that listens
+        "polls": [],
+        "files": [],
+        "frozen": True,
+        "vocabularies": 2,
+        "forks": "fork",
+    }
+
+
+def test_one_process_loads_nothing_in_advance(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve_alone(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(serving, "_load_for_all", lambda _: pytest.fail("it is for several workers"))
+    monkeypatch.setattr(serving, "_serve_alone", serve_alone)
+    serving.serve(config, port=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,29 @@ def test_a_clock_that_was_set_back_gives_no_negative_idle_time() -> None:
 
 def test_the_time_is_in_milliseconds() -> None:
     assert knowledge().now == 100_500
+
+
+@pytest.mark.anyio
+async def test_a_vocabulary_is_built_when_a_model_needs_it_and_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[str, bool]] = []
+
+    def load(name: str) -> None:
+        built.append((name, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr("proxy.tokens.vocabulary._load", load)
+    upstream: Any = None
+    told = Knowledge(TokenCounter(), Catalogue(), upstream, None)
+    for model in ("gpt-4o", "gpt-5", "gpt-4", "gpt-4o"):
+        await told.can_count(model)
+    assert built == [("o200k_base", False), ("cl100k_base", False)]
+
+
+@pytest.mark.anyio
+async def test_opening_builds_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.tokens.vocabulary._load", lambda name: pytest.fail(f"{name} was built"))
+    store = {"url": f"sqlite:///{tmp_path / 's.db'}"}
+    async with opened(Settings(store=store)) as services:  # type: ignore[arg-type]  # pydantic reads it
+        assert not services.counter.is_built("gpt-4o")
 
 
 def test_instructions_and_tools_are_counted_once_each() -> None:

@@ -215,6 +215,18 @@ def test_warming_builds_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(built) == ["cl100k_base", "o200k_base"]
 
 
+def test_only_the_vocabulary_of_the_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(vocabulary, "_load", built.append)
+    counter = TokenCounter()
+    assert not counter.is_built("gpt-4")
+    counter.build("gpt-4")
+    assert counter.is_built("gpt-4")
+    assert not counter.is_built("gpt-4o")
+    assert built == ["cl100k_base"]
+    assert TokenCounter("estimate").is_built("gpt-4o")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner),

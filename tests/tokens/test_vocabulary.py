@@ -223,6 +223,30 @@ def test_building_a_vocabulary_uses_no_network(monkeypatch: pytest.MonkeyPatch) 
     assert Vocabulary("cl100k_base").count("hello world") == 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ranks_are_in_memory_once(name: EncodingName) -> None:
+    encoding = BUILT[name].build()
+    assert encoding is not None
+    assert encoding._mergeable_ranks == {}
+    assert Vocabulary(name).build() is encoding
+
+
+class Lazy:
+    """A tokenizer that goes on needing the ranks that it was given."""
+
+    def __init__(self, _name: str, *, mergeable_ranks: dict[bytes, int], **_: object) -> None:
+        self.ranks = mergeable_ranks
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        return [self.ranks[text[:1].encode()]]
+
+
+def test_a_tokenizer_that_needs_its_ranks_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "Encoding", Lazy)
+    made: Any = vocabulary._load.__wrapped__("cl100k_base")
+    assert made.encode_ordinary("a") == [64]
+
+
 def test_importing_the_counter_builds_no_vocabulary() -> None:
     program = "import lzma\nlzma.decompress = None\nimport proxy.tokens.counter\nproxy.tokens.counter.TokenCounter()\n"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])  # noqa: S603 - our own program
