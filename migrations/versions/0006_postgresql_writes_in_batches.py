@@ -23,13 +23,15 @@ depends_on = None
 
 _IS_PENDING: Final = sa.text("status = 'pending'")
 
-# A plan of a function is kept while the tables grow. By its settings it looks rows up by their keys, however few there
-# are when it is made.
+# A plan of a function is kept while the tables grow, and where they are empty any index looks as good as another. So
+# each row is looked up by its primary key alone: by LATERAL and LIMIT, in the order of the key where there are other
+# indexes, and without whatever reads more than that.
 _BEGIN: Final = """
 CREATE FUNCTION palimpsest_begin(
     new_sessions text, new_instructions text, new_bodies text, new_forms text, new_exchanges text, keys text[]
 ) RETURNS SETOF text LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 -- Begins the exchanges whose sessions nobody holds; returns their ids.
 DECLARE
@@ -74,12 +76,15 @@ BEGIN
         WITH fit AS MATERIALIZED (
             SELECT n.*
             FROM json_populate_recordset(NULL::exchanges, new_exchanges::json) AS n
+            LEFT JOIN LATERAL (
+                SELECT i.version FROM instructions i WHERE i.session = n.session AND i.version = n.instructions LIMIT 1
+            ) i ON true
+            LEFT JOIN LATERAL (
+                SELECT b.body FROM bodies b WHERE b.session = n.session AND b.body = n.tools LIMIT 1
+            ) b ON true
             WHERE n.session = ANY (held)
               -- Texts that are known to be stored are left out of the call.
-              AND (n.instructions IS NULL OR EXISTS (
-                  SELECT FROM instructions i WHERE i.session = n.session AND i.version = n.instructions))
-              AND (n.tools IS NULL OR EXISTS (
-                  SELECT FROM bodies b WHERE b.session = n.session AND b.body = n.tools))
+              AND i.version IS NOT DISTINCT FROM n.instructions AND b.body IS NOT DISTINCT FROM n.tools
         ), made AS (
             INSERT INTO exchanges (session, id, created_at, tokens_before, tokens_sent, base, status, kind, digest,
                                    model, policy, policy_version, agent, stream, parameters, receipt, messages, nodes,
@@ -100,7 +105,8 @@ END $$
 _SETTLE: Final = """
 CREATE FUNCTION palimpsest_settle(waves text[], keys text[])
 RETURNS TABLE (exchange text, stands_at text) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 -- Settles the exchanges of which everything holds that their rows take for granted; returns them, each with the head of
 -- its session. A wave has one exchange of a session at most, and sees what the waves before it did.
@@ -116,7 +122,7 @@ BEGIN
     FOREACH wave IN ARRAY waves LOOP
         RETURN QUERY
         WITH fit AS MATERIALIZED (
-            SELECT x.*, s.tenant, e.model, e.tools, e.instructions,
+            SELECT x.*, s.tenant, e.model, e.tools, e.instructions, e.base AS planned,
                    coalesce(b.depth, 0) AS depth, coalesce(b.round, 0) AS round,
                    coalesce(b.tokens_total, 0) AS tokens_total,
                    CASE WHEN x.base = '' THEN s.tenant ELSE b.recorded END AS recorded,
@@ -133,21 +139,23 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT * FROM sessions s WHERE s.session = x.session AND s.session = ANY (held) LIMIT 1
             ) s
-            CROSS JOIN LATERAL (
-                SELECT e.model, e.tools, e.instructions FROM exchanges e
-                WHERE e.session = x.session AND e.id = x.id AND e.status IN ('pending', 'interrupted')
-                  AND (NOT x.answered OR e.messages = x.asked)
-                LIMIT 1
-            ) e
+            JOIN LATERAL (
+                SELECT e.id, e.session, e.status, e.messages, e.base, e.model, e.tools, e.instructions
+                FROM exchanges e
+                WHERE (e.session, e.id) >= (x.session, x.id) ORDER BY e.session, e.id LIMIT 1
+            ) e ON e.session = x.session AND e.id = x.id
             LEFT JOIN LATERAL (
-                SELECT n.depth, n.round, n.tokens_total, n.recorded FROM nodes n
-                WHERE n.session = x.session AND n.node = x.base
-                LIMIT 1
-            ) b ON true
-            WHERE NOT x.answered
-               OR (x.base = '' OR b.depth IS NOT NULL)
-              AND (NOT x.follows_head OR s.head = x.base)
-              AND NOT EXISTS (SELECT FROM nodes n WHERE n.session = x.session AND n.node = x.first_node)
+                SELECT n.session, n.node, n.depth, n.round, n.tokens_total, n.recorded FROM nodes n
+                WHERE (n.session, n.node) >= (x.session, x.base) ORDER BY n.session, n.node LIMIT 1
+            ) b ON b.session = x.session AND b.node = x.base
+            LEFT JOIN LATERAL (
+                SELECT n.session, n.node FROM nodes n
+                WHERE (n.session, n.node) >= (x.session, x.first_node) ORDER BY n.session, n.node LIMIT 1
+            ) first ON first.session = x.session AND first.node = x.first_node
+            WHERE e.status IN ('pending', 'interrupted')
+              AND (NOT x.answered OR (
+                  e.messages = x.asked AND (x.base = '' OR b.node IS NOT NULL)
+                  AND (NOT x.follows_head OR s.head = x.base) AND first.node IS NULL))
         ), said AS (
             INSERT INTO bodies (session, body, tokens, text)
             SELECT f.session, n.body, n.tokens, n.text
@@ -170,13 +178,18 @@ BEGIN
             WHERE f.cut_node IS NOT NULL
             ON CONFLICT DO NOTHING
         ), closed AS (
-            UPDATE exchanges e
-            SET status = f.status, settled_at = f.settled_at, tokens_before = f.tokens_before,
-                tokens_sent = f.tokens_sent, receipt = f.receipt,
-                base = CASE WHEN f.answered THEN f.base ELSE e.base END,
-                nodes = coalesce(f.nodes, e.nodes), replies = coalesce(f.replies, e.replies),
-                cut_node = coalesce(f.cut_node, e.cut_node)
-            FROM fit f WHERE e.session = f.session AND e.id = f.id
+            -- They are there: a conflict finds them by their key. What is not set stays.
+            INSERT INTO exchanges AS e (session, id, created_at, tokens_before, tokens_sent, settled_at, base, status,
+                                        kind, digest, model, policy, policy_version, stream, parameters, receipt,
+                                        messages, nodes, replies, cut_node)
+            SELECT f.session, f.id, 0, f.tokens_before, f.tokens_sent, f.settled_at,
+                   CASE WHEN f.answered THEN f.base ELSE f.planned END, f.status, '', '', '', '', '', false, '',
+                   f.receipt, '', coalesce(f.nodes, '[]'), coalesce(f.replies, '[]'), f.cut_node
+            FROM fit f
+            ON CONFLICT (session, id) DO UPDATE
+            SET status = excluded.status, settled_at = excluded.settled_at, tokens_before = excluded.tokens_before,
+                tokens_sent = excluded.tokens_sent, receipt = excluded.receipt, base = excluded.base,
+                nodes = excluded.nodes, replies = excluded.replies, cut_node = excluded.cut_node
         ), done AS (
             DELETE FROM pending p USING fit f WHERE p.session = f.session AND p.id = f.id
         ), moved AS (

@@ -34,7 +34,7 @@ _BODIES: Final = itemgetter("session", "body")
 _FORMS: Final = itemgetter("session", "node", "body")
 
 
-class _Postgres(Struct, frozen=True):
+class _Postgres:
     name: str = "postgresql"
 
 

@@ -9,30 +9,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import sqlalchemy
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy import Executable, event
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from proxy.errors import StoreUnavailable
 from proxy.store import functions
-from proxy.store.database import Batch, Item, PostgresServer, Result, Tasks, Unit, is_worth_another_try, translated
+from proxy.store.database import (
+    Batch,
+    Item,
+    Parameters,
+    PostgresServer,
+    Result,
+    Tasks,
+    Unit,
+    is_worth_another_try,
+    translated,
+)
 from proxy.store.exchanges import write_exchanges
 from proxy.store.records import Opening, Settlement, session_key
+from proxy.store.statements import CompiledStatement, FetchedRows, Values, picker
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
 _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 5
+_READERS: Final = 4
 _POOL_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 60
 _OLDEST_SECONDS: Final = 1800
@@ -72,10 +88,14 @@ class PostgresDatabase:
         # One statement needs no transaction around it, and two round trips less.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tasks = Tasks()
+        self._readers = _Readers(self._engine, self._tasks)
         self._writer = _ExchangeWriter(DriverConnection(self._engine), self._tasks, self._write_exchanges)
 
-    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - none blocks
-        """Run `unit`, each statement on the state that it finds."""
+    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
+        """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
+        if short:
+            with translated():
+                return await self._readers.read(unit)
         return await asyncio.shield(self._tasks.start(self._read(unit)))
 
     async def write(
@@ -106,6 +126,7 @@ class PostgresDatabase:
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
         await self._tasks.close()
+        await self._readers.close()
         await self._writer.close()
         await self._engine.dispose()
 
@@ -152,6 +173,10 @@ class Fetched(Struct, frozen=True, kw_only=True):
     rows: Sequence[Sequence[Any]]
 
 
+class LostConnection(Exception):
+    """The connection was lost in a statement. It is not known whether that was executed."""
+
+
 class DriverConnection:
     """One connection, used without SQLAlchemy, which made it. It is made anew where it was lost or is old.
 
@@ -170,7 +195,7 @@ class DriverConnection:
     async def fetch(self, text: str, values: Sequence[Any]) -> Fetched:
         """Execute a statement with parameters $1, $2, ….
 
-        Where it fails because the connection was lost, or cannot be made, the next one gets another connection.
+        Raises `LostConnection` from the driver's error if the connection was lost; the next one gets another.
         """
         if self._raw is not None and time.monotonic() - self._made_at > _OLDEST_SECONDS:
             await self.close()
@@ -186,7 +211,10 @@ class DriverConnection:
             whole = True
         except Exception as why:
             # What the server says leaves the connection whole, unless it ends it.
-            whole = hasattr(why, "sqlstate") and not (raw.is_closed() if self._uses_asyncpg else raw.closed)
+            lost: bool = raw.is_closed() if self._uses_asyncpg else raw.closed
+            if lost or isinstance(why, OSError):  # TimeoutError among them: it is not known what the server does
+                raise LostConnection from why
+            whole = True
             raise
         finally:
             if not whole:
@@ -214,6 +242,88 @@ class DriverConnection:
         from psycopg import AsyncRawCursor  # noqa: PLC0415 - it need not be installed
 
         return AsyncRawCursor(raw)
+
+
+# ------------------------------------------------------------------------------------------------------ short reads
+
+_DIALECT: Final[Dialect] = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
+_LIST: Final = re.compile(r"(NOT )?IN \(__\[POSTCOMPILE_(\w+)\]\)")
+"""Where SQLAlchemy leaves room for the values of an expanding IN."""
+
+
+class _Compiled(CompiledStatement):
+    """A statement as PostgreSQL takes it. A list is one parameter, so that one text serves all lengths."""
+
+    def __init__(self, statement: Executable) -> None:
+        super().__init__(statement, (), _DIALECT)
+        order = [name for name in self.order if name not in self.lists]
+        order += [name for name in self.order if name in self.lists]
+        numbers = {name: number for number, name in enumerate(order, 1)}
+
+        def any_of(found: re.Match[str]) -> str:
+            return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::VARCHAR[])"
+
+        self.text = _LIST.sub(any_of, self.text)
+        self.pick = picker(order)
+        """Takes the values out, in the order of their numbers."""
+
+
+@lru_cache(maxsize=512)
+def _compiled(statement: Executable) -> _Compiled:
+    return _Compiled(statement)
+
+
+class PostgresConnection:
+    """A connection of the driver that executes SQLAlchemy's statements; they only read. To be used in a greenlet."""
+
+    __slots__ = ("_connection",)
+
+    dialect = _DIALECT
+
+    def __init__(self, connection: DriverConnection) -> None:
+        """Execute on `connection`."""
+        self._connection = connection
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
+        """Execute a statement, once."""
+        compiled = _compiled(statement)
+        asked = cast("Values", parameters or {})
+        values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
+        found = await_only(self._connection.fetch(compiled.text, values))
+        if not found.rows:
+            return FetchedRows((), tuple)
+        return FetchedRows(found.rows, compiled.make or compiled.maker(found.names))
+
+
+class _Readers:
+    """A few connections for what each request reads."""
+
+    def __init__(self, engine: AsyncEngine, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._turns = asyncio.Semaphore(_READERS)
+        self._free = [DriverConnection(engine) for _ in range(_READERS)]
+
+    async def read(self, unit: Unit[Result]) -> Result:
+        """Run a unit on one of them; once more on a new connection, if the server had ended the other."""
+        self._tasks.require_open()
+        async with self._turns:
+            reader = self._free.pop()  # the one that was used last
+            try:
+                try:
+                    return await greenlet_spawn(unit, PostgresConnection(reader))
+                except LostConnection:
+                    return await greenlet_spawn(unit, PostgresConnection(reader))
+            except LostConnection as why:
+                raise (why.__cause__ or why) from None
+            finally:
+                self._free.append(reader)
+
+    async def close(self) -> None:
+        """Let go of them when nobody reads any more."""
+        for _ in range(_READERS):
+            await self._turns.acquire()
+        for reader in self._free:
+            await reader.close()
 
 
 # --------------------------------------------------------------------------------------- exchanges, written together
