@@ -302,12 +302,13 @@ class _Readers:
         self._tasks = tasks
         self._turns = asyncio.Semaphore(_READERS)
         self._free = [DriverConnection(engine) for _ in range(_READERS)]
+        """The one that was used last comes last."""
 
     async def read(self, unit: Unit[Result]) -> Result:
         """Run a unit on one of them; once more on a new connection, if the server had ended the other."""
         self._tasks.require_open()
         async with self._turns:
-            reader = self._free.pop()  # the one that was used last
+            reader = self._free.pop()
             try:
                 try:
                     return await greenlet_spawn(unit, PostgresConnection(reader))
@@ -324,6 +325,8 @@ class _Readers:
             await self._turns.acquire()
         for reader in self._free:
             await reader.close()
+        for _ in range(_READERS):
+            self._turns.release()
 
 
 # --------------------------------------------------------------------------------------- exchanges, written together
