@@ -251,7 +251,7 @@ _LIST: Final = re.compile(r"(NOT )?IN \(__\[POSTCOMPILE_(\w+)\]\)")
 """Where SQLAlchemy leaves room for the values of an expanding IN."""
 
 
-class _Compiled(CompiledStatement):
+class _PostgresStatement(CompiledStatement):
     """A statement as PostgreSQL takes it. A list is one parameter, so that one text serves all lengths."""
 
     def __init__(self, statement: Executable) -> None:
@@ -269,8 +269,8 @@ class _Compiled(CompiledStatement):
 
 
 @lru_cache(maxsize=512)
-def _compiled(statement: Executable) -> _Compiled:
-    return _Compiled(statement)
+def _statement(statement: Executable) -> _PostgresStatement:
+    return _PostgresStatement(statement)
 
 
 class PostgresConnection:
@@ -286,7 +286,7 @@ class PostgresConnection:
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
         """Execute a statement, once."""
-        compiled = _compiled(statement)
+        compiled = _statement(statement)
         asked = cast("Values", parameters or {})
         values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
         found = await_only(self._connection.fetch(compiled.text, values))
@@ -332,7 +332,7 @@ class _Readers:
 # --------------------------------------------------------------------------------------- exchanges, written together
 
 
-class _Write(Struct, frozen=True, kw_only=True):
+class _WaitingExchange(Struct, frozen=True, kw_only=True):
     """An exchange that waits to be begun or settled."""
 
     item: Opening | Settlement
@@ -379,18 +379,18 @@ class _ExchangeWriter:
         self._connection = connection
         self._tasks = tasks
         self._transact = transact
-        self._waiting: list[_Write] = []
+        self._waiting: list[_WaitingExchange] = []
         self._is_writing = False
-        self._left: dict[str, list[_Write]] = {}
+        self._left: dict[str, list[_WaitingExchange]] = {}
         """By session, what the functions left; a task is at work on each."""
-        self._behind: dict[str, list[_Write]] = {}
+        self._behind: dict[str, list[_WaitingExchange]] = {}
         """By session, what waits for that."""
         self._stored = functions.StoredTexts()
 
     def start(self, item: Opening | Settlement) -> asyncio.Future[Any]:
         """Have an exchange begun or settled."""
         self._tasks.require_open()
-        write = _Write(item=item, future=asyncio.get_running_loop().create_future())
+        write = _WaitingExchange(item=item, future=asyncio.get_running_loop().create_future())
         self._waiting.append(write)
         self._go_on()
         return write.future
@@ -412,9 +412,9 @@ class _ExchangeWriter:
         finally:
             self._is_writing = False
 
-    def _take(self) -> list[_Write]:
+    def _take(self) -> list[_WaitingExchange]:
         """Return what the next calls are to write."""
-        taken: list[_Write] = []
+        taken: list[_WaitingExchange] = []
         size = number = 0
         for number, write in enumerate(self._waiting, 1):  # noqa: B007 - it is used after the loop
             if isinstance(write.item, Settlement) and write.key in self._left:
@@ -427,7 +427,7 @@ class _ExchangeWriter:
         del self._waiting[:number]
         return taken
 
-    async def _begin(self, writes: Sequence[_Write]) -> None:
+    async def _begin(self, writes: Sequence[_WaitingExchange]) -> None:
         if not writes:
             return
         begun: set[str] = set()
@@ -445,7 +445,7 @@ class _ExchangeWriter:
             else:
                 self._write_alone(write)
 
-    async def _settle(self, writes: Sequence[_Write]) -> None:
+    async def _settle(self, writes: Sequence[_WaitingExchange]) -> None:
         if not writes:
             return
         ends: dict[str, functions.PlainEnd] = {}
@@ -468,7 +468,7 @@ class _ExchangeWriter:
             else:
                 write.succeed(replace(ends[write.item.exchange].settled, head=head))
 
-    def _write_alone(self, write: _Write) -> None:
+    def _write_alone(self, write: _WaitingExchange) -> None:
         """Have it written in a transaction of its session."""
         if write.key in self._left:
             self._left[write.key].append(write)
@@ -484,7 +484,7 @@ class _ExchangeWriter:
         self._waiting += self._behind.pop(key, [])
         self._go_on()
 
-    async def _write_session(self, writes: Sequence[_Write]) -> None:
+    async def _write_session(self, writes: Sequence[_WaitingExchange]) -> None:
         try:
             results = await self._transact([write.item for write in writes])
         except Exception as why:  # noqa: BLE001 - it is the callers'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -107,9 +108,7 @@ async def test_they_write_what_is_written_without_them(store: Store, alone: list
         await store._database.start(write_exchanges, item)
     assert len(alone) < len(items) / 2
     for item in items:
-        await store._database.write(
-            lambda connection, item=item: write_exchanges(connection, [replace(item, tenant="other")])
-        )
+        await store._database.write(partial(write_exchanges, items=[replace(item, tenant="other")]))
     read = store._database.read
     first = await read(partial(rows_of, tenant="one"))
     assert first == await read(partial(rows_of, tenant="other"))
