@@ -137,6 +137,16 @@ def recall(
     return HistoryReader(connection, question, branches, most).read()
 
 
+class _Nothing:
+    """What is stored of a session that was not there a moment ago, whatever another request stores meanwhile."""
+
+    def depths(self, names: Sequence[str]) -> Mapping[str, int]:  # noqa: ARG002 - none of them is stored
+        return {}
+
+    def parents(self, content: bytes, depth: int) -> Sequence[str]:  # noqa: ARG002 - it stands nowhere
+        return ()
+
+
 class HistoryReader:
     """Reads the history for one request, and answers what `reconcile` asks of the tree."""
 
@@ -154,7 +164,7 @@ class HistoryReader:
         """Read it all."""
         session, prefix, has_cuts = self._glance()
         if session is None:
-            return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self)))
+            return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=_Nothing())))
         incoming, last = self._repeated()
         manner = None
         if session.model is not None and session.arrival != FORKED:
