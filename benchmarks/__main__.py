@@ -127,6 +127,8 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
                     ),
                     running.enter_context(subjects.palimpsest(upstream, folder)),
                 ]
+                if any(map(cases.is_for_postgres, chosen)):
+                    ours.append(running.enter_context(subjects.on_postgres(upstream, folder)))
                 results["cases"] = list(cases.measure(programs, ours, chosen, effort, folder, say))
         if _matches(_APPENDS, wanted):
             ours = [stack.enter_context(subjects.palimpsest(upstream, folder, appends.POLICIES, "appends"))]

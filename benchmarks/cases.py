@@ -3,6 +3,7 @@
     small     1 kB: instructions, one turn, and a new message
     medium    124 kB: 200 messages, and a new one
     large     1.45 MB: 2,000 messages, and a new one
+    shared    small, in one session for all connections
     new       1 kB, and every request begins a session of its own
     growing   medium, and what was asked and answered is sent along from then on, as SDKs do
 
@@ -22,12 +23,14 @@ from typing import Any, Final
 from benchmarks import bodies
 from benchmarks.compiling import Programs
 from benchmarks.load import Measured, Plan, run
-from benchmarks.subjects import PALIMPSEST, Subject
+from benchmarks.subjects import PALIMPSEST, POSTGRES, Subject
 
 Say = Callable[[str], None]
 
-_SIZES: Final = {"small": (2, 830), "medium": (200, 123_500), "large": (2000, 1_449_500)}
+_SIZES: Final = {"small": (2, 830), "shared": (2, 830), "medium": (200, 123_500), "large": (2000, 1_449_500)}
 """Messages stored beside instructions, and the bytes of all: it makes bodies of 1 kB, 124 kB and 1.45 MB."""
+_ON_POSTGRES: Final = frozenset({"small", "shared"})
+"""Bodies that are measured with a store on PostgreSQL too."""
 _QUESTION: Final = 120
 _WARMUP: Final = 2
 """Requests of each connection before the window opens."""
@@ -78,14 +81,21 @@ def all_cases(*, quick: bool) -> list[Case]:
     cases = [
         Case(body=body, connections=connections, stream=stream)
         for body in _SIZES
+        if body != "shared"
         for connections in (1, 16, 64)
         for stream in kinds
     ]
     return [
         *cases,
+        *(Case(body="shared", connections=connections, stream=False) for connections in (1, 64)),
         *(Case(body="new", connections=connections, stream=False) for connections in (1, 64)),
         *(Case(body="growing", connections=connections, stream=False) for connections in (1, 16)),
     ]
+
+
+def is_for_postgres(case: Case) -> bool:
+    """Tell whether a case is measured with a store on PostgreSQL too."""
+    return case.body in _ON_POSTGRES and not case.stream and case.connections in {1, 64}
 
 
 def measure(
@@ -99,11 +109,12 @@ def measure(
     runner = _Runner(programs, folder)
     for case in cases:
         say(f"{case.name}")
-        runner.prepare(case, subjects, max(c.connections for c in cases if c.body == case.body))
+        asked = [subject for subject in subjects if subject.name != POSTGRES or is_for_postgres(case)]
+        runner.prepare(case, asked, max(c.connections for c in cases if c.body == case.body))
         rounds: list[dict[str, Measured]] = []
         for number in range(effort.rounds):
             # Who goes first changes from round to round.
-            turns = [*subjects[number % len(subjects) :], *subjects[: number % len(subjects)]]
+            turns = [*asked[number % len(asked) :], *asked[: number % len(asked)]]
             rounds.append({subject.name: runner.turn(case, subject, effort.seconds) for subject in turns})
         yield _record(case, runner.size(case), rounds)
 
@@ -124,7 +135,8 @@ class _Runner:
             return
         for subject in subjects:
             if subject.stores and (case.body, subject.name) not in self._stored:
-                plan = Plan(templates=[self._template(case.body, stream=False)], connections=connections, requests=1)
+                count = 1 if case.body == "shared" else connections
+                plan = Plan(templates=[self._template(case.body, stream=False)], connections=count, requests=1)
                 self._run(subject, plan)
                 self._stored.add((case.body, subject.name))
 
@@ -168,7 +180,8 @@ class _Runner:
     def _template(self, body: str, *, stream: bool) -> Path:
         path = self._folder / f"{body}-{'stream' if stream else 'json'}.http"
         if not path.exists():
-            session = f"{body}-{bodies.SEQUENCE if body == 'new' else bodies.CONNECTION}"
+            of = {"new": f"-{bodies.SEQUENCE}", "shared": ""}.get(body, f"-{bodies.CONNECTION}")
+            session = f"{body}{of}"
             messages, size = _SIZES[{"new": "small", "growing": "medium"}.get(body, body)]
             question: bodies.Message = {"role": "user", "content": bodies.question(_QUESTION)}
             asked = [*bodies.history(messages, size), question]

@@ -85,8 +85,8 @@ def _latencies(cases: Sequence[dict[str, Any]], measure: str) -> Rows:
     rows = [["body", "connections", *names]]
     for case in cases:
         cells = [
-            f"{_ms(of[measure]['p50'])} / {_ms(of[measure]['p99'])}, {of['per_second']:,.0f}/s"
-            for of in (case["subjects"][name] for name in names)
+            f"{_ms(of[measure]['p50'])} / {_ms(of[measure]['p99'])}, {of['per_second']:,.0f}/s" if of else ""
+            for of in (case["subjects"].get(name) for name in names)
         ]
         rows.append([_body(case), str(case["connections"]), *cells])
     return rows
@@ -129,7 +129,8 @@ def _cpu(cases: Sequence[dict[str, Any]]) -> Rows:
     for case in cases:
         if case["body"] == "growing":  # too few requests for a clock that ticks 100 times a second
             continue
-        cells = [_ms(case["subjects"][name]["cpu_ms"]) for name in names]
+        measured = [case["subjects"].get(name) for name in names]
+        cells = [_ms(of["cpu_ms"]) if of else "" for of in measured]
         rows.append([_body(case) + (", stream" if case["stream"] else ""), str(case["connections"]), *cells])
     return rows
 

@@ -28,7 +28,8 @@ NO_PROXY: Final = "no proxy"
 PASSTHROUGH: Final = "passthrough"
 CLIENT: Final = "passthrough, httpx.AsyncClient"
 PALIMPSEST: Final = "palimpsest"
-ALL: Final = (NO_PROXY, PASSTHROUGH, CLIENT, PALIMPSEST)
+POSTGRES: Final = "palimpsest, PostgreSQL"
+ALL: Final = (NO_PROXY, PASSTHROUGH, CLIENT, PALIMPSEST, POSTGRES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ def palimpsest(
     policies: Mapping[str, Any] | None = None,
     name: str = PALIMPSEST,
     checkout: Path | None = None,
+    store: str | None = None,
 ) -> Iterator[Subject]:
     """Run the proxy before the upstream, with its defaults, a store in `folder`, and these policies.
 
@@ -105,25 +107,41 @@ def palimpsest(
         policies: the policies of its configuration.
         name: of its files in `folder`.
         checkout: the repository whose proxy runs, with its own `.venv`; None is this one.
+        store: the URL of another store; its name then is the subject's.
     """
     port = free_port()
     if checkout is None:
-        command, subject = command_line(), PALIMPSEST
+        command, subject = command_line(), PALIMPSEST if store is None else name
     else:
         command, subject = [str(checkout / ".venv" / "bin" / "palimpsest")], name
-    config = configuration(behind, folder, policies, name, port)
+    config = configuration(behind, folder, policies, name, port, store)
     with running(
         [*command, "serve", "--config", str(config)], folder / f"{name}.log", port, checkout or FOLDER.parent
     ) as pid:
         yield Subject(name=subject, port=port, pid=pid, stores=True)
 
 
-def configuration(behind: Subject, folder: Path, policies: Mapping[str, Any] | None, name: str, port: int) -> Path:
+@contextmanager
+def on_postgres(behind: Subject, folder: Path) -> Iterator[Subject]:
+    """Run the proxy with a store on a PostgreSQL server that is started for it, as the tests start theirs."""
+    from tests.support import postgres  # noqa: PLC0415 - what starts it is needed for this alone
+
+    with (
+        postgres.server() as server,
+        postgres.database(server) as url,
+        palimpsest(behind, folder, name=POSTGRES, store=url) as subject,
+    ):
+        yield subject
+
+
+def configuration(
+    behind: Subject, folder: Path, policies: Mapping[str, Any] | None, name: str, port: int, store: str | None = None
+) -> Path:
     """Write a configuration file: where to listen and to ask, where the store is, the policies if any."""
     data: dict[str, Any] = {
         "server": {"port": port},
         "upstream": {"base_url": f"http://127.0.0.1:{behind.port}/v1"},
-        "store": {"url": f"sqlite+aiosqlite:///{folder / name}.db"},
+        "store": {"url": store or f"sqlite+aiosqlite:///{folder / name}.db"},
     }
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(data | ({"policies": policies} if policies else {})), "utf-8")  # JSON is YAML

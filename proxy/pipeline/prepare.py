@@ -87,11 +87,9 @@ class Preparer:
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
-        tools = request.tools
-        virtual = settings.virtual_tools
-        if virtual.recall_context or virtual.compress_chat_history:
-            off = context.policy is None
-            mine = offered(virtual, has_tools=request.has_tools, stateless=stateless, off=off)
+        tools, off = request.tools, context.policy is None
+        mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
+        if mine:
             offer = api.offer_tools(request, mine)
             own, tools = offer.names, offer.tools
         whole = False

@@ -85,8 +85,8 @@ async def session_of(
         rows = await services.app.store.find(name)
     if not rows:
         raise NotFound(f"There is no session {name!r}. GET /sessions lists them.", param="session")
-    if len(rows) > 1:
-        raise InvalidRequest(f"{len(rows)} tenants have a session {name!r}. Name one with ?tenant=.", param="tenant")
+    if len(tenants := {row.tenant for row in rows}) > 1:
+        raise InvalidRequest(f"{len(tenants)} tenants have a session {name!r}. Name one with ?tenant=.", param="tenant")
     return rows[0]
 
 

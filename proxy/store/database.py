@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 from msgspec import Struct
-from sqlalchemy import URL, Executable, Insert, Update, make_url
+from sqlalchemy import URL, Delete, Executable, Insert, Update, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -54,23 +54,25 @@ class Rows(Protocol):
         """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
 
 
-class _NoRows:
+class NoRows:
     """What a statement returned that returns nothing."""
 
     def __iter__(self) -> Iterator[Row]:
         return iter(())
 
     def all(self) -> Sequence[Row]:
+        """Return no row."""
         return ()
 
     def one_or_none(self) -> None:
-        return None
+        """Return no row."""
 
     def scalars(self) -> Iterable[Any]:
+        """Return nothing."""
         return ()
 
     def scalar_one_or_none(self) -> None:
-        return None
+        """Return nothing."""
 
 
 class SqlDialect(Protocol):
@@ -104,11 +106,11 @@ Batch: TypeAlias = Callable[[StoreConnection, Sequence[Item]], Sequence[Result]]
 
 @lru_cache(maxsize=256)
 def _only_writes(statement: Executable) -> bool:
-    return isinstance(statement, Insert | Update) and not list(statement.exported_columns)
+    return isinstance(statement, Insert | Update | Delete) and not list(statement.exported_columns)
 
 
 class GatheringConnection:
-    """Gathers inserts and updates, and executes those of one statement together: before it reads, and at `flush`.
+    """Gathers what writes, and executes what is for one statement together: before it reads, and at `flush`.
 
     A statement costs more than a row: SQLite's writer leaves and takes the interpreter's lock (GIL) at each. Whoever
     writes through it does not depend on the order of writes.
@@ -129,7 +131,7 @@ class GatheringConnection:
         if parameters and _only_writes(statement):
             rows = [parameters] if isinstance(parameters, Mapping) else parameters
             self._waiting.setdefault((statement, tuple(rows[0])), []).extend(rows)
-            return _NoRows()
+            return NoRows()
         self.flush()
         return self._connection.execute(statement, parameters)
 
@@ -184,13 +186,24 @@ class Tasks:
 
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work` in a task of its own; raises `StoreUnavailable` after `close`."""
-        if self._closed:
+        try:
+            self.require_open()
+        except StoreUnavailable:
             work.close()
-            raise closed()
+            raise
+        return self.follow(work)
+
+    def follow(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run what follows from work that is under way, or was submitted before: `close` waits for that too."""
         task = asyncio.create_task(work)  # noqa: TID251 - the reference is kept, and `close` waits for it
         self._under_way.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def require_open(self) -> None:
+        """Raise `StoreUnavailable` after `close`."""
+        if self._closed:
+            raise closed()
 
     async def close(self) -> None:
         """Wait for what is under way."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Text, and_, bindparam, func, literal_column, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Text, and_, bindparam, delete, func, literal_column, or_, select, tuple_, update
 
 from proxy.conversation import (
     APPENDING,
@@ -51,7 +51,7 @@ from proxy.store.records import (
     Status,
     session_key,
 )
-from proxy.store.schema import EXCHANGES, FORMS, NAME, NODES, SESSIONS, insert_new, matching
+from proxy.store.schema import EXCHANGES, FORMS, NAME, NODES, PENDING, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -65,13 +65,16 @@ _EXCHANGES_OF: Final = _EXCHANGES.where(EXCHANGES.c.session == bindparam("key"))
 )
 
 _PENDING: Final = (
-    select(EXCHANGES.c.session, EXCHANGES.c.id)
-    # Word for word as the index of those that are pending has it.
-    .where(EXCHANGES.c.status == literal_column(f"'{Status.PENDING.value}'"))
+    select(PENDING.c.session, PENDING.c.id)
+    .join(EXCHANGES, and_(EXCHANGES.c.session == PENDING.c.session, EXCHANGES.c.id == PENDING.c.id))
+    .where(EXCHANGES.c.status == Status.PENDING.value)
     # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
     .with_for_update(skip_locked=True)
 )
-_PENDING_OF: Final = _PENDING.where(EXCHANGES.c.id.endswith(bindparam("mark")))
+_PENDING_OF: Final = _PENDING.where(PENDING.c.id.endswith(bindparam("mark")))
+_NOT_PENDING: Final = delete(PENDING).where(
+    PENDING.c.session == bindparam("the_session"), PENDING.c.id == bindparam("the_exchange")
+)
 _INTERRUPT: Final = (
     update(EXCHANGES)
     .where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
@@ -110,6 +113,8 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
     found = [{"key": row.session, "exchange": row.id, "at": at} for row in left]
     if found:
         connection.execute(_INTERRUPT, found)
+        done = [{"the_session": row["key"], "the_exchange": row["exchange"]} for row in found]
+        connection.execute(_NOT_PENDING, done)
     return len(found)
 
 
@@ -128,21 +133,31 @@ def _exchange(row: Row) -> ExchangeRow:
 # ------------------------------------------------------------------------------------------------------ begin
 
 
-def begin(connection: StoreConnection, openings: Sequence[Opening]) -> None:
-    """Store pending exchanges with their new texts; a second time changes nothing."""
-    newest = tree.open_sessions(connection, openings)
+_NONE: Final[Mapping[str, str | None]] = {}
+
+
+def begin(
+    connection: StoreConnection,
+    openings: Sequence[Opening],
+    instructions: Mapping[str, str | None],
+    tools: Mapping[str, str | None] = _NONE,
+) -> None:
+    """Store pending exchanges with their new texts; a second time changes nothing.
+
+    Their sessions are there. `instructions` and `tools` have the names of such that are stored, by session.
+    """
     for opening in openings:
         key = session_key(opening.tenant, opening.session, opening.dialect)
         forms = [(node, body_of(form), form) for node, form in opening.forms]
         # A form has no count of its own: it is what the stored message says, in other words.
         texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | tree.named_bodies(opening.messages)
         tree.add_bodies(connection, key, texts)
-        tools = None if opening.tools is None else tree.add_tools(connection, key, opening.tools)
-        instructions = None
+        offered, version = None, None
+        if opening.tools is not None:
+            offered = tree.add_tools(connection, key, opening.tools, there=tools.get(key))
         if opening.instructions is not None:
-            tokens, at = opening.instructions_tokens, opening.created_at
-            there = newest.get(key)
-            instructions = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=there)
+            tokens, at, there = opening.instructions_tokens, opening.created_at, instructions.get(key)
+            version = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=there)
         exchange = opening.exchange
         sent_as = [{"session": key, "node": node, "body": name, "exchange": exchange} for node, name, _ in forms]
         insert_new(connection, FORMS, sent_as)
@@ -162,8 +177,8 @@ def begin(connection: StoreConnection, openings: Sequence[Opening]) -> None:
             "stream": opening.stream,
             "idempotency": opening.idempotency,
             "parameters": orjson.dumps(dict(opening.parameters)).decode(),
-            "tools": tools,
-            "instructions": instructions,
+            "tools": offered,
+            "instructions": version,
             "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
             "nodes": "[]",
             "replies": "[]",
@@ -173,6 +188,7 @@ def begin(connection: StoreConnection, openings: Sequence[Opening]) -> None:
             "receipt": "{}",
         }
         insert_new(connection, EXCHANGES, [row])
+        insert_new(connection, PENDING, [{"session": key, "id": opening.exchange}])
 
 
 # ------------------------------------------------------------------------------------------- how things stand
@@ -304,7 +320,8 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     What begins goes first: an exchange may begin and end here. Of a session's settlements each sees the one before it.
     """
     gathered = GatheringConnection(connection)
-    begin(gathered, [item for item in items if isinstance(item, Opening)])
+    openings = [item for item in items if isinstance(item, Opening)]
+    begin(gathered, openings, tree.open_sessions(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
     while waiting:
@@ -338,7 +355,9 @@ def _settle(connection: StoreConnection, settlement: Settlement, now: SettleSnap
         return Settled(head=session.head, nodes=tuple(nodes), replies=tuple(replies))
     end = ExchangeEnd(connection, settlement, session, state, now.under)
     settled = end.write()
-    connection.execute(_CLOSE, end.exchange_row | {"the_session": session.key, "the_exchange": settlement.exchange})
+    exchange = {"the_session": session.key, "the_exchange": settlement.exchange}
+    connection.execute(_CLOSE, end.exchange_row | exchange)
+    connection.execute(_NOT_PENDING, exchange)
     connection.execute(_MOVE, end.session_row | {"the_session": session.key})
     return settled
 
@@ -540,7 +559,7 @@ class ExchangeEnd:
         # An append that went elsewhere stands on other messages than those the cut was made for.
         as_planned = tuple(renamed) == settlement.carried and (bool(renamed) or base == settlement.base)
         end = line[-1].node if line else base
-        if cut is not None and line and cut.position < line[0].depth:
+        if cut is not None and line and self._lies_before(cut.position, line):
             end = base  # it is kept for all that go on from there
         if cut is None or not as_planned or end == ROOT:
             return None
@@ -551,6 +570,10 @@ class ExchangeEnd:
         exchange, at = settlement.exchange, settlement.settled_at
         keep_cut(self._connection, self._session.key, end, settlement.agent, cut, exchange=exchange, at=at, kept=kept)
         return end
+
+    @staticmethod
+    def _lies_before(position: int, line: Sequence[tree.NodePlace]) -> bool:
+        return position < line[0].depth
 
     def _keep_hidden(self, heads: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]) -> None:
         """Keep what the client was not shown of the replies, and once more what it was not of the carried ones."""

@@ -1,26 +1,54 @@
-"""PostgreSQL: a pool of connections, by asyncpg or psycopg. It knows no table.
+"""PostgreSQL, by asyncpg or psycopg.
 
-Its units get SQLAlchemy's own connection, which keeps what it compiles.
+Exchanges are written by one connection of the process: what waits is committed together, by one call of a function of
+the server (see `functions`). What such a call leaves, and every other write, is a transaction of its own on a
+connection of SQLAlchemy's pool. There the exchanges of one session wait for each other, and for nobody else's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
-from collections.abc import Callable
-from typing import ClassVar, Final, cast
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import sqlalchemy
-from sqlalchemy import event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import Executable, event
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.util import await_only, greenlet_spawn
 
-from proxy.store.database import Batch, Item, PostgresServer, Result, Tasks, Unit, is_worth_another_try, translated
+from proxy.errors import StoreUnavailable
+from proxy.store import functions
+from proxy.store.database import (
+    Batch,
+    Item,
+    Parameters,
+    PostgresServer,
+    Result,
+    Tasks,
+    Unit,
+    is_worth_another_try,
+    translated,
+)
+from proxy.store.exchanges import write_exchanges
+from proxy.store.records import Opening, Settlement, session_key
+from proxy.store.statements import CompiledStatement, FetchedRows, Values, picker
+
+_LOG: Final = logging.getLogger("palimpsest.store")
 
 _CONNECTIONS: Final = 10
-_MORE_CONNECTIONS: Final = 10
+_MORE_CONNECTIONS: Final = 5
+_READERS: Final = 4
 _POOL_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 60
 _OLDEST_SECONDS: Final = 1800  # connections are made anew after this time, so that those of a moved server do not stay
@@ -28,7 +56,11 @@ _TRIES: Final = 4
 _TRUSTED_SECONDS: Final = 1.0
 """A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
 statement of work."""
+_CLOSE_SECONDS: Final = 2
 _RETURNED: Final = "palimpsest_returned"
+_BATCH: Final = 256  # exchanges of one call at most, so that the first of them is not kept waiting without bound
+_BATCH_BYTES: Final = 4_000_000
+"""Of messages that one call brings, about; the first exchange of it may bring more."""
 
 
 class PostgresDatabase:
@@ -55,9 +87,14 @@ class PostgresDatabase:
         # One statement needs no transaction around it, and two round trips less.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tasks = Tasks()
+        self._readers = _Readers(self._engine, self._tasks)
+        self._writer = _ExchangeWriter(DriverConnection(self._engine), self._tasks, self._write_exchanges)
 
-    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - none blocks
-        """Run `unit`, each statement on the state that it finds."""
+    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
+        """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
+        if short:
+            with translated():
+                return await self._readers.read(unit)
         return await asyncio.shield(self._tasks.start(self._read(unit)))
 
     async def write(
@@ -78,7 +115,9 @@ class PostgresDatabase:
         *,
         durable: bool = True,  # noqa: ARG002 - the server decides
     ) -> asyncio.Future[Result]:
-        """Have `batch` run with `item` as `write` runs a unit."""
+        """Have `batch` run with `item` as `write` runs a unit; exchanges are begun and settled together."""
+        if batch is write_exchanges and isinstance(item, Opening | Settlement):
+            return self._writer.start(item)
         return asyncio.shield(
             self._tasks.start(self._write(lambda connection: batch(connection, [item])[0], again=True))
         )
@@ -89,7 +128,12 @@ class PostgresDatabase:
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
         await self._tasks.close()
+        await self._readers.close()
+        await self._writer.close()
         await self._engine.dispose()
+
+    async def _write_exchanges(self, items: Sequence[Opening | Settlement]) -> list[Any]:
+        return await self._write(lambda connection: write_exchanges(connection, items), again=True)
 
     async def _read(self, unit: Unit[Result]) -> Result:
         with translated():
@@ -119,6 +163,345 @@ class PostgresDatabase:
     async def _transact(self, unit: Unit[Result]) -> Result:
         async with self._engine.begin() as connection:
             return await connection.run_sync(_taking(unit))
+
+
+# --------------------------------------------------------------------------------- connections of the driver itself
+
+
+class Fetched(Struct, frozen=True, kw_only=True):
+    """What a statement returned."""
+
+    names: Sequence[str]  # of its columns; empty where it returned no row
+    rows: Sequence[Sequence[Any]]
+
+
+class LostConnection(Exception):
+    """The connection was lost in a statement. It is not known whether that was executed."""
+
+
+class DriverConnection:
+    """One connection, used without SQLAlchemy, which made it. It is made anew where it was lost or is old.
+
+    Only one task at a time may use it. Each statement is a transaction.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Prepare to connect by `engine`, with all its options."""
+        self._engine = engine
+        self._uses_asyncpg = engine.dialect.driver == "asyncpg"
+        self._raw: Any = None
+        self._made: PoolProxiedConnection | None = None
+        """What SQLAlchemy made it as; it is kept as long as the connection."""
+        self._made_at = 0.0
+
+    async def fetch(self, text: str, values: Sequence[Any]) -> Fetched:
+        """Execute a statement with parameters $1, $2, ….
+
+        Raises `LostConnection` from the driver's error if the connection was lost; the next one gets another.
+        """
+        if self._raw is not None and time.monotonic() - self._made_at > _OLDEST_SECONDS:
+            await self.close()
+        raw = self._raw or await self._connect()
+        whole = False
+        try:
+            if self._uses_asyncpg:
+                rows = await raw.fetch(text, *values)
+                found = Fetched(names=tuple(rows[0].keys()) if rows else (), rows=rows)
+            else:
+                cursor = await self._cursor(raw).execute(text, values)
+                found = Fetched(names=[column.name for column in cursor.description], rows=await cursor.fetchall())
+            whole = True
+        except Exception as why:
+            # What the server says leaves the connection whole, unless it ends it.
+            lost: bool = raw.is_closed() if self._uses_asyncpg else raw.closed
+            if lost or isinstance(why, OSError):  # TimeoutError among them: it is not known what the server does
+                raise LostConnection from why
+            whole = True
+            raise
+        finally:
+            if not whole:
+                await self.close()
+        return found
+
+    async def close(self) -> None:
+        """Let go of the connection, which may be lost."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            with suppress(Exception):  # it is given up either way
+                await (raw.close(timeout=_CLOSE_SECONDS) if self._uses_asyncpg else raw.close())
+
+    async def _connect(self) -> Any:
+        made = await self._engine.raw_connection()
+        raw: Any = made.driver_connection
+        made.detach()  # the pool may have another one in its place
+        self._raw, self._made, self._made_at = raw, made, time.monotonic()
+        if not self._uses_asyncpg:
+            await raw.set_autocommit(True)
+        return raw
+
+    @staticmethod
+    def _cursor(raw: Any) -> Any:
+        from psycopg import AsyncRawCursor  # noqa: PLC0415 - it need not be installed
+
+        return AsyncRawCursor(raw)
+
+
+# ------------------------------------------------------------------------------------------------------ short reads
+
+_DIALECT: Final[Dialect] = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
+_LIST: Final = re.compile(r"(NOT )?IN \(__\[POSTCOMPILE_(\w+)\]\)")
+"""Where SQLAlchemy leaves room for the values of an expanding IN."""
+
+
+class _PostgresStatement(CompiledStatement):
+    """A statement as PostgreSQL takes it. A list is one parameter, so that one text serves all lengths."""
+
+    def __init__(self, statement: Executable) -> None:
+        super().__init__(statement, (), _DIALECT)
+        order = [name for name in self.order if name not in self.lists]
+        order += [name for name in self.order if name in self.lists]
+        numbers = {name: number for number, name in enumerate(order, 1)}
+
+        def any_of(found: re.Match[str]) -> str:
+            return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::VARCHAR[])"
+
+        self.text = _LIST.sub(any_of, self.text)
+        self.pick = picker(order)
+        """Takes the values out, in the order of their numbers."""
+
+
+@lru_cache(maxsize=512)
+def _statement(statement: Executable) -> _PostgresStatement:
+    return _PostgresStatement(statement)
+
+
+class PostgresConnection:
+    """A connection of the driver that executes SQLAlchemy's statements; they only read. To be used in a greenlet."""
+
+    __slots__ = ("_connection",)
+
+    dialect = _DIALECT
+
+    def __init__(self, connection: DriverConnection) -> None:
+        """Execute on `connection`."""
+        self._connection = connection
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
+        """Execute a statement, once."""
+        compiled = _statement(statement)
+        asked = cast("Values", parameters or {})
+        values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
+        found = await_only(self._connection.fetch(compiled.text, values))
+        if not found.rows:
+            return FetchedRows((), tuple)
+        return FetchedRows(found.rows, compiled.make or compiled.maker(found.names))
+
+
+class _Readers:
+    """A few connections for what each request reads."""
+
+    def __init__(self, engine: AsyncEngine, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._turns = asyncio.Semaphore(_READERS)
+        self._free = [DriverConnection(engine) for _ in range(_READERS)]
+        """The one that was used last comes last."""
+
+    async def read(self, unit: Unit[Result]) -> Result:
+        """Run a unit on one of them; once more on a new connection, if the server had ended the other."""
+        self._tasks.require_open()
+        async with self._turns:
+            reader = self._free.pop()
+            try:
+                try:
+                    return await greenlet_spawn(unit, PostgresConnection(reader))
+                except LostConnection:
+                    return await greenlet_spawn(unit, PostgresConnection(reader))
+            except LostConnection as why:
+                raise (why.__cause__ or why) from None
+            finally:
+                self._free.append(reader)
+
+    async def close(self) -> None:
+        """Let go of them when nobody reads any more."""
+        for _ in range(_READERS):
+            await self._turns.acquire()
+        for reader in self._free:
+            await reader.close()
+        for _ in range(_READERS):
+            self._turns.release()
+
+
+# --------------------------------------------------------------------------------------- exchanges, written together
+
+
+class _WaitingExchange(Struct, frozen=True, kw_only=True):
+    """An exchange that waits to be begun or settled."""
+
+    item: Opening | Settlement
+    future: asyncio.Future[Any]
+
+    @property
+    def key(self) -> str:
+        """The session that it belongs to."""
+        return session_key(self.item.tenant, self.item.session)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its messages."""
+        item = self.item
+        bodies = (
+            [*item.messages, *(reply.body for reply in item.replies)] if isinstance(item, Settlement) else item.messages
+        )
+        return sum([len(body.message.raw) for body in bodies])
+
+    def succeed(self, result: Any) -> None:
+        """Tell the caller, unless it was cancelled: its write is done all the same."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, why: Exception) -> None:
+        """Tell the caller, or the log if it was cancelled."""
+        if self.future.done():
+            _LOG.error("a write failed after its caller was cancelled: %s", why)
+        else:
+            self.future.set_exception(why)
+
+
+_Transact: TypeAlias = Callable[[Sequence[Opening | Settlement]], Coroutine[Any, Any, list[Any]]]
+
+
+class _ExchangeWriter:
+    """Begins and settles exchanges: what waits, by the server's functions; what those leave, session by session.
+
+    While the latter is under way, what else is to be settled in the session waits for it, and then has its turn with
+    the functions: a function passes over a session that another transaction holds.
+    """
+
+    def __init__(self, connection: DriverConnection, tasks: Tasks, transact: _Transact) -> None:
+        self._connection = connection
+        self._tasks = tasks
+        self._transact = transact
+        self._waiting: list[_WaitingExchange] = []
+        self._is_writing = False
+        self._left: dict[str, list[_WaitingExchange]] = {}
+        """By session, what the functions left; a task is at work on each."""
+        self._behind: dict[str, list[_WaitingExchange]] = {}
+        """By session, what waits for that."""
+        self._stored = functions.StoredTexts()
+
+    def start(self, item: Opening | Settlement) -> asyncio.Future[Any]:
+        """Have an exchange begun or settled."""
+        self._tasks.require_open()
+        write = _WaitingExchange(item=item, future=asyncio.get_running_loop().create_future())
+        self._waiting.append(write)
+        self._go_on()
+        return write.future
+
+    async def close(self) -> None:
+        """Let go of the connection; nothing may be under way."""
+        await self._connection.close()
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._is_writing:
+            self._is_writing = True
+            self._tasks.follow(self._write_waiting())
+
+    async def _write_waiting(self) -> None:
+        try:
+            while writes := self._take():
+                await self._begin([write for write in writes if isinstance(write.item, Opening)])
+                await self._settle([write for write in writes if isinstance(write.item, Settlement)])
+        finally:
+            self._is_writing = False
+
+    def _take(self) -> list[_WaitingExchange]:
+        """Return what the next calls are to write."""
+        taken: list[_WaitingExchange] = []
+        size = number = 0
+        for number, write in enumerate(self._waiting, 1):  # noqa: B007 - it is used after the loop
+            if isinstance(write.item, Settlement) and write.key in self._left:
+                self._behind.setdefault(write.key, []).append(write)
+                continue
+            taken.append(write)
+            size += write.size
+            if len(taken) == _BATCH or size > _BATCH_BYTES:
+                break
+        del self._waiting[:number]
+        return taken
+
+    async def _begin(self, writes: Sequence[_WaitingExchange]) -> None:
+        if not writes:
+            return
+        begun: set[str] = set()
+        try:
+            new = functions.beginnings([cast("Opening", write.item) for write in writes], self._stored)
+            found = await self._connection.fetch(functions.BEGIN, new.arguments)
+            begun = {row[0] for row in found.rows}
+            for exchange in begun:
+                self._stored.keep(new.exchanges[exchange])
+        except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
+            _LOG.info("exchanges are begun one by one: %s: %s", type(why).__name__, why)
+        for write in writes:
+            if write.item.exchange in begun:
+                write.succeed(None)
+            else:
+                self._write_alone(write)
+
+    async def _settle(self, writes: Sequence[_WaitingExchange]) -> None:
+        if not writes:
+            return
+        ends: dict[str, functions.PlainEnd] = {}
+        stands_at: dict[str, str] = {}
+        try:
+            for write in writes:
+                end = functions.plain_end(cast("Settlement", write.item))
+                if end is not None:
+                    ends[write.item.exchange] = end
+            waves = functions.waves_of(list(ends.values()))
+            if waves:
+                found = await self._connection.fetch(functions.SETTLE, functions.settle_arguments(waves))
+                stands_at = {row[0]: row[1] for row in found.rows}
+        except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
+            _LOG.info("exchanges are settled one by one: %s: %s", type(why).__name__, why)
+        for write in writes:
+            head = stands_at.pop(write.item.exchange, None)
+            if head is None:
+                self._write_alone(write)
+            else:
+                write.succeed(replace(ends[write.item.exchange].settled, head=head))
+
+    def _write_alone(self, write: _WaitingExchange) -> None:
+        """Have it written in a transaction of its session."""
+        if write.key in self._left:
+            self._left[write.key].append(write)
+        else:
+            self._left[write.key] = [write]
+            self._tasks.follow(self._write_left(write.key))
+
+    async def _write_left(self, key: str) -> None:
+        while writes := self._left[key]:
+            self._left[key] = []
+            await self._write_session(writes)
+        del self._left[key]
+        self._waiting += self._behind.pop(key, [])
+        self._go_on()
+
+    async def _write_session(self, writes: Sequence[_WaitingExchange]) -> None:
+        try:
+            results = await self._transact([write.item for write in writes])
+        except Exception as why:  # noqa: BLE001 - it is the callers'
+            if len(writes) == 1 or isinstance(why, StoreUnavailable):
+                for write in writes:
+                    write.fail(why)
+            else:
+                for write in writes:
+                    await self._write_session([write])
+        else:
+            for write, result in zip(writes, results, strict=True):
+                write.succeed(result)
+
+
+# ------------------------------------------------------------------------------------------- connections of the pool
 
 
 def _try_out_idle_connections(engine: sqlalchemy.Engine) -> None:

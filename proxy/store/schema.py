@@ -169,8 +169,6 @@ CUTS: Final = Table(
 )
 """Where views were trimmed up to, and how; never changed once made."""
 
-_PENDING_WHERE: Final = text("status = 'pending'")
-
 EXCHANGES: Final = Table(
     "exchanges",
     METADATA,
@@ -188,9 +186,12 @@ EXCHANGES: Final = Table(
     Index(None, "id"),
     Index(None, "session", "created_at", "id"),
     Index(None, "session", "digest", "created_at", "id"),
-    Index("ix_exchanges_pending", "session", "id", sqlite_where=_PENDING_WHERE, postgresql_where=_PENDING_WHERE),
 )
-"""Requests and how they ended."""
+"""Requests and how they ended. No index has a column that settling changes: PostgreSQL would enter the row into all of
+them anew."""
+
+PENDING: Final = Table("pending", METADATA, *_keys(NAME, "id"), sqlite_with_rowid=False)
+"""The exchanges that are not settled. `exchanges` has that too, but no index of it; see there."""
 
 FORMS: Final = Table("forms", METADATA, *_keys(NAME, "node", "body"), *_columns(Text, "exchange"))
 """Other texts of stored messages, as clients sent them back, each with the exchange that did first."""
@@ -198,7 +199,19 @@ FORMS: Final = Table("forms", METADATA, *_keys(NAME, "node", "body"), *_columns(
 SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
 """What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
 
-OF_A_SESSION: Final = (LEASES, SUMMARIES, HIDDEN, FORMS, CUTS, EXCHANGES, NODES, BODIES, INSTRUCTIONS, SESSIONS)
+OF_A_SESSION: Final = (
+    LEASES,
+    SUMMARIES,
+    HIDDEN,
+    FORMS,
+    CUTS,
+    PENDING,
+    EXCHANGES,
+    NODES,
+    BODIES,
+    INSTRUCTIONS,
+    SESSIONS,
+)
 """Every table that a session has rows in, its own row last."""
 
 

@@ -22,13 +22,12 @@ import re
 import sqlite3
 import threading
 import time
-from collections import namedtuple
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import chain, groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -48,12 +47,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import MultipleResultsFound
-from sqlalchemy.sql.elements import BindParameter, TextClause
-from sqlalchemy.sql.selectable import ReturnsRows, SelectBase
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import Batch, Item, Parameters, Result, StoreConnection, Unit, closed, translated, unavailable
+from proxy.store.statements import CompiledStatement, FetchedRows, Values, picker
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -402,48 +399,11 @@ def _reported(why: Exception) -> Exception:
 
 # -------------------------------------------------------------------------------------- statements
 
-_Values: TypeAlias = Mapping[str, Any]
-_MakeRow: TypeAlias = Callable[[Sequence[Any]], Any]
-
 _DIALECT: Final[Dialect] = SQLiteDialect(paramstyle="qmark")
-_named_tuple: Final[Any] = namedtuple  # noqa: PYI024 - for rows, whose names are known only at run time
 _LIST: Final = re.compile(r"\(__\[POSTCOMPILE_(\w+)\]\)")
 """Where SQLAlchemy leaves room for the values of an expanding IN."""
 _ROW: Final = re.compile(r"VALUES (\([?, ]+\))")
 _ROWS: Final = 64  # of one INSERT at most; 32,766 values are what SQLite takes
-
-
-class SqliteRows:
-    """What a statement returned, all of it fetched. Rows get their names when they are looked at."""
-
-    __slots__ = ("_make", "_rows")
-
-    def __init__(self, rows: list[tuple[Any, ...]], make: _MakeRow) -> None:
-        """Hold `rows` as SQLite gave them; `make` makes of one what is given out."""
-        self._rows = rows
-        self._make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._make, self._rows)
-
-    def all(self) -> list[Any]:
-        """Return every row."""
-        return list(map(self._make, self._rows))
-
-    def one_or_none(self) -> Any:
-        """Return the one row, None where there is none."""
-        if len(self._rows) > 1:
-            raise MultipleResultsFound("Multiple rows were found when one or none was required")
-        return self._make(self._rows[0]) if self._rows else None
-
-    def scalars(self) -> list[Any]:
-        """Return the first value of every row."""
-        return [row[0] for row in map(self._make, self._rows)]
-
-    def scalar_one_or_none(self) -> Any:
-        """Return the first value of the one row, None where there is none."""
-        row = self.one_or_none()
-        return None if row is None else row[0]
 
 
 class SqliteConnection:
@@ -456,14 +416,14 @@ class SqliteConnection:
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._raw = raw
 
-    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> SqliteRows:
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
         """Execute a statement, once or once for each of several parameters, which all have the same names."""
         # Nearly always it is a dictionary; to ask one whether it is a sequence takes longer than all this.
         if type(parameters) is not dict and isinstance(parameters, Sequence):
             if len(parameters) != 1:
                 return self._execute_many(statement, parameters)
             parameters = parameters[0]
-        asked = cast("_Values", parameters or {})
+        asked = cast("Values", parameters or {})
         compiled = _compiled(statement, tuple(asked) if isinstance(statement, UpdateBase) else ())
         if compiled.fixed:
             asked = {**compiled.fixed, **asked}
@@ -473,10 +433,12 @@ class SqliteConnection:
         else:
             cursor = self._raw.execute(compiled.text, values)
         if cursor.description is None:
-            return SqliteRows([], tuple)
-        return SqliteRows(cursor.fetchall(), compiled.make or compiled.maker(cursor.description))
+            return FetchedRows([], tuple)
+        return FetchedRows(
+            cursor.fetchall(), compiled.make or compiled.maker([column[0] for column in cursor.description])
+        )
 
-    def _execute_many(self, statement: Executable, several: Sequence[_Values]) -> SqliteRows:
+    def _execute_many(self, statement: Executable, several: Sequence[Values]) -> FetchedRows:
         if several:
             compiled = _compiled(statement, tuple(several[0]) if isinstance(statement, UpdateBase) else ())
             if compiled.lists:
@@ -488,41 +450,27 @@ class SqliteConnection:
                 self._raw.execute(compiled.inserting(some), tuple(chain.from_iterable(rows[:some])))
                 del rows[:some]
             self._raw.executemany(compiled.text, rows)
-        return SqliteRows([], tuple)
+        return FetchedRows([], tuple)
 
 
-class _Compiled:
+class _Compiled(CompiledStatement):
     """A statement as SQLite takes it."""
 
     def __init__(self, statement: Executable, columns: tuple[str, ...]) -> None:
-        if not isinstance(statement, SelectBase | UpdateBase | TextClause):
-            raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
-        compiler = statement.compile(dialect=_DIALECT, column_keys=list(columns) or None)
-        binds: Mapping[str, BindParameter[Any]] = compiler.binds
-        for bind in binds.values():
+        super().__init__(statement, columns, _DIALECT)
+        for bind in self.binds.values():
             kind = bind.type.dialect_impl(_DIALECT)
             if kind.bind_processor(_DIALECT) is not None and not isinstance(kind, (Boolean, Float)):
                 raise TypeError(f"SQLite takes no {bind.type!r} as it is")
-        exported = list(statement.exported_columns) if isinstance(statement, ReturnsRows) else []
-        self.text = compiler.string
-        self.order = tuple(compiler.positiontup or ())  # names of the parameters in the order of their places in `text`
-        self.is_insert = isinstance(statement, Insert) and not exported
-        self.lists = frozenset(name for name, bind in binds.items() if bind.expanding)
-        """Those of the parameters that are lists; `text` has SQLAlchemy's mark in their place."""
-        self.fixed = {name: bind.effective_value for name, bind in binds.items() if not bind.required}
-        """Values that the statement itself holds."""
-        self.pick: Callable[[_Values], tuple[Any, ...]] = _picker(self.order)
-        """Takes the values out, in the order of their places."""
-        self.make: _MakeRow | None = None
-        """Makes a row; None before the first execution, which tells the names of the columns."""
-        self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
-        self._columns = len(exported)
-        self._converters = [
+        self.converters = [
             (place, convert)
-            for place, column in enumerate(exported)
+            for place, column in enumerate(self.exported)
             if (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
         ]
-        """Places of columns whose values SQLite gives in another type, and what makes the right one."""
+        self.is_insert = isinstance(statement, Insert) and not self.exported
+        self.pick = picker(self.order)
+        """Takes the values out, in the order of their places."""
+        self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
 
     def expanded(self, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
         """Give each list as many places as the next power of two, so that a few texts serve all lengths.
@@ -553,31 +501,8 @@ class _Compiled:
             text = self.texts[rows,] = _ROW.sub(lambda row: "VALUES " + ", ".join([row[1]] * rows), self.text)
         return text
 
-    def maker(self, description: Sequence[Sequence[Any]]) -> _MakeRow:
-        """Return what makes a row, and keep it."""
-        names = [column[0] for column in description]
-        if self._columns and self._columns != len(names):
-            raise TypeError(f"the statement has {self._columns} columns, and SQLite returns {len(names)}")
-        named: _MakeRow = _named_tuple("Row", names, rename=True)._make
-        converters = self._converters
-
-        def converting(row: Sequence[Any]) -> Any:
-            values = list(row)
-            for place, convert in converters:
-                values[place] = convert(values[place])
-            return named(values)
-
-        self.make = converting if converters else named
-        return self.make
-
 
 @lru_cache(maxsize=512)
 def _compiled(statement: Executable, columns: tuple[str, ...]) -> _Compiled:
     """Return what a statement is for SQLite; `columns` are those that an INSERT or UPDATE sets, empty for all."""
     return _Compiled(statement, columns)
-
-
-def _picker(order: tuple[str, ...]) -> Callable[[_Values], tuple[Any, ...]]:
-    if len(order) > 1:
-        return itemgetter(*order)
-    return (lambda asked: (asked[order[0]],)) if order else (lambda _: ())

@@ -169,7 +169,8 @@ class Store:
         if self._database.blocks:
             with suppress(TooLong):
                 return await self._database.read(partial(unit, most=_FEW), short=True)
-        return await self._database.read(unit)
+            return await self._database.read(unit)
+        return await self._database.read(unit, short=True)
 
     async def recorded(self, tenant: str, node: str, dialect: str = CHAT) -> list[str]:
         """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""

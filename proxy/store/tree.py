@@ -29,7 +29,6 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Dialect, Message
@@ -69,15 +68,11 @@ _SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
 _NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True))
 )
-_LOCKED: Final = _SESSION.with_for_update()  # SQLite leaves it out: its one writer holds all
-
-
-_LOCKING: Final = (
-    postgresql.insert(SESSIONS)
-    # A row is locked by what writes to it, even if that is what was there. No index sees a change.
-    .on_conflict_do_update(index_elements=[SESSIONS.c.session], set_={"arrival": SESSIONS.c.arrival})
-    .returning(SESSIONS.c.instructions)
-)
+# SQLite leaves the locks out: its one writer holds all.
+_LOCKED: Final = _SESSION.with_for_update(key_share=True)
+_LOCKED_TO_DELETE: Final = _SESSION.with_for_update()
+_KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
+"""Locks a session against being deleted; who settles in it goes on."""
 
 _EMPTY: Final[dict[str, Any]] = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {
     "head": ROOT
@@ -99,7 +94,7 @@ def session_in(row: Row) -> SessionRow:
 
 
 def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
-    """Return the session as it is now, and keep other writers from it until the transaction ends."""
+    """Return the session as it is now, and keep who settles and who deletes from it until the transaction ends."""
     row = connection.execute(_LOCKED, {"key": key}).one_or_none()
     return None if row is None else session_in(row)
 
@@ -127,23 +122,32 @@ def sessions_page(
 
 
 def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> dict[str, str | None]:
-    """Make the sessions of these requests where there are none, and lock them as `locked_session` does.
+    """Make the sessions of these requests where there are none, and see to it that nobody deletes them meanwhile.
 
     Returns the version of the newest instructions of each, by its internal name.
     """
-    new: dict[str, dict[str, Any]] = {}
-    for opening in openings:
-        key = session_key(opening.tenant, opening.session, opening.dialect)
-        new.setdefault(key, _new(key, opening.tenant, opening.session, opening.created_at))
+    new = new_sessions(openings)
     newest: dict[str, str | None] = {}
     if connection.dialect.name != "sqlite":
         for key in sorted(new):  # all lock in one order
-            newest[key] = connection.execute(_LOCKING, new[key]).scalar_one_or_none()
+            while (row := connection.execute(_KEPT, {"key": key}).one_or_none()) is None:
+                insert_new(connection, SESSIONS, [new[key]])
+            newest[key] = row.instructions
     elif new:  # the one writer holds all, and nearly always they are there
         for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}):
             newest[row.session] = row.instructions
         insert_new(connection, SESSIONS, [row for key, row in new.items() if key not in newest])
     return newest
+
+
+def new_sessions(openings: Iterable[Opening]) -> dict[str, dict[str, Any]]:
+    """Return the rows that these requests' sessions begin as, by their internal names."""
+    new: dict[str, dict[str, Any]] = {}
+    for opening in openings:
+        key = session_key(opening.tenant, opening.session, opening.dialect)
+        if key not in new:
+            new[key] = _new(key, opening.tenant, opening.session, opening.created_at)
+    return new
 
 
 def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
@@ -154,7 +158,7 @@ def create_session(connection: StoreConnection, key: str, tenant: str, session: 
 
 def delete_session(connection: StoreConnection, key: str) -> bool:
     """Delete the session with everything it has; return whether there was one."""
-    if locked_session(connection, key) is None:
+    if connection.execute(_LOCKED_TO_DELETE, {"key": key}).one_or_none() is None:
         return False
     for table in OF_A_SESSION:
         connection.execute(delete(table).where(table.c.session == key))
@@ -217,10 +221,11 @@ def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
     return {body_of(body.message): body for body in bodies}
 
 
-def add_tools(connection: StoreConnection, key: str, tools: bytes) -> str:
-    """Store the text of `tools`; return its name."""
+def add_tools(connection: StoreConnection, key: str, tools: bytes, *, there: str | None = None) -> str:
+    """Store the text of `tools`; return its name. `there` is one that is known to be stored."""
     name = body_id(tools)
-    insert_new(connection, BODIES, [{"session": key, "body": name, "tokens": 0, "text": tools.decode()}])
+    if name != there:
+        insert_new(connection, BODIES, [{"session": key, "body": name, "tokens": 0, "text": tools.decode()}])
     return name
 
 

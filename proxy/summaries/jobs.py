@@ -2,7 +2,7 @@
 
     take the lease -> is it made by now, or was it refused? -> read the branch -> ask, check, render -> store
 
-Every failure ends in an `Attempt` with a reason. It never fails a request.
+Every failure ends in an `SummaryAttempt` with a reason. It never fails a request.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _FIRST_WAIT: Final = 0.05  # seconds between two attempts to take another worker
 _LONGEST_WAIT: Final = 0.5
 _DEEPEST: Final = 2**31 - 1
 
-Start = Callable[[Coroutine[Any, Any, "Attempt"]], "asyncio.Task[Attempt]"]
+Start = Callable[[Coroutine[Any, Any, "SummaryAttempt"]], "asyncio.Task[SummaryAttempt]"]
 """Runs a coroutine in a task that no request can cancel (`Background.start`)."""
 FactsOf = Callable[[str, str], ModelFacts]  # returns what is known of a model at a base URL
 CountAll = Callable[[Sequence[Message]], list[int]]  # counts the tokens of each message
@@ -93,7 +93,7 @@ class Work(Struct, frozen=True, kw_only=True):
     hint: str = ""  # a sentence in the summary on how its reader can read more; may be empty
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class SummaryAttempt(Struct, frozen=True, kw_only=True):
     """The outcome of making a summary."""
 
     row: SummaryRow | None  # the summary, or a stored attempt without one; None where nothing was stored
@@ -476,7 +476,7 @@ class Summaries:
         self._terms = Terms() if terms is None else terms
         self._writer = Writer(summarizer, counter, facts, self._terms.clock)
         self._grace = grace
-        self._running: dict[tuple[str, str], asyncio.Task[Attempt]] = {}  # the running tasks, by session and recipe
+        self._running: dict[tuple[str, str], asyncio.Task[SummaryAttempt]] = {}  # by session and recipe
         self._slots = asyncio.Semaphore(at_once)
         self._closing = False
 
@@ -492,7 +492,7 @@ class Summaries:
             return _CLOSING
         return _PAUSED if self._summarizer.pause(self._summarizer.target(model, caller)) > 0 else ""
 
-    async def make(self, work: Work, patience: float | None = None) -> Attempt:
+    async def make(self, work: Work, patience: float | None = None) -> SummaryAttempt:
         """Make a summary and wait for it, by default as long as one answer may take; afterwards it goes on alone."""
         if patience is None:
             patience = self._summarizer.settings.timeout
@@ -503,9 +503,9 @@ class Summaries:
                     await asyncio.wait({other})
                 reason = self._reason_not_to(work)
                 if reason:
-                    return Attempt(row=work.attempt if reason == _refusal(work) else None, reason=reason)
+                    return SummaryAttempt(row=work.attempt if reason == _refusal(work) else None, reason=reason)
                 return await asyncio.shield(self._start_task(work, ends - time.monotonic()))
-        return Attempt(row=None, reason=NOT_YET)
+        return SummaryAttempt(row=None, reason=NOT_YET)
 
     async def aclose(self) -> None:
         """Start no more summaries; cancel those that do not end in time."""
@@ -521,64 +521,64 @@ class Summaries:
     def _reason_not_to(self, work: Work) -> str:
         return self.none_begins(work.model, work.caller) or _refusal(work)
 
-    def _start_task(self, work: Work, patience: float) -> asyncio.Task[Attempt]:
+    def _start_task(self, work: Work, patience: float) -> asyncio.Task[SummaryAttempt]:
         name = work.key, work.edit.recipe
         task = self._running[name] = self._start(self._attempt(work, patience))
         # A callback, because a coroutine that is cancelled at once never begins.
         task.add_done_callback(lambda _: self._running.pop(name, None))
         return task
 
-    async def _attempt(self, work: Work, patience: float) -> Attempt:
+    async def _attempt(self, work: Work, patience: float) -> SummaryAttempt:
         async with self._slots:
             if reason := self.none_begins(work.model, work.caller):  # the summarizer may have failed meanwhile
-                return Attempt(row=None, reason=reason)
+                return SummaryAttempt(row=None, reason=reason)
             return await _without_raising(work, self._make_leased(work, patience))
 
-    async def _make_leased(self, work: Work, patience: float) -> Attempt:
+    async def _make_leased(self, work: Work, patience: float) -> SummaryAttempt:
         holder = f"sum_{secrets.token_hex(8)}"
         recipe = work.edit.recipe
         async with held(self._store, work.key, recipe, holder, self._terms, patience=patience) as obtained:
             if not obtained:
-                return Attempt(row=None, reason=_ELSEWHERE)
+                return SummaryAttempt(row=None, reason=_ELSEWHERE)
             return await _without_raising(work, self._make_now(work))  # the task group of `held` would wrap errors
 
-    async def _make_now(self, work: Work) -> Attempt:
+    async def _make_now(self, work: Work) -> SummaryAttempt:
         count = partial(self._count.messages, model=work.model)
         known = await read_branch(self._store, work, count)
         if known.newest is not None and known.newest.until >= work.wanted.stop:
-            return Attempt(row=known.newest)
+            return SummaryAttempt(row=known.newest)
         if reason := _refusal(replace(work, attempt=known.attempt)):
-            return Attempt(row=known.attempt, reason=reason)
+            return SummaryAttempt(row=known.attempt, reason=reason)
         stretch = known.stretch
         if stretch is None:
-            return Attempt(row=None, reason=_GONE)
+            return SummaryAttempt(row=None, reason=_GONE)
         if known.newest is not None and _is_nearly_reached(known.newest, stretch, work):
-            return Attempt(row=known.newest)
+            return SummaryAttempt(row=known.newest)
         born = await self._created_at(work)
         row = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
         if await self._created_at(work) != born:  # deleted meanwhile; there may be a new session of the same name
-            return Attempt(row=None, reason=_GONE)
+            return SummaryAttempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:
             # The lease ended and another worker was faster, or the session is gone.
             faster = (await read_branch(self._store, work, count)).newest
-            return Attempt(row=faster if faster is not None and faster.until >= row.until else row)
-        return Attempt(row=row, reason=row.reason)
+            return SummaryAttempt(row=faster if faster is not None and faster.until >= row.until else row)
+        return SummaryAttempt(row=row, reason=row.reason)
 
     async def _created_at(self, work: Work) -> int | None:
         session = await self._store.session_at(work.key)
         return None if session is None else session.created_at
 
 
-async def _without_raising(work: Work, making: Awaitable[Attempt]) -> Attempt:
+async def _without_raising(work: Work, making: Awaitable[SummaryAttempt]) -> SummaryAttempt:
     """Return the attempt; an error becomes its reason, since no request may fail by it."""
     try:
         return await making
     except PalimpsestError as why:
         _LOG.warning("no summary", extra={"fields": {"session": work.session, "reason": why.message}})
-        return Attempt(row=None, reason=why.message)
+        return SummaryAttempt(row=None, reason=why.message)
     except Exception:  # noqa: BLE001 - logged here
         _LOG.exception(_FAULT)
-        return Attempt(row=None, reason=_FAULT)
+        return SummaryAttempt(row=None, reason=_FAULT)
 
 
 def _refusal(work: Work) -> str:

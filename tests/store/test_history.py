@@ -319,7 +319,17 @@ async def test_a_long_reading_is_begun_here_and_done_elsewhere(
     if store._database.blocks:
         assert asked_for == ([True] if len(whole.rows) <= most else [True, False])
     else:
-        assert asked_for == [False]  # at once: whatever it takes, it holds nothing up
+        assert asked_for == [True]  # at once: whatever it takes, it holds nothing up
+
+
+async def test_what_is_stored_while_a_new_session_is_read_is_not_known(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(store=store)
+    await talk.say("one", "1")
+    monkeypatch.setattr("proxy.store.tree.session_of", lambda *_, **__: None)  # it was looked for before that
+    found = await ask(talk, message("user", "one"))
+    assert (found.arrival.kind, found.arrival.fresh, found.marks) == ("first", 0, ())
 
 
 async def test_more_than_is_allowed_is_not_read(store: Store) -> None:

@@ -21,7 +21,7 @@ from proxy.models import Catalogue
 from proxy.pipeline import Background
 from proxy.store import Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller, Given, Summaries, Summarizer, Work
-from proxy.summaries.jobs import NOT_YET, Attempt, Terms, held
+from proxy.summaries.jobs import NOT_YET, SummaryAttempt, Terms, held
 from proxy.summaries.prompt import Prompt
 from proxy.summaries.render import SummaryState
 from proxy.summaries.summarizer import ModelAnswer, SummarizerTarget
@@ -331,7 +331,7 @@ async def test_a_waiting_summary_does_not_begin_if_the_breaker_opened_meanwhile(
         await asyncio.sleep(0)
         monkeypatch.setattr(bench.told, "pause", lambda _: 30.0)
         bench.told.let.set()
-    assert second.result() == Attempt(row=None, reason="the summarizer failed repeatedly and is paused")
+    assert second.result() == SummaryAttempt(row=None, reason="the summarizer failed repeatedly and is paused")
     assert len(bench.told.prompts) == 1
 
 

@@ -1,0 +1,210 @@
+"""Exchanges as PostgreSQL's own functions take them: those of many callers in one statement.
+
+What an exchange comes to is computed here, as if its base were the root of a tree, by the code that writes it anywhere
+else (`begin`, `ExchangeEnd`), over a connection that keeps the rows and reads nothing. The functions, which migration 7
+makes, lock the sessions, check what was taken for granted, add where the base stands, and return what they wrote. What
+cannot be computed without reading, and what does not hold, is left to `write_exchanges`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, cast
+
+import orjson
+from msgspec import Struct
+from sqlalchemy import Executable, Insert
+
+from proxy.conversation import APPENDING, body_of, node_id
+from proxy.store import tree
+from proxy.store.database import NoRows, Parameters, Rows, SqlDialect
+from proxy.store.exchanges import ExchangeEnd, ExchangeState, begin
+from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
+
+BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[]) AS exchange"
+"""Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
+SETTLE: Final = "SELECT exchange, stands_at FROM palimpsest_settle($1::text[], $2::text[])"
+"""Takes what `settle_arguments` returns; gives the ids of the exchanges that were settled, and where their sessions
+stand."""
+
+_VERSIONS: Final = itemgetter("session", "version")
+_BODIES: Final = itemgetter("session", "body")
+_FORMS: Final = itemgetter("session", "node", "body")
+
+
+class _Postgres:
+    name: str = "postgresql"
+
+
+_NOWHERE: Final[dict[str, Any]] = {
+    **dict.fromkeys(("created_at", "updated_at", "messages", "rounds", "tokens", "requests"), 0),
+    **dict.fromkeys(("tokens_sent", "tokens_saved"), 0),
+    "instructions": None,
+    "arrival": None,
+}
+"""What is added to what a session has."""
+
+
+class _NeedsToRead(Exception):
+    """The exchange depends on more than its rows can say."""
+
+
+class _RowKeeper:
+    """A connection that keeps the rows that are inserted, by table."""
+
+    def __init__(self) -> None:
+        self.rows: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+
+    @property
+    def dialect(self) -> SqlDialect:
+        return _Postgres()
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        if not isinstance(statement, Insert) or parameters is None:
+            raise _NeedsToRead
+        self.rows[statement.table.name] += [parameters] if isinstance(parameters, Mapping) else parameters
+        return NoRows()
+
+
+# ------------------------------------------------------------------------------------------------------ begin
+
+_REMEMBERED: Final = 10_000
+
+
+class StoredTexts:
+    """Instructions and tools that were stored lately, by session: nearly every request brings the same again.
+
+    It may be wrong where a session was deleted: the function looks whether they are there.
+    """
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self.instructions: dict[str, str | None] = {}
+        self.tools: dict[str, str | None] = {}
+
+    def keep(self, opening: Mapping[str, Any]) -> None:
+        """Remember those of an exchange that was begun."""
+        for names, name in ((self.instructions, opening["instructions"]), (self.tools, opening["tools"])):
+            if name is not None:
+                names.pop(opening["session"], None)
+                names[opening["session"]] = name
+                if len(names) > _REMEMBERED:
+                    del names[next(iter(names))]
+
+
+class Beginnings(Struct, frozen=True, kw_only=True):
+    """What a call begins."""
+
+    arguments: tuple[Any, ...]  # of `BEGIN`
+    exchanges: dict[str, Mapping[str, Any]]  # their rows by id
+
+
+def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
+    """Return what begins these exchanges; texts that are `stored` are left out."""
+    keeper = _RowKeeper()
+    sessions = tree.new_sessions(openings)
+    begin(keeper, openings, stored.instructions, stored.tools)
+    rows = keeper.rows
+    new = [
+        {name: row[name] for name in ("session", "tenant", "id", "dialect", "created_at")} for row in sessions.values()
+    ]
+    texts: list[str | None] = [_text(sorted(new, key=itemgetter("session")))]
+    # In one order, so that two that insert the same do not wait for each other.
+    for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES), ("forms", _FORMS)):
+        texts.append(_text(sorted(rows[table], key=order)) if rows[table] else None)
+    texts.append(_text(rows["exchanges"]))
+    return Beginnings(arguments=(*texts, list(sessions)), exchanges={row["id"]: row for row in rows["exchanges"]})
+
+
+# ----------------------------------------------------------------------------------------------------- settle
+
+
+class PlainEnd(Struct, frozen=True, kw_only=True):
+    """How an exchange ended, computed without reading."""
+
+    row: dict[str, Any]  # of a wave
+    settled: Settled  # as it is if the row is accepted, but for the head
+
+
+class _End(ExchangeEnd):
+    """Keeps the cut's row at the last message. The function knows whether it belongs there or at the base."""
+
+    @staticmethod
+    def _lies_before(position: int, line: Sequence[tree.NodePlace]) -> bool:  # noqa: ARG004
+        return False
+
+
+def plain_end(settlement: Settlement) -> PlainEnd | None:
+    """Return how an exchange ended, where that depends on no more than the function checks; else None.
+
+    That is: the exchange is not settled, it brought these messages, its base is there and the first message not yet,
+    and, where that matters, the session stands at the base.
+    """
+    key, keeper = session_key(settlement.tenant, settlement.session, settlement.dialect), _RowKeeper()
+    if settlement.finished or (settlement.replies and not settlement.messages):
+        return None
+    texts = [body_of(body.message) for body in settlement.messages]
+    state = ExchangeState(
+        status=Status.PENDING,
+        created_at=0,
+        digest="",
+        nodes="[]",
+        replies="[]",
+        messages=orjson.dumps(texts).decode(),
+        instructions=None,
+        model="",
+        tools=None,
+    )
+    session = SessionRow(key=key, tenant=settlement.tenant, id=settlement.session, head=settlement.base, **_NOWHERE)
+    base = tree.NodePlace(node=settlement.base, depth=0, round=0, tokens_total=0, recorded=settlement.tenant)
+    end = _End(keeper, settlement, session, state, base)
+    try:
+        settled = end.write()
+    except _NeedsToRead:
+        return None
+    row = end.session_row | end.exchange_row | {"session": key, "id": settlement.exchange, "base": settlement.base}
+    row["answered"] = bool(settlement.replies)
+    if settlement.replies:
+        cuts = keeper.rows["cuts"]
+        row |= {
+            "follows_head": settlement.at_head or settlement.kind in APPENDING,
+            "first_node": node_id(settlement.base, settlement.messages[0].message),
+            "asked": state.messages,
+            "new_bodies": sorted(keeper.rows["bodies"], key=_BODIES),
+            "new_nodes": keeper.rows["nodes"],
+            "cut": cuts[0] if cuts else None,
+        }
+    return PlainEnd(row=row, settled=settled)
+
+
+def waves_of(ends: Sequence[PlainEnd]) -> list[list[PlainEnd]]:
+    """Return what one call is to settle: a wave has one exchange of a session at most.
+
+    Left out is what would not be accepted: what follows the head of a session that another one is to move.
+    """
+    waves: list[list[PlainEnd]] = []
+    counts: Counter[str] = Counter()
+    moved: set[str] = set()
+    for end in ends:
+        key = end.row["session"]
+        if key in moved and end.row.get("follows_head"):
+            continue
+        if "head" in end.row:
+            moved.add(key)
+        if counts[key] == len(waves):
+            waves.append([])
+        waves[counts[key]].append(end)
+        counts[key] += 1
+    return waves
+
+
+def settle_arguments(waves: Sequence[Sequence[PlainEnd]]) -> tuple[Any, ...]:
+    """Return the arguments of `SETTLE`; a wave has one exchange of a session at most."""
+    keys = {cast("str", end.row["session"]): None for wave in waves for end in wave}
+    return [_text([end.row for end in wave]) for wave in waves], list(keys)
+
+
+def _text(rows: Any) -> str:
+    return orjson.dumps(list(rows)).decode()

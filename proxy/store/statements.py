@@ -1,0 +1,103 @@
+"""SQLAlchemy's statements, compiled once and run by the driver itself.
+
+SQLAlchemy's own way from a statement to its rows takes several times as long as the database does.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import Executable, UpdateBase
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import MultipleResultsFound
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import BindParameter, TextClause
+from sqlalchemy.sql.selectable import ReturnsRows, SelectBase
+
+Values: TypeAlias = Mapping[str, Any]
+MakeRow: TypeAlias = Callable[[Sequence[Any]], Any]
+
+_named_tuple: Final[Any] = namedtuple  # noqa: PYI024 - for rows, whose names are known only at run time
+
+
+class FetchedRows:
+    """What a statement returned, all of it fetched. Rows get their names when they are looked at."""
+
+    __slots__ = ("_make", "_rows")
+
+    def __init__(self, rows: Sequence[Sequence[Any]], make: MakeRow) -> None:
+        """Hold `rows` as the driver gave them; `make` makes of one what is given out."""
+        self._rows = rows
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._make, self._rows)
+
+    def all(self) -> list[Any]:
+        """Return every row."""
+        return list(map(self._make, self._rows))
+
+    def one_or_none(self) -> Any:
+        """Return the one row, None where there is none."""
+        if len(self._rows) > 1:
+            raise MultipleResultsFound("Multiple rows were found when one or none was required")
+        return self._make(self._rows[0]) if self._rows else None
+
+    def scalars(self) -> list[Any]:
+        """Return the first value of every row."""
+        return [row[0] for row in map(self._make, self._rows)]
+
+    def scalar_one_or_none(self) -> Any:
+        """Return the first value of the one row, None where there is none."""
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
+
+class CompiledStatement:
+    """A statement as a driver takes it."""
+
+    def __init__(self, statement: Executable, columns: tuple[str, ...], dialect: Dialect) -> None:
+        """Compile it; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+        if not isinstance(statement, SelectBase | UpdateBase | TextClause):
+            raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
+        self.compiler: SQLCompiler = statement.compile(dialect=dialect, column_keys=list(columns) or None)
+        self.binds: Mapping[str, BindParameter[Any]] = self.compiler.binds
+        self.text = self.compiler.string
+        self.order = tuple(self.compiler.positiontup or ())
+        """Names of the parameters in the order of their places in `text`."""
+        self.lists = frozenset(name for name, bind in self.binds.items() if bind.expanding)
+        """Those of the parameters that are lists; `text` has SQLAlchemy's mark in their place."""
+        self.fixed = {name: bind.effective_value for name, bind in self.binds.items() if not bind.required}
+        """Values that the statement itself holds."""
+        self.exported = list(statement.exported_columns) if isinstance(statement, ReturnsRows) else []
+        """The columns that it returns, as far as it says so."""
+        self.make: MakeRow | None = None
+        """Makes a row; None before the first execution, which tells the names of the columns."""
+        self.converters: Sequence[tuple[int, Callable[[Any], Any]]] = ()
+        """Places of columns whose values the driver gives in another type, and what makes the right one."""
+
+    def maker(self, names: Sequence[str]) -> MakeRow:
+        """Return what makes a row with these names of columns, and keep it."""
+        if self.exported and len(self.exported) != len(names):
+            raise TypeError(f"the statement has {len(self.exported)} columns, and {len(names)} were returned")
+        named: MakeRow = _named_tuple("Row", names, rename=True)._make
+        converters = self.converters
+
+        def converting(row: Sequence[Any]) -> Any:
+            values = list(row)
+            for place, convert in converters:
+                values[place] = convert(values[place])
+            return named(values)
+
+        self.make = converting if converters else named
+        return self.make
+
+
+def picker(order: Sequence[str]) -> Callable[[Values], tuple[Any, ...]]:
+    """Return what takes values out, in the order of their places."""
+    if len(order) > 1:
+        return itemgetter(*order)
+    return (lambda asked: (asked[order[0]],)) if order else (lambda _: ())

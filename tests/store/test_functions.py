@@ -1,0 +1,312 @@
+"""PostgreSQL's own functions write what `write_exchanges` writes, and leave what they cannot to it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import make_url, select
+
+from proxy.conversation import ROOT, Incoming, Mode, content_hash, node_id
+from proxy.store import METADATA, Opening, Settled, Settlement, Status, Store, session_key
+from proxy.store.database import StoreConnection
+from proxy.store.exchanges import write_exchanges
+from proxy.store.postgres import DriverConnection, PostgresDatabase
+from proxy.store.records import HistoryQuery
+from proxy.store.schema import EXCHANGES, NODES
+from proxy.trimming import Cut
+from tests.store.test_batches import conversation, rows_of
+from tests.support import postgres
+from tests.support.talk import body, message, opening, settlement
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncpg", "psycopg", "pooled"])
+def url(request: pytest.FixtureRequest, _migrated_postgres: str) -> str:
+    """URL of an empty store on PostgreSQL, by each driver, and as behind a pool that shares connections."""
+    postgres.execute(_migrated_postgres, f"TRUNCATE {', '.join(METADATA.tables)}")
+    if request.param == "pooled":
+        return _migrated_postgres + ("&" if "?" in _migrated_postgres else "?") + "statement_cache_size=0"
+    return _migrated_postgres.replace("postgresql", f"postgresql+{request.param}", 1)
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncGenerator[Store]:
+    opened = await Store.open(url)
+    yield opened
+    await opened.close()
+
+
+def database_of(store: Store) -> PostgresDatabase:
+    database = store._database
+    assert isinstance(database, PostgresDatabase)
+    return database
+
+
+@pytest.fixture
+def alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[list[Opening | Settlement]]:
+    """Return what the functions leave, as it comes."""
+    left: list[list[Opening | Settlement]] = []
+    writer = database_of(store)._writer
+    transact: Callable[[Sequence[Opening | Settlement]], Awaitable[list[Any]]] = writer._transact
+
+    async def noting(items: Sequence[Opening | Settlement]) -> list[Any]:
+        left.append(list(items))
+        return await transact(items)
+
+    monkeypatch.setattr(writer, "_transact", noting)
+    return left
+
+
+def cut(position: int) -> Cut:
+    return Cut(position=position, policy="default", version="v1", changes=(), tokens=3, messages=1, tool_calls=0)
+
+
+async def exchange(store: Store, number: int, session: str, **changes: Any) -> Settled:
+    """Have one exchange begun and settled at the root, unless `changes` say otherwise."""
+    asked, names = body("user", f"question {number}"), {"session": session, "kind": "resend"}
+    name = f"exc_{number:08d}"
+    began = store.begin(opening(name, asked, digest=str(number), **names))
+    replies = (body("assistant", f"answer {number}"),)
+    ended = settlement(name, asked, replies=replies, at_head=False, **names)
+    return await store.settle(replace(ended, **changes), began)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_they_write_what_is_written_without_them(store: Store, alone: list[Any], seed: int) -> None:
+    random = Random(seed)  # noqa: S311 - a test
+
+    def varied(item: Opening | Settlement) -> Opening | Settlement:
+        """Give it what a plain one may have."""
+        if isinstance(item, Opening):
+            brief = (message("system", random.choice(["be brief", "be kind"])),)
+            tools = random.choice([None, b'[{"a":1}]'])
+            return replace(item, instructions=random.choice([None, brief]), instructions_tokens=3, tools=tools)
+        return replace(
+            item,
+            cost=random.choice([None, 0.25]),
+            scale=random.choice([None, 1.5]),
+            cut=cut(random.randrange(5)) if item.replies and random.random() < 0.4 else None,
+            kind=random.choice([item.kind, item.kind, "side"]),
+            moves_head=random.random() < 0.8,
+            agent=random.choice([None, "a"]),
+            vouched=random.choice([0, 1]),
+        )
+
+    items = [varied(item) for item in await conversation(store, "none", random)]
+    one = [replace(item, tenant="one") for item in items]
+    alone.clear()
+    for item in one:
+        await store._database.start(write_exchanges, item)
+    assert len(alone) < len(items) / 2
+    for item in items:
+        await store._database.write(partial(write_exchanges, items=[replace(item, tenant="other")]))
+    read = store._database.read
+    first = await read(partial(rows_of, tenant="one"))
+    assert first == await read(partial(rows_of, tenant="other"))
+    recorded = select(NODES.c.node, NODES.c.recorded).order_by(NODES.c.node)
+
+    def of_tenant(connection: StoreConnection, *, tenant: str) -> list[tuple[str, bool]]:
+        keys = [session_key(tenant, session) for session in ("s0", "s1", "s2")]
+        found = connection.execute(recorded.where(NODES.c.session.in_(keys)))
+        return [(row.node, row.recorded == tenant) for row in found]
+
+    assert await read(partial(of_tenant, tenant="one")) == await read(partial(of_tenant, tenant="other"))
+    assert {row["status"] for row in first["exchanges"]} >= {Status.COMPLETE.value, Status.PENDING.value}
+    assert len(first["pending"]) == sum(row["status"] == Status.PENDING.value for row in first["exchanges"])
+
+
+async def statuses(store: Store) -> list[str]:
+    def read(connection: StoreConnection) -> list[str]:
+        return list(connection.execute(select(EXCHANGES.c.status)).scalars())
+
+    return await store._database.read(read)
+
+
+async def nodes_of(store: Store, session: str) -> set[str]:
+    def read(connection: StoreConnection) -> set[str]:
+        found = select(NODES.c.node).where(NODES.c.session == session_key("tenant", session))
+        return set(connection.execute(found).scalars())
+
+    return await store._database.read(read)
+
+
+async def test_one_that_fails_takes_no_neighbour_with_it(store: Store, alone: list[Any]) -> None:
+    bad = {"policy_version": "a\x00b"}  # no text of the database holds it
+    results = await asyncio.gather(
+        *(exchange(store, number, f"s{number}", **(bad if number == 7 else {})) for number in range(20)),
+        return_exceptions=True,
+    )
+    assert [number for number, result in enumerate(results) if not isinstance(result, Settled)] == [7]
+    assert len(alone) == 20  # nothing of that call was kept, so each was written by itself
+    assert sorted(await statuses(store)) == ["complete"] * 19 + ["pending"]
+    alone.clear()
+    assert (await exchange(store, 20, "s20")).replies
+    assert alone == []
+
+
+async def test_a_locked_session_holds_up_nobody_else(store: Store, url: str) -> None:
+    await exchange(store, 0, "s0")
+    plain = make_url(url).set(drivername="postgresql")
+    plain = plain.difference_update_query(["statement_cache_size"])
+    async with await psycopg.AsyncConnection.connect(plain.render_as_string(hide_password=False)) as other:
+        await other.execute("SELECT 1 FROM sessions FOR UPDATE")
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(exchange(store, 1, "s0"))
+            for number in range(2, 6):
+                assert (await asyncio.wait_for(exchange(store, number, f"s{number}"), 10)).replies
+            assert not waiting.done()
+            await other.rollback()
+    assert waiting.result().replies
+    assert await statuses(store) == ["complete"] * 6
+
+
+async def test_connections_that_the_server_ends_lose_nothing_and_store_nothing_twice(store: Store, url: str) -> None:
+    acknowledged: dict[int, Settled] = {}
+    ended = 0
+
+    async def client(first: int) -> None:
+        for number in range(first, first + 30):
+            acknowledged[number] = await exchange(store, number, f"s{number % 10}")
+
+    async def killer() -> None:
+        nonlocal ended
+        plain = make_url(url).set(drivername="postgresql").difference_update_query(["statement_cache_size"])
+        async with await psycopg.AsyncConnection.connect(
+            plain.render_as_string(hide_password=False), autocommit=True
+        ) as other:
+            while len(acknowledged) < 200:
+                # The one that writes together: its last statement is a call.
+                found = await other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND query LIKE '%palimpsest_%' AND pid <> pg_backend_pid()"
+                )
+                ended += len(await found.fetchall())
+                await asyncio.sleep(0.03)
+
+    await asyncio.gather(killer(), *(client(100 * number) for number in range(10)))
+    assert ended
+    assert await statuses(store) == ["complete"] * 300
+    for number, settled in acknowledged.items():
+        assert {*settled.nodes, *settled.replies} <= await nodes_of(store, f"s{number % 10}")
+    for number in range(10):
+        session = await store.session("tenant", f"s{number}")
+        assert session is not None
+        assert (session.requests, session.tokens_sent) == (30, 30 * 60)
+
+
+PROCESS = """
+import asyncio, sys
+from proxy.store import Store
+from tests.store.test_functions import exchange
+
+async def main(url, first):
+    store = await Store.open(url, migrate=False)
+    await asyncio.gather(*(exchange(store, first + number, "s0") for number in range(40)))
+    await store.close()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+async def test_two_processes_write_to_one_session(store: Store, url: str) -> None:
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, url, str(first)) for first in (1000, 2000)
+    ]
+    assert [await process.wait() for process in processes] == [0, 0]
+    session = await store.session("tenant", "s0")
+    assert session is not None
+    assert session.requests == 80
+    assert len(await nodes_of(store, "s0")) == 160
+
+
+async def test_appends_at_once_to_one_session_all_go_behind_one_another(store: Store) -> None:
+    async def append(number: int) -> Settled:
+        asked, name = body("user", f"question {number}"), f"exc_{number:08d}"
+        began = store.begin(opening(name, asked, digest=str(number)))
+        return await store.settle(settlement(name, asked, replies=(body("assistant", f"answer {number}"),)), began)
+
+    results = await asyncio.gather(*(append(number) for number in range(30)))
+    session = await store.session("tenant", "session")
+    assert session is not None
+    assert (session.messages, session.rounds, session.requests) == (60, 30, 30)
+    assert {row.node for row in await store.path(session.key, session.head)} == {
+        node for settled in results for node in (*settled.nodes, *settled.replies)
+    }
+
+
+async def test_a_second_settling_returns_what_the_first_one_made(store: Store) -> None:
+    first = await exchange(store, 1, "s0")
+    asked = body("user", "question 1")
+    again = settlement("exc_00000001", asked, replies=(body("assistant", "other"),), session="s0", at_head=False)
+    assert await store.settle(again) == first
+    assert len(await nodes_of(store, "s0")) == 2
+
+
+async def test_a_cancelled_caller_leaves_its_exchange_written(store: Store, url: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        callers = [tasks.create_task(exchange(store, number, f"s{number}")) for number in range(5)]
+        await asyncio.sleep(0)  # let each ask
+        for caller in callers:
+            caller.cancel()
+    await store.close()
+    again = await Store.open(url)
+    assert len(await statuses(again)) == 5
+    await again.close()
+
+
+async def test_an_exchange_takes_three_round_trips_and_updates_no_index(
+    store: Store, url: str, alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    fetch = DriverConnection.fetch
+
+    async def counting(self: DriverConnection, text: str, values: Sequence[Any]) -> Any:
+        texts.append(text.partition("(")[0][:40])
+        return await fetch(self, text, values)
+
+    monkeypatch.setattr(DriverConnection, "fetch", counting)
+    known = [message("user", "hello"), message("assistant", "hi")]
+    first = settlement("exc_first", body("user", "hello"), replies=(body("assistant", "hi"),), at_head=False)
+    await store.settle(first, store.begin(opening("exc_first", body("user", "hello"))))
+    base = node_id(node_id(ROOT, known[0]), known[1])
+
+    async def ask(number: int) -> None:
+        asked = body("user", f"question {number}")
+        messages = [*known, asked.message]
+        names = [node_id(ROOT, known[0]), base, node_id(base, asked.message)]
+        contents = [content_hash(message) for message in messages]
+        incoming = Incoming(names=names, contents=contents, replies=[1], mode=Mode.FULL)
+        question = HistoryQuery(
+            tenant="tenant", session="session", incoming=incoming, messages=messages, policy=None, agent=None
+        )
+        found = await store.recall(question)
+        assert found.arrival.base == base
+        name = f"exc_{number:08d}"
+        began = store.begin(opening(name, asked, digest=str(number), base=base, kind="resend"))
+        ended = settlement(name, asked, base=base, kind="resend", replies=(body("assistant", f"a {number}"),))
+        await store.settle(replace(ended, at_head=False), began)
+
+    await ask(0)
+    texts.clear()
+    for number in range(1, 100):
+        await ask(number)
+        assert len(texts) == 3
+        texts.clear()
+    assert alone == []
+    await store.close()  # what a connection did is counted at its end
+    plain = make_url(url).set(drivername="postgresql").difference_update_query(["statement_cache_size"])
+    with psycopg.connect(plain.render_as_string(hide_password=False)) as other:
+        counted = other.execute("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'exchanges'")
+        row = counted.fetchone()
+    assert row is not None
+    assert row[0] >= 100
+    assert row[1] > 0.9 * row[0]
