@@ -1,6 +1,6 @@
 """The ASGI application: opens all services, wires them, sends each request to its endpoint, closes them.
 
-There is no global state: two applications in one process share nothing.
+There is no global state: two applications in one process share nothing that changes.
 """
 
 from __future__ import annotations

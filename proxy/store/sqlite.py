@@ -55,6 +55,9 @@ from proxy.store.statements import CompiledStatement, FetchedRows, Values, picke
 _LOG: Final = logging.getLogger("palimpsest.store")
 
 BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
+_TRY_SECONDS: Final = 0.001
+"""How long the writer sleeps before it tries again to get the lock. SQLite's own handler soon sleeps 100 ms: with four
+workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the same throughput)."""
 _READERS: Final = 4
 _BATCH: Final = 64  # writes of one transaction at most: they hold up the event loop for some milliseconds
 _BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
@@ -162,9 +165,10 @@ class SqliteDatabase:
         self._durable = True  # whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)
         with translated():
             self._writing = connect(path)
-            self._writing.execute(f"PRAGMA cache_size=-{_CACHE_KB}")
-            # SQLite notes what an INSERT of several rows would have to take back, as a rule in a file of its own.
-            self._writing.execute("PRAGMA temp_store=MEMORY")
+            # `_begin` waits for the lock. What an INSERT of several rows may have to take back stays in memory.
+            self._writing.executescript(
+                f"PRAGMA cache_size=-{_CACHE_KB}; PRAGMA busy_timeout=0; PRAGMA temp_store=MEMORY"
+            )
             near = connect(path)
         near.executescript("PRAGMA busy_timeout=0")  # an event loop waits for no lock
         self._near = near
@@ -293,7 +297,7 @@ class SqliteDatabase:
                 # A script: a statement that is kept prepared may have had its effect when it was prepared.
                 raw.executescript(_DURABLE if durable else _PASSING)
                 self._durable = durable
-            raw.execute("BEGIN IMMEDIATE")
+            self._begin(raw)
             try:
                 outcomes: list[_Outcome] = []
                 with _borrowed_turn(writes):
@@ -306,7 +310,7 @@ class SqliteDatabase:
                     raise
                 # One item failed. All run again, with a savepoint each, so that it takes back only its own work.
                 _roll_back(raw)
-                raw.execute("BEGIN IMMEDIATE")
+                self._begin(raw)
                 outcomes = [(write, *self._run(write)) for write in writes]
             raw.execute("COMMIT")
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
@@ -314,6 +318,20 @@ class SqliteDatabase:
             _roll_back(raw)
             return [(write, None, _reported(why)) for write in writes]
         return outcomes
+
+    @staticmethod
+    def _begin(raw: sqlite3.Connection) -> None:
+        """Begin a transaction once no other process is in one."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as why:
+                if why.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_TRY_SECONDS)
+            else:
+                return
 
     def _run(self, write: _Write) -> tuple[Any, Exception | None]:
         """Run one item so that its failure takes back its own work and nothing else."""

@@ -97,7 +97,8 @@ async def test_only_its_owner_can_read_the_file(path: Path) -> None:
 async def test_commits_survive_a_power_loss_and_deletes_overwrite_the_file(path: Path) -> None:
     database = SqliteDatabase(path)
     runs: tuple[Any, ...] = (database.write, database.read, partial(database.read, short=True))
-    for run, patience in zip(runs, (15_000, 15_000, 0), strict=True):  # an event loop waits for no lock
+    # The writer tries again itself, and an event loop waits for no lock.
+    for run, patience in zip(runs, (0, 15_000, 0), strict=True):
         assert await run(partial(setting, name="journal_mode")) == "wal"
         assert await run(partial(setting, name="synchronous")) == 2
         assert await run(partial(setting, name="secure_delete")) == 1
@@ -154,6 +155,24 @@ async def test_a_lock_that_is_held_too_long_is_told_and_harms_no_later_write(
         other.execute("COMMIT")
     await database.write(partial(put, name="b"))
     assert await database.read(names) == ["b"]
+    await database.close()
+
+
+async def test_the_writer_tries_again_until_another_process_lets_go_of_its_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = threading.Semaphore(0)
+    monkeypatch.setattr(sqlite.time, "sleep", lambda _: tries.release())
+    database = SqliteDatabase(path)
+    async with asyncio.TaskGroup() as tasks:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            written = tasks.create_task(database.write(partial(put, name="a")))
+            for _ in range(3):
+                assert await asyncio.to_thread(tries.acquire, timeout=10)
+            assert not written.done()
+            other.execute("COMMIT")
+    assert await database.read(names) == ["a"]
     await database.close()
 
 
