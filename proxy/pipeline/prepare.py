@@ -75,6 +75,7 @@ class Preparer:
         self._services = services
         self._coalescer = PlanCoalescer()
         self._process_mark = process_mark
+        self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
@@ -88,8 +89,8 @@ class Preparer:
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
         tools, off = request.tools, context.policy is None
-        mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
-        if mine:
+        if self._offers_tools:
+            mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
             offer = api.offer_tools(request, mine)
             own, tools = offer.names, offer.tools
         whole = False

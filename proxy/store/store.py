@@ -56,6 +56,8 @@ class Store:
         self._database = database
         self._branches = Branches()
         self._forks = Tasks()
+        self.waits_for_beginnings: Final = not database.in_order
+        """Whether `settle` waits for what `begin` returned before it asks the database for anything."""
 
     @classmethod
     async def open(cls, url: str, *, migrate: bool = True) -> Store:
@@ -72,11 +74,6 @@ class Store:
             return cls(PostgresDatabase(address))
         await asyncio.to_thread(create_file, address.path)
         return cls(await asyncio.to_thread(SqliteDatabase, address.path))
-
-    @property
-    def waits_for_beginnings(self) -> bool:
-        """Whether `settle` waits for what `begin` returned before it asks the database for anything."""
-        return not self._database.in_order
 
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
