@@ -63,11 +63,8 @@ class Exchange:
         """Wait until what is new is stored; raises `StoreUnavailable` if it could not be."""
         if self._opening is not None:
             try:
-                if self._opening.done():  # most upstreams take longer than the store
-                    self._opening.result()
-                else:
-                    self._services.store.hurry()
-                    await asyncio.shield(self._opening)
+                # Most upstreams take longer than the store; then there is nothing left to shield.
+                await (self._opening if self._opening.done() else asyncio.shield(self._opening))
             except PalimpsestError:
                 self._stored = False  # there is nothing to settle
                 raise

@@ -165,13 +165,9 @@ class Database(Protocol):
     def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
         """Have `batch` run with this item, and with those of other callers that wait; done when the future is.
 
-        Nothing is kept of an item for which it raises; it then runs again without that. One that need not be `durable`
-        may wait a little for company.
+        Nothing is kept of an item for which it raises; it then runs again without that.
         """
         ...
-
-    def hurry(self) -> None:
-        """Let nothing wait for company any longer."""
 
     async def close(self) -> None:
         """Finish what was submitted, and let go of the database."""

@@ -122,9 +122,6 @@ class PostgresDatabase:
             self._tasks.start(self._write(lambda connection: batch(connection, [item])[0], again=True))
         )
 
-    def hurry(self) -> None:
-        """Do nothing: nothing waits."""
-
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
         await self._tasks.close()

@@ -62,9 +62,6 @@ _READERS: Final = 4
 _BATCH: Final = 64  # writes of one transaction at most: they hold up the event loop for some milliseconds
 _BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
 _LENT_SECONDS: Final = 0.02  # after this time the event loop goes on, whether the writer is done or not
-_LINGER_SECONDS: Final = 0.01
-"""How long a write that need not be durable waits for one that is: a fast answer ends the exchange in the transaction
-in which it begins."""
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
@@ -158,9 +155,7 @@ class SqliteDatabase:
         self._path = path
         self._closed = False
         self._submitting = threading.Lock()  # guards `_closed` and `_pending`
-        self._pending: list[_Write] = []  # what is not handed over to the writer yet
-        self._soon: asyncio.AbstractEventLoop | None = None  # the event loop that is to do so in its next turn
-        self._later: asyncio.AbstractEventLoop | None = None  # the one that is to do so after a while
+        self._pending: list[_Write] = []  # what was submitted in this turn of an event loop
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # what the writer takes, up to None
         self._durable = True  # whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)
         with translated():
@@ -216,18 +211,11 @@ class SqliteDatabase:
         with self._submitting:
             if self._closed:
                 raise closed()
+            is_first = not self._pending or self._pending[-1].loop is not loop
             self._pending.append(_Write(batch=batch, item=item, future=future, loop=loop, durable=durable))
-            soon, self._soon = self._soon, loop if durable else self._soon
-            later, self._later = self._later, self._later if durable else loop
-        if durable and soon is not loop:
+        if is_first:
             loop.call_soon(self._hand_over)
-        elif not durable and later is not loop:
-            loop.call_later(_LINGER_SECONDS, self._hand_over)
         return future
-
-    def hurry(self) -> None:
-        """Have the writer begin with what waits for company."""
-        self._hand_over()
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
@@ -269,7 +257,6 @@ class SqliteDatabase:
     def _hand_over(self) -> None:
         with self._submitting:
             pending, self._pending = self._pending, []
-            self._soon = self._later = None
             for write in pending:
                 self._queue.put(write)
 

@@ -291,10 +291,6 @@ class Store:
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         return self._database.start(write_exchanges, opening, durable=False)
 
-    def hurry(self) -> None:
-        """Let nothing that was begun wait for company any longer: somebody waits for it."""
-        self._database.hurry()
-
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
 

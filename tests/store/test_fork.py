@@ -265,9 +265,6 @@ class Meddled:
     def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
         return self._database.start(batch, item, durable=durable)
 
-    def hurry(self) -> None:
-        self._database.hurry()
-
     async def close(self) -> None:
         await self._database.close()
 
