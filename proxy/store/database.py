@@ -372,10 +372,12 @@ def _is_failed_connection(error: BaseException) -> bool:
     """Tell whether a driver gave up a connection without a code of the server's.
 
     psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which it raises for wrong
-    use too. The drivers are optional, so they are known by name.
+    use too, or `InternalClientError`, where that happens within a statement. The drivers are optional, so they are
+    known by name.
     """
     kind = type(error)
-    return (kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"} and kind.__name__ == "OperationalError") or (
+    is_driver = kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"}
+    return (is_driver and kind.__name__ in {"OperationalError", "InternalClientError"}) or (
         kind.__name__ == "InterfaceError" and "clos" in str(error)
     )
 

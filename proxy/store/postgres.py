@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from proxy.errors import StoreUnavailable
@@ -87,8 +87,10 @@ class PostgresDatabase:
         # One statement needs no transaction around it, and two round trips less.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tasks = Tasks()
-        self._readers = _Readers(self._engine, self._tasks)
-        self._writer = _ExchangeWriter(DriverConnection(self._engine), self._tasks, self._write_exchanges)
+        # Without a pool: after a loss, a connection that was kept there may be lost too.
+        connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool)
+        self._readers = _Readers(connecting, self._tasks)
+        self._writer = _ExchangeWriter(DriverConnection(connecting), self._tasks, self._write_exchanges)
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
@@ -209,9 +211,10 @@ class DriverConnection:
                 found = Fetched(names=[column.name for column in cursor.description], rows=await cursor.fetchall())
             whole = True
         except Exception as why:
-            # What the server says leaves the connection whole, unless it ends it.
+            # What the server says leaves the connection whole, unless it ends it. Anything else (a TimeoutError, a
+            # driver that was cut off in a statement and has lost count) does not tell what the server does.
             lost: bool = raw.is_closed() if self._uses_asyncpg else raw.closed
-            if lost or isinstance(why, OSError):  # TimeoutError among them: it is not known what the server does
+            if lost or getattr(why, "sqlstate", None) is None:
                 raise LostConnection from why
             whole = True
             raise
@@ -230,7 +233,7 @@ class DriverConnection:
     async def _connect(self) -> Any:
         made = await self._engine.raw_connection()
         raw: Any = made.driver_connection
-        made.detach()  # the pool may have another one in its place
+        made.detach()
         self._raw, self._made, self._made_at = raw, made, time.monotonic()
         if not self._uses_asyncpg:
             await raw.set_autocommit(True)
