@@ -36,9 +36,9 @@ BODY_SECONDS: Final = 30.0
 BODY_RATE: Final = 1_000  # bytes a second
 LINGER_SECONDS: Final = 1.0
 """How long a refused client is read on: one that still sends would lose the answer to a reset."""
-BODY_FACTOR: Final = 8
+BODY_FACTOR: Final = 10
 """Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
-OBJECT_BYTES: Final = 2_048
+OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
 
