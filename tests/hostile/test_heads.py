@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+import orjson
 import pytest
 
 from proxy.server import limits
 from tests.e2e.conftest import Serve
 from tests.support.raw_socket import RawClient, chat, request, seconds_of, sent
-from tests.support.served import Served, config_file
+from tests.support.served import Served, config_file, resident
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
@@ -48,10 +48,6 @@ def port_of(served: Served) -> int:
     return int(served.url.rsplit(":", 1)[1])
 
 
-def memory_of(served: Served) -> int:
-    return psutil.Process(served.process.pid).memory_info().rss
-
-
 @pytest.mark.parametrize(
     ("begin", "piece", "refusal"),
     [
@@ -76,11 +72,11 @@ def memory_of(served: Served) -> int:
 def test_an_endless_head_is_refused_and_takes_no_memory(
     served: Served, begin: bytes, piece: bytes, refusal: tuple[int, str]
 ) -> None:
-    before = memory_of(served)
+    before = resident(served.process.pid)
     with RawClient(port_of(served)) as client:
         assert client.flood(begin, piece, 64 * MEGABYTE) < 32 * MEGABYTE
         assert client.refusal() == refusal
-    assert memory_of(served) - before < 16 * MEGABYTE
+    assert resident(served.process.pid) - before < 16 * MEGABYTE
     assert seconds_of(port_of(served)) < 1
 
 
@@ -96,7 +92,8 @@ def test_limits_of_a_head_that_is_complete(proxy: Proxy, line: int, headers: int
 def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(proxy: Proxy) -> None:
     with RawClient(proxy.port) as client:
         client.socket.sendall(b"\x16\x03\x01\x00\r\n\r\n")
-        assert client.refusal() == (400, None)
+        status, _, body = client.answer()
+    assert (status, orjson.loads(body)["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_half_requests_do_not_stay_open(hasty: Proxy) -> None:

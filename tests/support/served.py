@@ -104,6 +104,12 @@ class Served:
         self.kill()
 
 
+def resident(process: int) -> int:
+    """Return the bytes of memory that a process has (Linux)."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def is_running(process: int) -> bool:
     """Tell whether there is a process with this id."""
     try:
