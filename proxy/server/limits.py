@@ -40,6 +40,7 @@ BODY_FACTOR: Final = 10
 """Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
 OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
+_UNKNOWN_MEMORY: Final = 4 << 30
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
 
 
@@ -86,7 +87,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Feed the parser, and look at what came of it."""
         self._extra += len(data)
         super().data_received(data)
-        if self._extra > MAX_HEAD_BYTES and self.parser is not None:  # pyright: ignore[reportUnnecessaryComparison] - `connection_lost` takes it away
+        if self.parser is None:  # pyright: ignore[reportUnnecessaryComparison] - the request was refused
+            return
+        if self._extra > MAX_HEAD_BYTES:
             self._refuse(self._over_limit())
         elif self._timer is None and (self._extra > 0 or not self._in_head):
             self._await_rest()
@@ -128,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.url) > MAX_LINE_BYTES:
             return LineTooLong(f"The request line is longer than {MAX_LINE_BYTES} bytes. Send a shorter URL.")
         return HeadersTooLarge(
-            f"The headers are more than {MAX_HEADERS}, or longer than {MAX_HEAD_BYTES} bytes in all."
+            f"There are more than {MAX_HEADERS} headers, or they are longer than {MAX_HEAD_BYTES} bytes."
         )
 
     # ------------------------------------------------------------------------------------ time
@@ -282,6 +285,8 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
 
 def machine_memory() -> int:
     """Return the bytes of memory that this machine has, or the container if that is less."""
+    if not hasattr(os, "sysconf"):  # on Windows
+        return _UNKNOWN_MEMORY
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -10,13 +10,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
+import httpx
 import orjson
 import pytest
 
 from proxy.upstream import client as upstream_client
 from tests.e2e.conftest import Serve
 from tests.support.raw_socket import RawClient, chat, request, seconds_of, sent
-from tests.support.served import Served, config_file, resident
+from tests.support.served import Served, config_file, peak, resident
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
@@ -97,6 +98,19 @@ def test_a_long_text_full_of_commas_and_brackets_is_no_attack(serve: Serve) -> N
     assert proxy.chat(None, [{"role": "user", "content": "a"}] * 11).status_code == 400
 
 
+def test_many_large_bodies_at_once_take_no_more_than_the_budget(served: Served) -> None:
+    before, refused = resident(served.process.pid), 0
+    part = chat(b"a" * (4 * MEGABYTE)).replace(b"Content-Length: 4", b"Content-Length: 5")
+    with ExitStack() as stack:
+        for _ in range(40):
+            client = stack.enter_context(RawClient(int(served.url.rsplit(":", 1)[1])))
+            with suppress(OSError):
+                client.socket.sendall(part)
+            refused += client.has_answer()
+        assert refused > 10
+        assert resident(served.process.pid) - before < 200 * MEGABYTE
+
+
 @pytest.fixture(scope="module")
 def narrow(serve: Serve) -> Proxy:
     return serve(server={"max_memory": 8 * MEGABYTE})
@@ -146,7 +160,7 @@ class Answering:
         self.head = b""
         self.pieces: list[bytes] = []
         self.socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/v1"
+        self.base_url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/v1"
         self.thread = threading.Thread(target=self.serve, daemon=True)
 
     def serve(self) -> None:
@@ -177,16 +191,21 @@ Asked = Callable[..., tuple[int, bytes]]
 
 
 @pytest.fixture(scope="module")
-def asked(serve: Serve, answering: Answering) -> Asked:
+def asked(answering: Answering, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """Return status and body of a completion whose upstream answers with these bytes."""
-    proxy = serve(upstream={"base_url": answering.url})
+    folder = tmp_path_factory.mktemp("asked")
+    with Served(config_file(folder, answering, f"sqlite:///{folder / 'p.db'}")) as process:
+        port = int(process.wait().url.rsplit(":", 1)[1])
+        before = resident(process.process.pid)
 
-    def ask(head: bytes, *pieces: bytes, stream: bool = False) -> tuple[int, bytes]:
-        answering.head, answering.pieces = head, list(pieces)
-        answer = proxy.chat(None, "a", model="m", stream=stream)
-        return answer.status_code, answer.content
+        def ask(head: bytes, *pieces: bytes, stream: bool = False) -> tuple[int, bytes]:
+            answering.head, answering.pieces = head, list(pieces)
+            body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "a"}]}
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=20, trust_env=False)
+            assert peak(process.process.pid) - before < 250 * MEGABYTE
+            return answer.status_code, answer.content
 
-    return ask
+        yield ask
 
 
 def test_an_answer_that_is_too_long_is_a_502(asked: Asked) -> None:
@@ -234,7 +253,11 @@ def test_an_encoded_answer_is_read_whole(asked: Asked, encoding: bytes, encoded:
     assert asked(JSON + b"Content-Encoding: " + encoding + b"\r\n", *pieces) == (200, REPLY)
 
 
-@pytest.mark.parametrize("encoded", [gzip.compress(REPLY)[:-9], gzip.compress(REPLY)[:5], b"\x1f\x8b" + b"a" * 99])
+@pytest.mark.parametrize(
+    "encoded",
+    [gzip.compress(REPLY)[:-9], gzip.compress(REPLY)[:5], b"\x1f\x8b" + b"a" * 99],
+    ids=["without its end", "half a header", "no gzip"],
+)
 def test_an_encoded_answer_that_breaks_off_is_a_502(asked: Asked, encoded: bytes) -> None:
     status, body = asked(JSON + b"Content-Encoding: gzip\r\n", encoded)
     assert (status, orjson.loads(body)["error"]["code"]) == (502, "upstream_unreachable")
