@@ -7,12 +7,16 @@
         · Forbidden           403  the caller lacks permission
         · NotFound            404  there is no such session, exchange, reference or route
         · Conflict            409  the session exists already
+        · TimedOut            408  it did not come in time
         · TooLarge            413  it is over a configured limit
+        · LineTooLong         414  its first line is over the limit
+        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
       + UpstreamError         502  the provider did not answer
         · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
         · UpstreamBusy        503  all connections are in use
         · UpstreamTimeout     504  no connection or no answer in time
       · InternalError         500  a bug in this project
+      · Overloaded            503  no memory, or no connection, is left for the request
       · StoreUnavailable      503  the database cannot be read or written
       · ConfigurationError         stops the start (exit code 2)
       · ClientLeft                 the client closed its connection; nothing can be sent
@@ -32,6 +36,7 @@ class PalimpsestError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
+    retry_after: ClassVar[int | None] = None  # seconds after which the client may try again
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -91,6 +96,27 @@ class TooLarge(RequestError):
     default_code = "request_too_large"
 
 
+class TimedOut(RequestError):
+    """The request did not come in time."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
+class LineTooLong(RequestError):
+    """The request line is over the limit."""
+
+    status = 414
+    default_code = "uri_too_long"
+
+
+class HeadersTooLarge(RequestError):
+    """The headers, or the trailers, are over a limit."""
+
+    status = 431
+    default_code = "headers_too_large"
+
+
 class UpstreamError(PalimpsestError):
     """The provider did not answer, or not to the end."""
 
@@ -122,6 +148,14 @@ class InternalError(PalimpsestError):
     """A bug in this project. The log has the details."""
 
     default_code = "internal_error"
+
+
+class Overloaded(PalimpsestError):
+    """No memory, or no connection, is left for the request."""
+
+    status = 503
+    default_code = "overloaded"
+    retry_after = 1
 
 
 class StoreUnavailable(PalimpsestError):

@@ -43,6 +43,7 @@ from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
 from proxy.models import Catalogue
 from proxy.server.app import Application, Worker, give_up_pending
+from proxy.server.limits import limited_http
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
 from proxy.tokens import TokenCounter
@@ -109,6 +110,7 @@ def server_config(
     chosen: dict[str, Any] = {
         "host": settings.server.host,
         "port": settings.server.port,
+        "http": limited_http(settings.server),
         "ws": "none",
         "lifespan": "on",
         "log_config": None,

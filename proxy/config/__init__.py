@@ -23,6 +23,7 @@ from proxy.config.settings import (
     ModelRule,
     PriceStep,
     ReasoningMode,
+    ServerSettings,
     SessionSettings,
     Settings,
     SummarizerSettings,

@@ -38,6 +38,7 @@ from proxy.trimming import Natural, Policy, Positive, contradiction
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A `token` of RFC 9110, section 5.6.2."""
 _VISIBLE: Final = re.compile(r"[!-~]+")
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#]+")
 _FIELD_PATH: Final = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _RESOURCE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
@@ -55,6 +56,7 @@ POSTGRES_DRIVERS: Final = {
     "postgresql+psycopg_async": "psycopg",
 }
 """The driver in use, by the scheme of a PostgreSQL store's URL."""
+SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
 STATEMENT_CACHE: Final = "statement_cache_size"
 """The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
 
@@ -73,6 +75,19 @@ def _key(secret: SecretStr) -> SecretStr:
     if not _VISIBLE.fullmatch(secret.get_secret_value()):
         raise ValueError("a key is one or more visible ASCII characters, without spaces or line ends")
     return secret
+
+
+def _long_enough(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < SHORTEST_KEY:
+        raise ValueError(f"a key of clients has at least {SHORTEST_KEY} characters: shorter ones can be guessed")
+    return secret
+
+
+def _origin(origin: str) -> str:
+    """Return the origin as browsers write it."""
+    if not _ORIGIN.fullmatch(origin):
+        raise ValueError("an origin is a scheme, a host and perhaps a port: https://app.example")
+    return origin.lower()
 
 
 def _base_url(url: str) -> str:
@@ -173,6 +188,8 @@ FieldPath: TypeAlias = Annotated[str, AfterValidator(_field_path)]
 Resource: TypeAlias = Annotated[str, AfterValidator(_resource)]
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 PolicyName: TypeAlias = Annotated[str, AfterValidator(_policy_name)]
+ClientKey: TypeAlias = Annotated[Key, AfterValidator(_long_enough)]
+Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
 Pattern: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 """A name with wildcards: `*`, `?`, `[a-z]`."""
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -207,6 +224,17 @@ class ServerSettings(_Section):
     """Number of processes. They share the port and the store."""
     max_body_bytes: Count = 67_108_864
     """Largest request body in bytes. A larger one is refused with 413."""
+    max_messages: Count = 100_000
+    """Most messages of a request, or lines of an import. More are refused with 400."""
+    max_json_values: Count = 2_000_000
+    """Most JSON values in a request. More are refused with 400."""
+    max_memory: Count | None = None
+    """Bytes of memory for all request bodies in work, shared evenly by the workers. Beyond it requests get 503.
+    Without it, half of what the machine or the container has."""
+    max_connections_per_address: Annotated[int, Field(ge=0)] = 0
+    """Most connections from one address to one worker. 0: any number."""
+    allowed_origins: tuple[Origin, ...] = ()
+    """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
 
 
 class Route(_Section):
@@ -257,7 +285,7 @@ class StoreSettings(_Section):
 class AuthKey(_Section):
     """One key that clients may use."""
 
-    key: Key
+    key: ClientKey
     """The API key that the client sends."""
     tenant: Name
     """The tenant that the key belongs to. A tenant may have several keys."""
@@ -270,7 +298,7 @@ class AuthSettings(_Section):
     """`none`: no authentication. `passthrough`: each provider key is a tenant. `keys`: the keys below."""
     keys: tuple[AuthKey, ...] = ()
     """The accepted keys, for `mode: keys`."""
-    admin_key: Key | None = None
+    admin_key: ClientKey | None = None
     """Key that sees all tenants' sessions over the HTTP API. Without it nobody can."""
 
     @model_validator(mode="after")

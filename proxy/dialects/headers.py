@@ -43,6 +43,11 @@ _CREDENTIALS: Final = frozenset(
     {b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"}
 )
 """Where providers of compatible APIs look for a key."""
+_STEERING: Final = frozenset(
+    b"openai-organization openai-project x-http-method x-http-method-override x-method-override "
+    b"x-original-url x-rewrite-url".split()
+)
+"""What says on whose account, or by which path, a request is served: not a client's to say of a shared key."""
 
 
 def to_upstream(
@@ -51,9 +56,10 @@ def to_upstream(
     """Return the headers of a client's request that go upstream: order, repetitions and bytes as they are.
 
     Not among them: those of one connection, ours, `Host`, `Content-Length`, `Expect`, those in `extra_drop`
-    (lower case), and with `drop_credentials` whatever may be a key of the client's.
+    (lower case), and with `drop_credentials` whatever may be a key of the client's or
+    steers how a key is used.
     """
-    return _passing(headers, _NOT_UPSTREAM.union(extra_drop, _CREDENTIALS if drop_credentials else ()))
+    return _passing(headers, _NOT_UPSTREAM.union(extra_drop, _CREDENTIALS | _STEERING if drop_credentials else ()))
 
 
 def to_client(

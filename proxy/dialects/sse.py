@@ -51,6 +51,11 @@ class EventDecoder:
         self._at_start = True  # of the stream, where a byte order mark may stand
         self._ended_in_cr = False  # the last event did, by a CR that is no CR LF
 
+    @property
+    def waiting(self) -> int:
+        """How many bytes of an unfinished event have come."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes; return the events that they complete, oldest first."""
         if self._buffer and len(self._buffer) <= _SHORT:

@@ -19,10 +19,11 @@ from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
-from proxy.upstream import Answer
+from proxy.upstream import Answer, too_large
 
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
+MAX_EVENT_BYTES: Final = 16_777_216  # longest event of a stream
 
 
 class OwnCall(Struct, frozen=True, kw_only=True):
@@ -166,6 +167,8 @@ class StreamRelay:
                     else:
                         shown.append(self._read(event))
                 await self._send(b"".join(shown))
+                if self._events.waiting > MAX_EVENT_BYTES:
+                    raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
         except UpstreamError as why:
             self._failure = why
         return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]

@@ -29,6 +29,7 @@ from proxy.server import exchanges, operations, sessions
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
+from proxy.server.limits import MemoryBudget
 from proxy.server.passthrough import Passthrough
 from proxy.store import Store
 from proxy.telemetry import set_level
@@ -109,16 +110,19 @@ class Application:
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings))
             store = app.store
-            authenticator = Authenticator(settings.auth, await store.secret(_TENANT_SECRET))
+            authenticator = Authenticator(
+                settings.auth, await store.secret(_TENANT_SECRET), settings.server.allowed_origins
+            )
+            budget = MemoryBudget(settings.server)
             if self._ended != ():
                 await give_up_pending(store, self._ended)
             secret = await store.secret(_CACHE_SECRET)
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             api.state.services = Services(
-                settings=settings, app=app, authenticator=authenticator, policies=chat.policies
+                settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget
             )
             self._authenticator = authenticator
-            self._chat = ChatEndpoint(settings, authenticator, chat, app.background)
+            self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget)
             self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background)
             if self._loaded is not None:
                 await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, app.knowledge)).running())
@@ -167,6 +171,8 @@ async def _refuse(request: Request, why: Exception) -> Response:
         return Response(status_code=400)
     else:  # it is logged by `Application`
         error = InternalError(_MISTAKE)
+    if error.retry_after is not None:
+        headers = {"retry-after": str(error.retry_after)}
     return Response(orjson.dumps(error.body()), status or error.status, headers, media_type="application/json")
 
 

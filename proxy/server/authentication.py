@@ -1,23 +1,26 @@
 """Authentication: who the caller is, a tenant or the administrator.
 
 Without authentication every caller is the same tenant, and `Host` must be a name of this machine: otherwise a
-web page could read histories by DNS rebinding.
+web page could read histories by DNS rebinding. A page of another origin may change nothing and spend nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
 
 from proxy.config import AuthSettings
-from proxy.errors import Forbidden, Unauthenticated
+from proxy.errors import Forbidden, InvalidRequest, Unauthenticated
 from proxy.pipeline import DEFAULT_TENANT
 
+_SINGLE: Final = (b"authorization", b"host")
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # they spend and change nothing
+_JSON: Final = b"application/json"
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -34,17 +37,31 @@ _EVERYBODY: Final = Identity(tenant=DEFAULT_TENANT)
 class Authenticator:
     """Identifies callers. One for the life of the process."""
 
-    def __init__(self, settings: AuthSettings, secret: bytes) -> None:
-        """Read the keys; `secret` turns a client's own key into the name of its tenant."""
+    def __init__(self, settings: AuthSettings, secret: bytes, allowed_origins: Collection[str] = ()) -> None:
+        """Read the keys; `secret` turns a client's own key into the name of its tenant.
+
+        `allowed_origins` are the web pages of other origins that may use a proxy without authentication.
+        """
+        self._origins = frozenset(origin.encode() for origin in allowed_origins)
         self._mode = settings.mode
         self._secret = secret
         self._tenants = {_digest(key.key.get_secret_value()): key.tenant for key in settings.keys}
         admin = settings.admin_key
         self._admin = None if admin is None else _digest(admin.get_secret_value())
 
-    def admit(self, headers: Mapping[bytes, bytes]) -> Identity:
-        """Return the caller; `headers` holds the first value of each header by its lower-case name."""
+    def admit(
+        self, headers: Mapping[bytes, bytes], method: str = "GET", sent: Sequence[tuple[bytes, bytes]] = ()
+    ) -> Identity:
+        """Return the caller of a request.
+
+        `headers` holds the first value of each header by its lower-case name, `sent` all of them: a credential
+        that stands there twice is refused, since the next server may take the other one.
+        """
+        if len(sent) > len(headers):
+            _check_single([name for name, _ in sent])
         self.check_host(headers.get(b"host"))
+        if self._mode == "none" and method not in _SAFE_METHODS:
+            self._check_origin(headers)
         if self._mode == "none" and self._admin is None:
             return _EVERYBODY
         token = _token(headers.get(b"authorization", b""))
@@ -69,6 +86,43 @@ class Authenticator:
                 "Call it by one of these names, or set auth.mode.",
                 code="host_not_allowed",
             )
+
+    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `Forbidden` if a page of another origin sends this: nobody else asked its reader."""
+        origin = headers.get(b"origin")
+        if origin is None and headers.get(b"sec-fetch-site") != b"cross-site":
+            return
+        if origin is not None and (origin in self._origins or _origin_of_host(headers, origin)):
+            return
+        raise Forbidden(
+            "Without authentication this proxy takes nothing from web pages of other origins. "
+            "List the origin under server.allowed_origins, or set auth.mode.",
+            code="origin_not_allowed",
+        )
+
+    def check_content_type(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `InvalidRequest` for a body of a type that a web page may send anywhere without being asked."""
+        kind = headers.get(b"content-type")
+        if kind is None or kind == _JSON or self._mode != "none":
+            return
+        if b"json" not in kind.partition(b";")[0].lower():
+            raise InvalidRequest(
+                "The Content-Type is not JSON. Send application/json.", param="Content-Type", code="content_type"
+            )
+
+
+def _check_single(names: Sequence[bytes]) -> None:
+    """Raise `InvalidRequest` if a header that says who calls, or whom, is there twice."""
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            shown = name.decode().title()
+            raise InvalidRequest(f"The header {shown} stands there more than once. Send one.", param=shown)
+
+
+def _origin_of_host(headers: Mapping[bytes, bytes], origin: bytes) -> bool:
+    """Return whether `Origin` is the address by which the proxy itself was called."""
+    host = headers.get(b"host", b"").lower()
+    return origin.lower() in {b"http://" + host, b"https://" + host}
 
 
 @lru_cache(maxsize=64)

@@ -13,8 +13,9 @@ from typing import Any, Final
 from proxy.config import Settings
 from proxy.dialects import Dialect, dialect_named
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
-from proxy.pipeline import Background, ChatCompletions, ClientRequest
+from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -44,9 +45,9 @@ class ClientConnection:
         self._body_read = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
-    async def body(self, limit: int) -> bytes:
-        """Return the request's body; raises `TooLarge`, or `ClientLeft` where it breaks off."""
-        return await bounded(self.pieces(), self.first.get(b"content-length"), limit)
+    async def body(self, limit: int, memory: Reservation | None = None) -> bytes:
+        """Return the request's body; raises `TooLarge`, `Overloaded`, or `ClientLeft` where it breaks off."""
+        return await bounded(self.pieces(), self.first.get(b"content-length"), limit, memory)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
@@ -122,12 +123,19 @@ class ClientConnection:
             await self.end(api.error_event(body))
             return
         length = (b"content-length", b"%d" % len(body))
+        if error.retry_after is not None:
+            headers = [*headers, (b"retry-after", b"%d" % error.retry_after)]
         await self.start(error.status, [(b"content-type", b"application/json"), length, *headers])
         await self.end(body)
 
 
-async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: int) -> bytes:
-    """Return a body put together; `announced` is its `Content-Length`. Raises `TooLarge` without reading the rest."""
+async def bounded(
+    pieces: AsyncIterable[bytes], announced: bytes | None, limit: int, memory: Reservation | None = None
+) -> bytes:
+    """Return a body put together; `announced` is its `Content-Length`.
+
+    Raises `TooLarge`, or `Overloaded` where `memory` has no room, without reading the rest.
+    """
     parts: list[bytes] = []
     size = int(announced) if announced is not None and announced.isdigit() else 0
     if size <= limit:
@@ -137,6 +145,8 @@ async def bounded(pieces: AsyncIterable[bytes], announced: bytes | None, limit: 
             size += len(part)
             if size > limit:
                 break
+            if memory is not None:
+                memory.add(len(part))
         else:
             return b"".join(parts)
     raise TooLarge(f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes.")
@@ -146,9 +156,17 @@ class ChatEndpoint:
     """The hot endpoint. One for the life of the process."""
 
     def __init__(
-        self, settings: Settings, authenticator: Authenticator, chat: ChatCompletions, background: Background
+        self,
+        settings: Settings,
+        authenticator: Authenticator,
+        chat: ChatCompletions,
+        background: Background,
+        budget: MemoryBudget,
     ) -> None:
         self._background = background
+        self._budget = budget
+        self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
+        self._countable = min(settings.server.max_messages, settings.server.max_json_values)
         self._limit = settings.server.max_body_bytes
         self._cancels = settings.sessions.on_disconnect == "cancel"
         self._authenticator = authenticator
@@ -157,21 +175,26 @@ class ChatEndpoint:
     async def serve(self, connection: ClientConnection) -> None:
         """Answer one request."""
         try:
-            call = await self._call(connection)
-            await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
+            with self._budget.reserve() as memory:
+                call = await self._call(connection, memory)
+                await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft:
             pass
         except PalimpsestError as why:
             await connection.fail(why)
 
-    async def _call(self, connection: ClientConnection) -> ClientRequest:
-        caller = self._authenticator.admit(connection.first)
+    async def _call(self, connection: ClientConnection, memory: Reservation) -> ClientRequest:
+        caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")
         encoding = connection.first.get(b"content-encoding") or b"identity"
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
-        body = await connection.body(self._limit)
+        self._authenticator.check_content_type(connection.first)
+        body = await connection.body(self._limit, memory)
+        if len(body) > self._countable:  # a shorter one cannot hold as many
+            await compute(len(body), self._limits.check, body)
+        memory.add(0, body.count(b"{"))
         return ClientRequest(
             dialect=connection.dialect,
             tenant=caller.tenant,

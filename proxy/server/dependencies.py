@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -16,6 +16,7 @@ from proxy.config import Policies, Settings
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
 from proxy.server.authentication import Authenticator, Identity
+from proxy.server.limits import MemoryBudget
 from proxy.store import SessionRow
 
 
@@ -26,6 +27,7 @@ class Services(Struct, frozen=True, kw_only=True):
     app: AppServices
     authenticator: Authenticator
     policies: Policies
+    budget: MemoryBudget
 
 
 def services_of(request: Request) -> Services:
@@ -36,7 +38,13 @@ def services_of(request: Request) -> Services:
 
 def caller_of(request: Request) -> Identity:
     """Return who asks; raises what `Authenticator.admit` raises."""
-    return services_of(request).authenticator.admit(dict(reversed(request.scope["headers"])))
+    sent = request.scope["headers"]
+    first = dict(reversed(sent))
+    authenticator = services_of(request).authenticator
+    caller = authenticator.admit(first, request.method, sent)
+    if b"content-length" in first or b"transfer-encoding" in first:
+        authenticator.check_content_type(first)
+    return caller
 
 
 def check_query(request: Request) -> None:
@@ -56,6 +64,8 @@ def _query_names(dependant: Dependant) -> set[str]:
     return names.union(*[_query_names(dependency) for dependency in dependant.dependencies])
 
 
+AUTHENTICATED: Final = (Depends(caller_of), Depends(check_query))
+"""What is checked before a route's own parameters: first who asks, then what else the query holds."""
 OpenServices = Annotated[Services, Depends(services_of)]
 CallerDependency = Annotated[Identity, Depends(caller_of)]
 Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 from msgspec import Struct
 
 from proxy.conversation import ROOT
 from proxy.errors import NotFound
 from proxy.pipeline import compute, expanded, gap_lines, plan_lines, timestamp
 from proxy.server.dependencies import (
+    AUTHENTICATED,
     After,
     CallerDependency,
     FoundSession,
     Limit,
     OpenServices,
-    check_query,
     json_response,
 )
 from proxy.store import ExchangeRow, Lineage, Store
@@ -35,7 +35,7 @@ _UNSETTLED: Final[dict[str, Any]] = {
 
 _LINE_BYTES: Final = 256  # about what a line of a plan is long
 
-router = APIRouter(tags=["exchanges"], dependencies=[Depends(check_query)])
+router = APIRouter(tags=["exchanges"], dependencies=AUTHENTICATED)
 
 
 @router.get("/sessions/{session}/exchanges")

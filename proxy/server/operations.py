@@ -2,50 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
 from proxy.errors import Forbidden
 from proxy.server.authentication import Identity
-from proxy.server.dependencies import CallerDependency, OpenServices, Services, check_query, json_response
+from proxy.server.dependencies import (
+    AUTHENTICATED,
+    CallerDependency,
+    OpenServices,
+    Services,
+    check_query,
+    json_response,
+)
 
-router = APIRouter(tags=["operations"], dependencies=[Depends(check_query)])
+router = APIRouter(tags=["operations"])
+_OPEN: Final = (Depends(check_query),)
 
 
-@router.get("/healthz")
+@router.get("/healthz", dependencies=_OPEN)
 async def healthz() -> Response:
     """Say that the process serves."""
     return json_response({"status": "ok"})
 
 
-@router.get("/readyz")
+@router.get("/readyz", dependencies=_OPEN)
 async def readyz(services: OpenServices) -> Response:
     """Say whether the store can be used and its tables are those of this version; 503 where not."""
     await services.app.store.ready()
     return json_response({"status": "ready"})
 
 
-@router.get("/tokens/cache")
+@router.get("/tokens/cache", dependencies=AUTHENTICATED)
 async def show_cache(services: OpenServices, caller: CallerDependency) -> Response:
     """Return how many messages this process has counted and remembers, and the sum of their tokens.
 
-    Whoever may see all tenants also gets `calibration`: by model, how many tokens the upstream counts for
-    one of ours. To others it would tell which models their neighbours use.
+    `calibration` is by model how many tokens the upstream counts for one of ours. For the administrator: a
+    tenant could tell from any of these what its neighbours send.
     """
+    _check_sees_everything(caller, services)
     counts = asdict(services.app.counter.cached)
-    if _sees_everything(caller, services):
-        counts["calibration"] = services.app.counter.calibration.snapshot()
-    return json_response(counts)
+    return json_response(counts | {"calibration": services.app.counter.calibration.snapshot()})
 
 
-@router.delete("/tokens/cache")
+@router.delete("/tokens/cache", dependencies=AUTHENTICATED)
 async def clear_cache(services: OpenServices, caller: CallerDependency) -> Response:
     """Forget them: they are counted again when they come. For the administrator."""
-    if not _sees_everything(caller, services):
-        raise Forbidden("Only the admin key may clear the cache, which all tenants share.")
+    _check_sees_everything(caller, services)
     services.app.counter.clear()
     return json_response(asdict(services.app.counter.cached))
 
 
-def _sees_everything(caller: Identity, services: Services) -> bool:
-    return caller.admin or services.settings.auth.mode == "none"
+def _check_sees_everything(caller: Identity, services: Services) -> None:
+    if not caller.admin and services.settings.auth.mode != "none":
+        raise Forbidden("Only the admin key may see or clear the cache, which all tenants share.")

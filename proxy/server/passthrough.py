@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable
 from typing import Final
+from unicodedata import category, normalize
 from urllib.parse import unquote_to_bytes
 
 from proxy.config import Settings
@@ -20,6 +21,7 @@ from proxy.upstream import Answer, Upstream
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
 """What no decoded segment may hold, or upstream could read another path than was checked."""
+_CONTROL: Final = frozenset({"Cc", "Cf"})  # control and invisible characters
 _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 """What a shared key may be used for: nobody deletes or replaces what belongs to all."""
 
@@ -39,7 +41,7 @@ class Passthrough:
     async def serve(self, connection: ClientConnection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
         try:
-            caller = self._authenticator.admit(connection.first)
+            caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
             if caller.admin:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
             if not self._upstream.base.forwards_credentials:
@@ -52,7 +54,7 @@ class Passthrough:
 
     def _check(self, method: str, path: bytes) -> None:
         segments = [unquote_to_bytes(segment) for segment in path.split(b"/")[1:]]
-        odd = any(s in {b".", b".."} or any(mark in s for mark in _AMBIGUOUS) for s in segments)
+        odd = any(is_odd(segment) for segment in segments)
         plain = b"/".join(segments).decode("utf-8", "replace") + "/"
         if (
             odd
@@ -83,6 +85,22 @@ class Passthrough:
             await _return(answer, connection)
         finally:
             await answer.aclose()
+
+
+def is_odd(segment: bytes) -> bool:
+    """Return whether upstream could read a decoded segment of a path in another way than it stands there.
+
+    Some servers drop spaces and control characters around dots, or read wide dots as dots.
+    """
+    if any(mark in segment for mark in _AMBIGUOUS):
+        return True
+    try:
+        text = normalize("NFKC", segment.decode())
+    except UnicodeDecodeError:
+        return True
+    if any(category(character) in _CONTROL for character in text) or "/" in text or "\\" in text:
+        return True
+    return text != "" and not text.strip(" .")
 
 
 async def _return(answer: Answer, connection: ClientConnection) -> None:

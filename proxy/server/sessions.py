@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,21 +31,22 @@ from proxy.pipeline import (
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
 from proxy.server.chat import bounded
 from proxy.server.dependencies import (
+    AUTHENTICATED,
     After,
     CallerDependency,
     FoundSession,
     Limit,
     OpenServices,
     Tenant,
-    check_query,
     json_response,
     tenant_of,
 )
+from proxy.server.limits import BodyLimits
 from proxy.store import NodeRow, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
 from proxy.trimming import BUILT_IN, broadcast_of
 
-router = APIRouter(tags=["sessions"], dependencies=[Depends(check_query)])
+router = APIRouter(tags=["sessions"], dependencies=AUTHENTICATED)
 
 _TRIES: Final = 3  # answers of the summarizer that are waited for: one may be refused, and a long history takes several
 _MOST_BYTES: Final = 65_536
@@ -188,10 +189,20 @@ async def import_session(
     if owner is None and services.settings.auth.mode != "none":
         raise InvalidRequest("Name the tenant that the session is for with ?tenant=.", param="tenant")
     announced = request.headers.get("content-length", "").encode("latin-1")
-    lines = await bounded(request.stream(), announced, services.settings.server.max_body_bytes)
-    records = await compute(len(lines), lambda: read_lines(lines))
-    name = valid_id(session or session_id_of(records), "as")
-    row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)
+    server = services.settings.server
+    with services.budget.reserve() as memory:
+        lines = await bounded(request.stream(), announced, server.max_body_bytes, memory)
+        if lines.count(b"\n") > server.max_messages:
+            raise InvalidRequest(
+                f"The import has more than {server.max_messages} lines. Raise server.max_messages.",
+                code="too_many_messages",
+            )
+        limits = BodyLimits(messages=server.max_messages, values=server.max_json_values)
+        await compute(len(lines), limits.check, lines)
+        memory.add(0, lines.count(b"{"))
+        records = await compute(len(lines), lambda: read_lines(lines))
+        name = valid_id(session or session_id_of(records), "as")
+        row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)
     return json_response(session_document(row), 201)
 
 

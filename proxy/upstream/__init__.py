@@ -8,4 +8,4 @@ aiohttp's errors become this project's in `client`.
 
 from __future__ import annotations
 
-from proxy.upstream.client import Answer, Destination, Upstream
+from proxy.upstream.client import Answer, Destination, Upstream, too_large

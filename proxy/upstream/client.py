@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 from msgspec import Struct
@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from proxy.config import UpstreamSettings
+from proxy.dialects.json_size import excess_of
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connections import RequestBody, open_session, origin_of
 
@@ -24,8 +25,15 @@ Headers = list[tuple[bytes, bytes]]
 
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
-_WINDOW_BITS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
-"""Content encodings that can be undone, with zlib's `wbits` for each."""
+_GZIP: Final = frozenset({b"gzip", b"x-gzip"})
+_READABLE: Final = _GZIP | {b"deflate"}  # content encodings that can be undone
+_GZIP_BITS: Final = 31  # zlib's `wbits`
+_ZLIB_BITS: Final = 15
+_RAW_BITS: Final = -15
+_ZLIB_HEADER: Final = 2  # bytes that tell whether a deflated body has a zlib header
+_PIECE_BYTES: Final = 1_048_576  # largest piece that is decompressed in one step
+MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, decoded
+MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
 _FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
 """What aiohttp raises where no answer came. `UnicodeError`: the host name is invalid."""
 
@@ -38,6 +46,73 @@ class Destination(Struct, frozen=True, kw_only=True):
     forwards_credentials: bool  # whether the client's own `Authorization` goes along
     forwards_query: bool = False  # whether the query string of the client's request goes along: it may hold a key too
     setting: str = "upstream.base_url"  # the setting that names the address, for error messages
+
+
+class _Decompressor(Protocol):
+    """zlib's object for one member; the type has no public name."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = 0, /) -> bytes: ...
+
+
+class Inflater:
+    """Undoes a content encoding, piece by piece: gzip in several members, deflate with a zlib header or without."""
+
+    def __init__(self, encoding: bytes) -> None:
+        """Begin a body in one of the `_READABLE` encodings."""
+        self._gzip = encoding in _GZIP
+        self._input = b""
+        self._stream: _Decompressor | None = None
+        self._members = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the body may end here. What follows a complete member and is no other one is ignored."""
+        return self._stream is None and (self._members > 0 or not self._input)
+
+    def feed(self, data: bytes) -> None:
+        """Take more of the encoded body."""
+        self._input += data
+
+    def take(self) -> bytes:
+        """Return the next piece, of at most `_PIECE_BYTES`; nothing until more is fed. Raises `zlib.error`."""
+        while self._input:
+            if self._stream is None and not self._begin():
+                return b""
+            stream = self._stream
+            if stream is None:
+                return b""
+            piece = stream.decompress(self._input, _PIECE_BYTES)
+            self._input = stream.unconsumed_tail
+            if stream.eof:
+                self._input, self._stream = stream.unused_data, None
+                self._members += 1
+            if piece:
+                return piece
+        return b""
+
+    def _begin(self) -> bool:
+        """Begin a member; tell whether there is one."""
+        if self._gzip:
+            if self._members and not self._input.startswith(b"\x1f"):  # padding
+                self._input = b""
+                return False
+            self._stream = zlib.decompressobj(_GZIP_BITS)
+            return True
+        if self._members:
+            self._input = b""
+            return False
+        if len(self._input) < _ZLIB_HEADER:
+            return False
+        header = self._input[:_ZLIB_HEADER]
+        has_header = header[0] & 0x0F == zlib.DEFLATED and int.from_bytes(header) % 31 == 0
+        self._stream = zlib.decompressobj(_ZLIB_BITS if has_header else _RAW_BITS)
+        return True
 
 
 class Answer:
@@ -53,7 +128,7 @@ class Answer:
         self._content = response.content
         self._error_of = error_of
         self._body: bytes | None = None
-        self._inflate: Callable[[bytes], bytes] | None = None
+        self._inflater: Inflater | None = None
         encoding = (self.header(b"content-encoding") or b"").lower()
         self.encoding: Final = b"" if encoding == b"identity" else encoding
         """The content encoding in lower case; empty where the body is sent as it is."""
@@ -66,12 +141,12 @@ class Answer:
     @property
     def readable(self) -> bool:
         """Whether `chunk(plain=True)` can undo the content encoding."""
-        return not self.encoding or self.encoding in _WINDOW_BITS
+        return not self.encoding or self.encoding in _READABLE
 
     @property
     def ended(self) -> bool:
         """Whether all of the body is known to have been returned."""
-        return self._content.at_eof()
+        return self._content.at_eof() and (self._inflater is None or self._inflater.complete)
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         """Return what has come of the body since the last call, at least one byte; nothing at its end.
@@ -79,22 +154,36 @@ class Answer:
         `plain` undoes the content encoding, where it is `readable`. Raises `UpstreamTimeout` if nothing came
         for `read_timeout`, `UpstreamUnreachable` if the connection broke, after all that came was returned.
         """
-        while True:
-            try:
-                piece = await self._content.readany()
-            except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
-                piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
+        if plain and self.encoding:
+            return await self._decoded()
+        return await self._piece()
+
+    async def _piece(self) -> bytes:
+        """Return what has come of the body, as it came."""
+        try:
+            return await self._content.readany()
+        except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
+            piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
+            if not piece:
+                raise self._error_of(why) from why
+            return piece
+
+    async def _decoded(self) -> bytes:
+        """Return what has come of the body, decoded."""
+        if self._inflater is None:
+            self._inflater = Inflater(self.encoding)
+        inflater = self._inflater
+        try:
+            while not (inflated := inflater.take()):
+                piece = await self._piece()
                 if not piece:
-                    raise self._error_of(why) from why
-            if not (plain and self.encoding and piece):
-                return piece
-            if self._inflate is None:
-                self._inflate = zlib.decompressobj(_WINDOW_BITS[self.encoding]).decompress
-            try:
-                if inflated := self._inflate(piece):
-                    return inflated
-            except zlib.error as why:
-                raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
+                    if inflater.complete:
+                        return b""
+                    raise UpstreamUnreachable("The upstream's answer broke off: its encoding has no end. Try again.")
+                inflater.feed(piece)
+        except zlib.error as why:
+            raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
+        return inflated
 
     async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
         """Yield the body's bytes as they come; see `chunk`."""
@@ -102,17 +191,28 @@ class Answer:
             yield chunk
 
     async def read(self) -> bytes:
-        """Return the whole body, decoded where it is `readable`; raises as `chunk` does."""
+        """Return the whole body, decoded where it is `readable`; raises as `chunk` does, and if it is too large."""
         if self._body is None:
-            plain, parts = self.readable, list[bytes]()
-            while not self._content.at_eof() and (part := await self.chunk(plain=plain)):
+            plain, parts, size = self.readable, list[bytes](), 0
+            while not self.ended and (part := await self.chunk(plain=plain)):
                 parts.append(part)
-            self._body = b"".join(parts)
+                size += len(part)
+                if size > MAX_REPLY_BYTES:
+                    raise too_large(f"is longer than {MAX_REPLY_BYTES} bytes")
+            body = b"".join(parts)
+            if size > MAX_REPLY_VALUES and excess_of(body, MAX_REPLY_VALUES, size) is not None:
+                raise too_large(f"holds more than {MAX_REPLY_VALUES} JSON values")
+            self._body = body
         return self._body
 
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""
         self._response.close()
+
+
+def too_large(problem: str) -> UpstreamError:
+    """Return the error of an answer that is over a limit; `problem` follows its subject."""
+    return UpstreamError(f"The upstream's answer {problem}. It was not read further.", code="upstream_too_large")
 
 
 class Upstream:

@@ -63,7 +63,7 @@ def test_the_banner_names_the_real_port() -> None:
 
 
 def test_the_banner_says_where_a_key_belongs() -> None:
-    auth = {"mode": "keys", "keys": [{"key": "hush", "tenant": "a"}]}
+    auth = {"mode": "keys", "keys": [{"key": "hush-hush-hush-hush", "tenant": "a"}]}
     settings = Settings(auth=auth)  # type: ignore[arg-type]  # pydantic reads it
     said = serving._banner(settings)
     assert "curl -H 'Authorization: Bearer $YOUR_KEY' http://127.0.0.1:8080/sessions" in said
@@ -72,7 +72,11 @@ def test_the_banner_says_where_a_key_belongs() -> None:
 def test_the_banner_shows_no_secret() -> None:
     settings = Settings(
         upstream={"api_key": "sk-secret"},  # type: ignore[arg-type]  # pydantic reads it
-        auth={"mode": "keys", "keys": [{"key": "hush", "tenant": "t"}], "admin_key": "root-key"},  # type: ignore[arg-type]  # pydantic reads it
+        auth={
+            "mode": "keys",
+            "keys": [{"key": "hush-hush-hush-hush", "tenant": "t"}],
+            "admin_key": "root-key-root-key",
+        },  # type: ignore[arg-type]  # pydantic reads it
     )
     assert not any(secret in serving._banner(settings) for secret in ("sk-secret", "hush", "root-key"))
 

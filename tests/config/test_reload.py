@@ -182,7 +182,7 @@ async def test_settings_that_need_a_restart_are_named_and_stay(caplog: pytest.Lo
     file.write_text(
         "server: {port: 1}\n"
         "upstream: {api_key: hush}\n"
-        "auth: {mode: keys, keys: [{key: secret, tenant: a}]}\n"
+        "auth: {mode: keys, keys: [{key: secret-secret-secret, tenant: a}]}\n"
         "telemetry: {log_level: debug, log_format: json}\n" + SECOND
     )
     await process.reload.look()

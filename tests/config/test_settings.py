@@ -12,11 +12,23 @@ from proxy.config import settings as values
 from proxy.config.settings import Settings
 from proxy.trimming import Policy
 
+KEY = "key-of-anne-0123"
+
 
 def test_the_defaults_are_those_of_the_contract() -> None:
     given = Settings().model_dump(mode="json")
     assert given == {
-        "server": {"host": "127.0.0.1", "port": 8080, "workers": 1, "max_body_bytes": 67108864},
+        "server": {
+            "host": "127.0.0.1",
+            "port": 8080,
+            "workers": 1,
+            "max_body_bytes": 67108864,
+            "max_messages": 100000,
+            "max_json_values": 2000000,
+            "max_memory": None,
+            "max_connections_per_address": 0,
+            "allowed_origins": [],
+        },
         "upstream": {
             "base_url": "https://api.openai.com/v1",
             "api_key": None,
@@ -59,10 +71,18 @@ def _priced(*steps: dict[str, float], price: float = 1) -> dict[str, Any]:
         ({"store": {"on_failure": "forward"}}, "'reject'"),
         ({"auth": {"mode": "keys"}}, "needs at least one entry"),
         (
-            {"auth": {"mode": "keys", "keys": [{"key": "k", "tenant": "a"}, {"key": "k", "tenant": "b"}]}},
+            {
+                "auth": {
+                    "mode": "keys",
+                    "keys": [{"key": "key-of-anne-0123", "tenant": "a"}, {"key": "key-of-anne-0123", "tenant": "b"}],
+                }
+            },
             "auth.keys[0] has the same key",
         ),
-        ({"auth": {"keys": [{"key": "k", "tenant": "a"}], "admin_key": "k"}}, "must not be a tenant's key"),
+        (
+            {"auth": {"keys": [{"key": "key-of-anne-0123", "tenant": "a"}], "admin_key": "key-of-anne-0123"}},
+            "must not be a tenant's key",
+        ),
         ({"auth": {"mode": "passthrough"}, "upstream": {"api_key": "k"}}, "remove upstream.api_key"),
         ({"server": {"host": "0.0.0.0"}}, "without authentication the proxy listens on this machine only"),
         ({"policies": {"off": {}}}, "reserved"),
@@ -92,7 +112,7 @@ def test_contradictions_are_refused(given: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("mode", ["passthrough", "keys"])
 def test_with_authentication_the_proxy_may_listen_on_any_address(mode: str) -> None:
-    keys = [{"key": "k1", "tenant": "a"}, {"key": "k2", "tenant": "a"}]
+    keys = [{"key": KEY, "tenant": "a"}, {"key": "key-of-bert-0123", "tenant": "a"}]
     settings = Settings.model_validate({"server": {"host": "::"}, "auth": {"mode": mode, "keys": keys}})
     assert settings.server.host == "::"
 
@@ -110,7 +130,11 @@ def test_secrets_are_not_printed() -> None:
                 "api_key": "hush-1",
                 "routes": [{"models": ["a"], "base_url": "http://a", "api_key": "hush-2"}],
             },
-            "auth": {"mode": "keys", "keys": [{"key": "hush-3", "tenant": "a"}], "admin_key": "hush-4"},
+            "auth": {
+                "mode": "keys",
+                "keys": [{"key": "hush-hush-hush-3", "tenant": "a"}],
+                "admin_key": "hush-hush-hush-4",
+            },
             "store": {"url": "postgresql://me:hush-5@host/db"},
         }
     )

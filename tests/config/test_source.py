@@ -50,7 +50,7 @@ def test_a_source_reads_again_what_it_read() -> None:
 
 
 def test_the_content_is_not_printed() -> None:
-    Path("config.yaml").write_text("auth: {admin_key: hush}\nupstream: {api_key: hush}")
+    Path("config.yaml").write_text("auth: {admin_key: hush-hush-hush-hush}\nupstream: {api_key: hush}")
     assert "hush" not in repr(ConfigSource().read())
 
 
@@ -259,7 +259,9 @@ def test_a_match_after_a_catch_all_is_a_warning() -> None:
 
 @pytest.mark.parametrize("mode", ["none", "passthrough"])
 def test_keys_that_are_not_used_are_a_warning(mode: str) -> None:
-    Path("config.yaml").write_text(f"auth:\n  mode: {mode}\n  admin_key: root\n  keys: [{{key: hush, tenant: a}}]\n")
+    Path("config.yaml").write_text(
+        f"auth:\n  mode: {mode}\n  admin_key: key-of-the-admin\n  keys: [{{key: hush-hush-hush-hush, tenant: a}}]\n"
+    )
     (warning,) = ConfigSource().read().warnings
     assert warning == (
         f"config.yaml:4: auth.keys: auth.mode is '{mode}', so these keys are not used: set auth.mode to 'keys'"
@@ -364,7 +366,7 @@ def test_a_list_that_contains_itself_is_refused() -> None:
 
 def test_every_secret_may_be_read_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two", "three", "four", "five"):
-        Path(name).write_text(f"  k-{name}\n\n")
+        Path(name).write_text(f"  key-of-clients-{name}\n\n")
     monkeypatch.setenv("FOLDER", str(Path.cwd()))
     Path("config.yaml").write_text(
         "upstream:\n"
@@ -381,7 +383,7 @@ def test_every_secret_may_be_read_from_a_file(monkeypatch: pytest.MonkeyPatch) -
         secret(found.auth.admin_key),
         secret(found.auth.keys[0].key),
         secret(found.summarizer.api_key),
-    ] == ["k-one", "k-two", "k-three", "k-four", "k-five"]
+    ] == [f"key-of-clients-{name}" for name in ("one", "two", "three", "four", "five")]
 
 
 def test_the_table_of_secrets_is_complete() -> None:
@@ -397,12 +399,12 @@ def test_the_table_of_secrets_is_complete() -> None:
 
 
 def test_a_variable_may_name_a_secret_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("secret").write_text("k-1")
+    Path("secret").write_text("k-1-of-the-clients")
     Path("config.yaml").write_text("upstream: {api_key: k-0}")
     monkeypatch.setenv("PALIMPSEST_UPSTREAM__API_KEY_FILE", "secret")
     monkeypatch.setenv("PALIMPSEST_AUTH__KEYS", '[{"key_file": "secret", "tenant": "${T}"}]')
-    assert secret(load().upstream.api_key) == "k-1"
-    assert (secret(load().auth.keys[0].key), load().auth.keys[0].tenant) == ("k-1", "${T}")
+    assert secret(load().upstream.api_key) == "k-1-of-the-clients"
+    assert (secret(load().auth.keys[0].key), load().auth.keys[0].tenant) == ("k-1-of-the-clients", "${T}")
     Path("config.yaml").write_text("upstream: {api_key_file: none}")
     monkeypatch.delenv("PALIMPSEST_UPSTREAM__API_KEY_FILE")
     monkeypatch.setenv("PALIMPSEST_UPSTREAM__API_KEY", "k-2")

@@ -90,13 +90,17 @@ def test_headers_with_names_similar_to_ours_are_passed_on() -> None:
 
 
 def test_authorization_is_dropped_when_asked() -> None:
-    sent = [(b"AUTHORIZATION", b"Bearer x"), (b"OpenAI-Organization", b"o")]
+    sent = [(b"AUTHORIZATION", b"Bearer x"), (b"OpenAI-Beta", b"o")]
 
     assert to_upstream(sent) == sent
     assert to_upstream(sent, drop_credentials=True) == sent[1:]
 
 
-@pytest.mark.parametrize("name", [b"authorization", b"API-Key", b"X-Api-Key", b"x-goog-api-key", b"Cookie"])
+KEYS = [b"authorization", b"API-Key", b"X-Api-Key", b"x-goog-api-key", b"Cookie"]
+STEERING = [b"OpenAI-Organization", b"OpenAI-Project", b"X-HTTP-Method-Override", b"X-Original-URL", b"X-Rewrite-URL"]
+
+
+@pytest.mark.parametrize("name", [*KEYS, *STEERING])
 def test_every_header_that_may_hold_a_key_is_dropped_with_the_credentials(name: bytes) -> None:
     sent = [(name, b"secret"), (b"x-own", b"1")]
 

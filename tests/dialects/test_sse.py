@@ -219,3 +219,9 @@ def test_an_api_says_by_what_event_its_streams_end() -> None:
     stream = b"event: piece\ndata: 1\n\nevent: over\ndata: 2\n\n"
     assert [event.is_done for event in EventDecoder((b"over",)).feed(stream)] == [False, True]
     assert [event.is_done for event in EventDecoder((b"2",)).feed(b"data: 1\n\ndata: 2\n\n")] == [False, True]
+
+
+def test_the_bytes_of_an_unfinished_event_are_counted() -> None:
+    decoder = EventDecoder()
+    decoder.feed(b"data: 1\n\ndata: 23")
+    assert decoder.waiting == len(b"data: 23")

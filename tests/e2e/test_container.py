@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 PROXY: dict[str, Any] = COMPOSE["services"]["proxy"]
 DATABASE: dict[str, Any] = COMPOSE["services"]["db"]
-ANNE, BERT, ADMIN, PROVIDER = "pk-anne", "pk-bert", "pk-admin", "sk-provider"
+ANNE, BERT, ADMIN, PROVIDER = "pk-anne-0123456789", "pk-bert-0123456789", "pk-admin-0123456789", "sk-provider"
 SECRETS = {
     "PALIMPSEST_AUTH__KEYS": json.dumps([{"key": ANNE, "tenant": "anne"}, {"key": BERT, "tenant": "bert"}]),
     "PALIMPSEST_AUTH__ADMIN_KEY": ADMIN,

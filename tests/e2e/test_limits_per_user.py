@@ -36,12 +36,12 @@ POLICIES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def proxy(serve: Serve) -> Proxy:
-    keys = [{"key": f"{user}-key", "tenant": user} for user in USERS]
+    keys = [{"key": f"{user}-key-0123456789", "tenant": user} for user in USERS]
     return serve(auth={"mode": "keys", "keys": keys}, policies=POLICIES)
 
 
 def ask(proxy: Proxy, user: str, session: str, messages: list[dict[str, Any]]) -> httpx.Response:
-    answer = proxy.chat(session, messages, headers={"authorization": f"Bearer {user}-key"})
+    answer = proxy.chat(session, messages, headers={"authorization": f"Bearer {user}-key-0123456789"})
     assert answer.status_code == 200, answer.text
     return answer
 

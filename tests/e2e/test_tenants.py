@@ -12,8 +12,12 @@ from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
-ANNE, BERT, ADMIN, SHARED = "anne-key", "bert-key", "admin-key", "provider-key"
-KEYS = [{"key": ANNE, "tenant": "anne"}, {"key": "anne-second", "tenant": "anne"}, {"key": BERT, "tenant": "bert"}]
+ANNE, BERT, ADMIN, SHARED = "the-first-key-of-anne", "the-only-key-of-bert", "the-key-of-the-admin", "provider-key"
+KEYS = [
+    {"key": ANNE, "tenant": "anne"},
+    {"key": "the-second-key-of-anne", "tenant": "anne"},
+    {"key": BERT, "tenant": "bert"},
+]
 
 
 @pytest.fixture(scope="module", params=["keys", "passthrough"])
@@ -174,7 +178,7 @@ def test_a_clients_key_goes_to_the_base_and_to_no_route(serve: Serve, upstream: 
 
 def test_keys_of_one_tenant_open_the_same_sessions(shared: Proxy, session: str) -> None:
     ask(shared, ANNE, session, "a")
-    assert read(shared, "anne-second", f"/sessions/{session}/messages").json()["data"][0]["content"] == "a"
+    assert read(shared, "the-second-key-of-anne", f"/sessions/{session}/messages").json()["data"][0]["content"] == "a"
     assert read(shared, "unknown", "/sessions").status_code == 401
 
 

@@ -15,6 +15,10 @@ from proxy.server.authentication import Authenticator, Identity
 SECRET = b"s" * 32
 
 
+K1, K2, K3, K4 = (f"key-number-{n}-0123" for n in "1234")
+ROOT = "key-of-the-admin"
+
+
 def _gate(**settings: Any) -> Authenticator:
     return Authenticator(AuthSettings(**settings), SECRET)
 
@@ -22,11 +26,7 @@ def _gate(**settings: Any) -> Authenticator:
 def _keys(**more: Any) -> Authenticator:
     return _gate(
         mode="keys",
-        keys=[
-            {"key": SecretStr("k1"), "tenant": "a"},
-            {"key": SecretStr("k2"), "tenant": "a"},
-            {"key": "k3", "tenant": "b"},
-        ],
+        keys=[{"key": SecretStr(K1), "tenant": "a"}, {"key": SecretStr(K2), "tenant": "a"}, {"key": K3, "tenant": "b"}],
         **more,
     )
 
@@ -60,26 +60,26 @@ def test_without_authentication_other_names_are_refused(host: str | None) -> Non
 
 
 def test_with_authentication_any_name_will_do() -> None:
-    assert _keys().admit(_headers("Bearer k1", "proxy.example")).tenant == "a"
+    assert _keys().admit(_headers(f"Bearer {K1}", "proxy.example")).tenant == "a"
 
 
 @pytest.mark.parametrize(
-    ("authorization", "tenant"), [("Bearer k1", "a"), ("bearer  k2", "a"), ("Bearer k3", "b"), ("k3", "b")]
+    ("authorization", "tenant"), [(f"Bearer {K1}", "a"), (f"bearer  {K2}", "a"), (f"Bearer {K3}", "b"), (K3, "b")]
 )
 def test_several_keys_may_open_one_tenant(authorization: str, tenant: str) -> None:
     assert _keys().admit(_headers(authorization)) == Identity(tenant=tenant)
 
 
-@pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Bearer k4", "Basic k1", "Bearer \xff"])
+@pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", f"Bearer {K4}", f"Basic {K1}", "Bearer \xff"])
 def test_a_wrong_key_or_none_stays_outside(authorization: str | None) -> None:
     with pytest.raises(Unauthenticated):
         _keys().admit(_headers(authorization))
 
 
 def test_the_admin_key_is_nobodys_tenant() -> None:
-    assert _keys(admin_key="root").admit(_headers("Bearer root")) == Identity(tenant="", admin=True)
-    assert _gate(admin_key="root").admit(_headers("Bearer root")) == Identity(tenant="", admin=True)
-    assert _gate(admin_key="root").admit(_headers("Bearer other")) == Identity(tenant=DEFAULT_TENANT)
+    assert _keys(admin_key=ROOT).admit(_headers(f"Bearer {ROOT}")) == Identity(tenant="", admin=True)
+    assert _gate(admin_key=ROOT).admit(_headers(f"Bearer {ROOT}")) == Identity(tenant="", admin=True)
+    assert _gate(admin_key=ROOT).admit(_headers("Bearer other")) == Identity(tenant=DEFAULT_TENANT)
 
 
 def test_with_passthrough_a_key_is_a_tenant_and_cannot_be_read_from_it() -> None:

@@ -16,6 +16,7 @@ from proxy.errors import ClientLeft, TooLarge, UpstreamTimeout
 from proxy.pipeline import Background, ClientRequest
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ChatEndpoint, ClientConnection
+from proxy.server.limits import MemoryBudget
 
 pytestmark = pytest.mark.anyio
 
@@ -232,7 +233,7 @@ async def _served(
 
     scope = {"headers": list(headers), "method": "POST", "query_string": b"a=b"}
     gate = Authenticator(settings.auth, b"s" * 32)
-    endpoint = ChatEndpoint(settings, gate, chat, Background())  # type: ignore[arg-type]  # as much of it as is needed
+    endpoint = ChatEndpoint(settings, gate, chat, Background(), MemoryBudget(settings.server))  # type: ignore[arg-type]  # as much of it as is needed
     await endpoint.serve(ClientConnection(scope, receive, send))
     status = sent[0]["status"] if sent else None
     return status, b"".join(message.get("body", b"") for message in sent)
@@ -250,14 +251,14 @@ async def test_the_exchange_gets_the_request_as_it_came() -> None:
     [
         ((), 403),
         (((b"host", b"evil.example"),), 403),
-        ((LOCAL, (b"authorization", b"Bearer root")), 403),
+        ((LOCAL, (b"authorization", b"Bearer key-of-the-admin")), 403),
         ((LOCAL, (b"content-encoding", b"gzip")), 400),
         ((LOCAL, (b"content-length", b"11")), 413),
     ],
 )
 async def test_who_is_turned_away(headers: tuple[tuple[bytes, bytes], ...], status: int) -> None:
     chat = _Chat()
-    sections = {"auth": {"admin_key": "root"}, "server": {"max_body_bytes": 10}}
+    sections = {"auth": {"admin_key": "key-of-the-admin"}, "server": {"max_body_bytes": 10}}
     told, body = await _served(chat, _piece(b"{}"), headers=headers, **sections)
     assert (told, chat.calls) == (status, [])
     assert body.startswith(b'{"error":')

@@ -12,8 +12,8 @@ from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
-KEYS = [{"key": "ka", "tenant": "anne"}, {"key": "kb", "tenant": "bert"}]
-ADMIN = {"authorization": "Bearer root"}
+KEYS = [{"key": "key-of-anne-0123", "tenant": "anne"}, {"key": "key-of-bert-0123", "tenant": "bert"}]
+ADMIN = {"authorization": "Bearer key-of-the-admin"}
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +146,12 @@ def test_tenants_do_it_to_their_own_and_the_administrators_key_goes_nowhere(
     serve: Serve, upstream: Upstream, session: str
 ) -> None:
     proxy = serve(
-        auth={"mode": "keys", "keys": KEYS, "admin_key": "root"},
+        auth={"mode": "keys", "keys": KEYS, "admin_key": "key-of-the-admin"},
         upstream={"api_key": "sk-upstream"},
         summarizer={"model": "summary:good"},
         policies={"all": {}},
     )
-    anne, bert = {"authorization": "Bearer ka"}, {"authorization": "Bearer kb"}
+    anne, bert = {"authorization": "Bearer key-of-anne-0123"}, {"authorization": "Bearer key-of-bert-0123"}
     talk(proxy, session, headers=anne)
     for path, body in (("compact", None), ("fork", {"as": "stolen"})):
         assert post(proxy, f"/sessions/{session}/{path}", body, **bert).status_code == 404

@@ -87,7 +87,9 @@ def test_a_client_that_leaves_during_its_upload_harms_nobody(serve: Serve) -> No
 
 
 def test_nobody_is_let_in_by_another_path(serve: Serve) -> None:
-    proxy: Proxy = serve(auth={"mode": "keys", "keys": [{"key": "k", "tenant": "t"}], "admin_key": "root"})
-    for key, status in (("wrong", 401), ("root", 403)):
+    proxy: Proxy = serve(
+        auth={"mode": "keys", "keys": [{"key": "key-of-anne-0123", "tenant": "t"}], "admin_key": "key-of-the-admin"}
+    )
+    for key, status in (("wrong", 401), ("key-of-the-admin", 403)):
         answer = proxy.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
         assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})

@@ -17,7 +17,7 @@ from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
-ADMIN = {"authorization": "Bearer root"}
+ADMIN = {"authorization": "Bearer key-of-the-admin"}
 POLICIES = {
     "lean": {
         "trigger": {"tool_calls": 3},
@@ -32,13 +32,13 @@ LINES = "\n".join(f"line {number}: {word}" for number, word in enumerate(WORDS, 
 
 @pytest.fixture(scope="module")
 def proxy(serve: Serve) -> Proxy:
-    return serve(policies=POLICIES, auth={"admin_key": "root"})
+    return serve(policies=POLICIES, auth={"admin_key": "key-of-the-admin"})
 
 
 @pytest.fixture(scope="module")
 def keys(serve: Serve) -> Proxy:
-    pairs = [{"key": "ka", "tenant": "anne"}, {"key": "kb", "tenant": "bert"}]
-    return serve(auth={"mode": "keys", "keys": pairs, "admin_key": "root"})
+    pairs = [{"key": "key-of-anne-0123", "tenant": "anne"}, {"key": "key-of-bert-0123", "tenant": "bert"}]
+    return serve(auth={"mode": "keys", "keys": pairs, "admin_key": "key-of-the-admin"})
 
 
 def refused(answer: httpx.Response, status: int, param: str | None) -> str:
@@ -93,7 +93,7 @@ def test_a_cursor_that_is_none(proxy: Proxy, session: str, after: str) -> None:
 
 
 def test_the_administrator_lists_all_or_ones(keys: Proxy, session: str) -> None:
-    for key in ("ka", "kb"):
+    for key in ("key-of-anne-0123", "key-of-bert-0123"):
         keys.chat(session, key, headers={"authorization": f"Bearer {key}"})
     both = [row for row in keys.client.get("/sessions", headers=ADMIN).json()["data"] if row["id"] == session]
     assert {row["tenant"] for row in both} == {"anne", "bert"}
@@ -108,7 +108,7 @@ def test_the_administrator_lists_all_or_ones(keys: Proxy, session: str) -> None:
         assert shown["tenant"] == tenant
     assert keys.client.get("/sessions?tenant=carl", headers=ADMIN).json() == {"data": [], "next": None}
     refused(keys.client.get(f"/sessions/{session}", headers=ADMIN), 400, "tenant")
-    refused(keys.client.get("/sessions?tenant=bert", headers={"authorization": "Bearer ka"}), 403, None)
+    refused(keys.client.get("/sessions?tenant=bert", headers={"authorization": "Bearer key-of-anne-0123"}), 403, None)
     deleted = keys.client.delete(f"/sessions/{session}?tenant=bert", headers=ADMIN)
     assert deleted.json() == {"id": session, "deleted": True}
     assert keys.client.get(f"/sessions/{session}", headers=ADMIN).json()["tenant"] == "anne"
@@ -335,11 +335,13 @@ def test_what_cannot_be_imported(serve: Serve, session: str) -> None:
 
 
 def test_the_administrator_says_whose_an_import_becomes(keys: Proxy, session: str) -> None:
-    keys.chat(session, "a", headers={"authorization": "Bearer ka"})
+    keys.chat(session, "a", headers={"authorization": "Bearer key-of-anne-0123"})
     exported = keys.client.get(f"/sessions/{session}/export", headers=ADMIN).content
     made = keys.client.post("/sessions/import?tenant=bert", content=exported, headers=ADMIN)
     assert (made.status_code, made.json()["tenant"]) == (201, "bert")
-    answer = keys.client.post("/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer ka"})
+    answer = keys.client.post(
+        "/sessions/import?tenant=bert", content=exported, headers={"authorization": "Bearer key-of-anne-0123"}
+    )
     refused(answer, 403, None)
     refused(keys.client.post("/sessions/import", content=exported, headers=ADMIN), 400, "tenant")
     refused(keys.client.post("/sessions/import?tenant=%00", content=exported, headers=ADMIN), 400, "tenant")

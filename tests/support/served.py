@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import orjson
 
-from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +25,14 @@ _ADDRESS = re.compile(r"use it: +OPENAI_BASE_URL=(http\S+)/v1 ")
 _WORKER = re.compile(r"Started server process \[(\d+)\]")
 
 
-def config_file(folder: Path, upstream: Upstream, store_url: str, **sections: dict[str, Any]) -> Path:
+class HasAddress(Protocol):
+    """An upstream, whatever it does."""
+
+    @property
+    def base_url(self) -> str: ...
+
+
+def config_file(folder: Path, upstream: HasAddress, store_url: str, **sections: dict[str, Any]) -> Path:
     """Write a configuration that leads to `upstream` and keeps at `store_url`."""
     data: dict[str, Any] = {
         "server": {"port": 0},
@@ -102,6 +108,18 @@ class Served:
 
     def __exit__(self, *problem: object) -> None:
         self.kill()
+
+
+def peak(process: int) -> int:
+    """Return the most bytes of memory that a process ever had (Linux)."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
+
+
+def resident(process: int) -> int:
+    """Return the bytes of memory that a process has (Linux)."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_running(process: int) -> bool:

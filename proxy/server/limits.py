@@ -1,0 +1,298 @@
+"""Limits where bytes arrive: on the head of a request, its pace, connections, and the memory of bodies.
+
+uvicorn's parser takes heads of any length and waits for ever. `LimitedProtocol` counts and times what it is fed:
+
+    over 16 KB of request line                          414
+    over 64 KB or 200 lines of headers, or of trailers  431
+    no complete head 10 s after its first byte          408; without a byte the connection is closed
+    less than 1 kB/s of a body over 30 s                408
+    too many connections of one address                 503
+
+Trailers are read and forgotten: a field that comes after the body decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import orjson
+from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proxy.config import ServerSettings
+from proxy.dialects.json_size import excess_of
+from proxy.errors import HeadersTooLarge, InvalidRequest, LineTooLong, Overloaded, PalimpsestError, TimedOut, TooLarge
+
+MAX_LINE_BYTES: Final = 16_384
+MAX_HEAD_BYTES: Final = 65_536
+MAX_HEADERS: Final = 200
+HEAD_SECONDS: Final = 10.0
+BODY_SECONDS: Final = 30.0
+BODY_RATE: Final = 1_000  # bytes a second
+LINGER_SECONDS: Final = 1.0
+"""How long a refused client is read on: one that still sends would lose the answer to a reset."""
+BODY_FACTOR: Final = 10
+"""Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
+OBJECT_BYTES: Final = 3_072
+"""Memory that a short message takes beside that."""
+_UNKNOWN_MEMORY: Final = 4 << 30
+_FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with limits. A class of its own for each server: see `limited_http`."""
+
+    most_per_address: ClassVar[int] = 0
+    open_by_address: ClassVar[Counter[str]]
+    head_seconds: ClassVar[float] = HEAD_SECONDS
+    body_seconds: ClassVar[float] = BODY_SECONDS
+
+    url = b""
+    _in_head = True
+    _extra = 0  # bytes that came and are no body: of the head, later of what frames a chunk, or of trailers
+    _body_bytes = 0
+    _body_seen = 0  # of them, those that had come when the pace was looked at last
+    _timer: asyncio.TimerHandle | None = None
+    _counted = ""  # the address under which this connection is counted
+    _refusal: PalimpsestError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head, or refuse the connection."""
+        super().connection_made(transport)
+        if self.most_per_address and self.client is not None:
+            address = self.client[0]
+            if self.open_by_address[address] >= self.most_per_address:
+                self._refuse(Overloaded("Too many connections from this address. Close some, and try again."))
+                return
+            self._counted = address
+            self.open_by_address[address] += 1
+        self._timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_timer()
+        if self._counted:
+            self.open_by_address[self._counted] -= 1
+            if not self.open_by_address[self._counted]:
+                del self.open_by_address[self._counted]
+            self._counted = ""
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, and look at what came of it."""
+        self._extra += len(data)
+        super().data_received(data)
+        if self.parser is None:  # pyright: ignore[reportUnnecessaryComparison] - the request was refused
+            return
+        if self._extra > MAX_HEAD_BYTES:
+            self._refuse(self._over_limit())
+        elif self._timer is None and (self._extra > 0 or not self._in_head):
+            self._await_rest()
+
+    def on_headers_complete(self) -> None:
+        """Take the request, unless its head is too large."""
+        if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or self._extra > MAX_HEAD_BYTES:
+            size = sum([len(name) + len(value) + _FIELD_BYTES for name, value in self.headers])
+            if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
+                self._refusal = self._over_limit()
+                raise self._refusal
+        self._stop_timer()
+        self._in_head = False
+        super().on_headers_complete()
+        self.headers = []  # the request keeps its own; from here on come trailers
+
+    def on_body(self, body: bytes) -> None:
+        """Count what is body."""
+        self._extra -= len(body)
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """Begin to count anew: each chunk may have its frame."""
+        self._extra = 0
+
+    def on_message_complete(self) -> None:
+        """Wait for the next head."""
+        self._stop_timer()
+        self._in_head = True
+        self._extra = self._body_bytes = self._body_seen = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with a request that the parser, or a limit, does not take."""
+        self._refuse(self._refusal or InvalidRequest(msg))
+
+    def _over_limit(self) -> PalimpsestError:
+        if len(self.url) > MAX_LINE_BYTES:
+            return LineTooLong(f"The request line is longer than {MAX_LINE_BYTES} bytes. Send a shorter URL.")
+        return HeadersTooLarge(
+            f"There are more than {MAX_HEADERS} headers, or they are longer than {MAX_HEAD_BYTES} bytes."
+        )
+
+    # ------------------------------------------------------------------------------------ time
+
+    def _await_rest(self) -> None:
+        """Begin to wait for what is missing of a request that has begun."""
+        if self._in_head:
+            self._timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+        else:
+            self._body_seen = self._body_bytes
+            self._timer = self.loop.call_later(self.body_seconds, self._check_pace)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if self._is_answering():  # the next request waits behind this one anyway
+            self._await_rest()
+        elif self._extra > 0:
+            self._refuse(TimedOut(f"No complete request came within {self.head_seconds:g} s."))
+        else:
+            self.transport.close()
+
+    def _check_pace(self) -> None:
+        """Refuse a body that is too slow, if it is the client that is slow."""
+        self._timer = None
+        came = self._body_bytes - self._body_seen
+        held_back = self.flow.read_paused or self.cycle.waiting_for_100_continue
+        if held_back or came >= BODY_RATE * self.body_seconds:
+            self._await_rest()
+        else:
+            self._refuse(TimedOut(f"The body came at less than {BODY_RATE} bytes a second. Send it faster."))
+
+    # --------------------------------------------------------------------------------- refusals
+
+    def _is_answering(self) -> bool:
+        """Whether a response is, or may be, on its way that another one would garble."""
+        cycle = self.cycle
+        if cycle is None:  # pyright: ignore[reportUnnecessaryComparison] - before the first request
+            return False
+        if self._in_head:
+            return not cycle.response_complete
+        return cycle.response_started or len(self.pipeline) > 0
+
+    def _refuse(self, error: PalimpsestError) -> None:
+        """Answer with an error, if no response is under way, and close."""
+        transport = self.transport
+        answers = not self._is_answering()
+        self._unset_keepalive_if_required()
+        self.connection_lost(ConnectionAbortedError())
+        if not answers or transport.is_closing():
+            transport.close()
+            return
+        body = orjson.dumps(error.body())
+        retry = "" if error.retry_after is None else f"retry-after: {error.retry_after}\r\n"
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        transport.set_protocol(_Lingering(transport, self.loop))
+
+
+class _Lingering(asyncio.Protocol):
+    """Reads on for a moment, so that the answer arrives, and closes."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._close = loop.call_later(LINGER_SECONDS, transport.close)
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Forget the timer."""
+        self._close.cancel()
+
+
+def limited_http(settings: ServerSettings) -> type[asyncio.Protocol]:
+    """Return the protocol class of one server, for uvicorn's `http`."""
+    counted: dict[str, Any] = {"most_per_address": settings.max_connections_per_address, "open_by_address": Counter()}
+    return type("LimitedProtocol", (LimitedProtocol,), counted)
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+class MemoryBudget:
+    """What the bodies in work may take together, in one process. Nothing waits for it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Begin with nothing in work."""
+        self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
+        self.used = 0
+
+    def reserve(self) -> Reservation:
+        """Return an empty reservation, for a `with` block that lasts as long as the work on a body."""
+        return Reservation(self)
+
+
+class Reservation:
+    """What one body takes."""
+
+    __slots__ = ("_budget", "_taken")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def add(self, size: int, objects: int = 0) -> None:
+        """Take memory for `size` more bytes, or for JSON objects in them; raises `Overloaded` or `TooLarge`."""
+        asked = size * BODY_FACTOR + objects * OBJECT_BYTES
+        budget = self._budget
+        if self._taken + asked > budget.most:
+            raise TooLarge("The request body takes more memory than server.max_memory allows. Send less, or raise it.")
+        if budget.used + asked > budget.most:
+            raise Overloaded("The proxy has no memory left for another request body. Try again soon.")
+        budget.used += asked
+        self._taken += asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._budget.used -= self._taken
+
+
+class BodyLimits(Struct, frozen=True, kw_only=True):
+    """How much JSON a body may hold, whatever its length in bytes."""
+
+    messages: int
+    values: int
+
+    def check(self, body: bytes) -> None:
+        """Raise `InvalidRequest` if a body holds too much."""
+        excess = excess_of(body, self.values, self.messages)
+        if excess == "items":
+            raise InvalidRequest(
+                f"The request has more than {self.messages} messages, or items in one field. "
+                "Send fewer, or raise server.max_messages.",
+                code="too_many_messages",
+            )
+        if excess == "values":
+            raise InvalidRequest(
+                f"The request holds more than {self.values} JSON values. Send less, or raise server.max_json_values.",
+                code="too_many_values",
+            )
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this machine has, or the container if that is less."""
+    if not hasattr(os, "sysconf"):  # on Windows
+        return _UNKNOWN_MEMORY
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            written = Path(name).read_text("ascii").strip()
+        except OSError:
+            continue
+        if written.isdigit():
+            total = min(total, int(written))
+    return total

@@ -1,0 +1,278 @@
+"""Bodies, and answers of the upstream, that are small as bytes and large as objects."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import httpx
+import orjson
+import pytest
+
+from proxy.upstream import client as upstream_client
+from tests.e2e.conftest import Serve
+from tests.support.raw_socket import RawClient, chat, request, seconds_of, sent
+from tests.support.served import Served, config_file, peak, resident
+from tests.support.server import Proxy
+from tests.support.upstream import Upstream
+
+MEGABYTE = 1_048_576
+TINY = b'{"role":"user","content":"a"}'
+REPLY = orjson.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}],
+    }
+)
+
+
+def body_of(messages: bytes, more: bytes = b"") -> bytes:
+    return b'{"model":"echo","messages":[' + messages + b"]" + more + b"}"
+
+
+def many(count: int) -> bytes:
+    return b",".join([TINY] * count)
+
+
+@pytest.fixture(scope="module")
+def served(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A proxy in a process of its own, whose memory can be seen."""
+    folder = tmp_path_factory.mktemp("served")
+    config = config_file(folder, provider, f"sqlite:///{folder / 'p.db'}", server={"max_memory": 800 * MEGABYTE})
+    with Served(config) as process:
+        yield process.wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "setting"),
+    [
+        (body_of(many(1_500_000)), "too_many_messages", "server.max_messages"),
+        (body_of(b"1," * 15_000_000 + b"1"), "too_many_messages", "server.max_messages"),
+        (
+            body_of(TINY, b',"metadata":{"a":[' + b"[]," * 10_000_000 + b"1]}"),
+            "too_many_values",
+            "server.max_json_values",
+        ),
+        (body_of(TINY, b',"metadata":' + b"[" * 30_000_000), "too_many_values", "server.max_json_values"),
+    ],
+    ids=["messages", "items", "values", "levels"],
+)
+def test_millions_of_values_are_refused_before_objects_exist(
+    served: Served, body: bytes, code: str, setting: str
+) -> None:
+    port = int(served.url.rsplit(":", 1)[1])
+    before, most, slowest = resident(served.process.pid), 0, 0.0
+    found: list[tuple[int, dict[str, str], bytes]] = []
+    attack = threading.Thread(target=lambda: found.append(sent(port, chat(body))))
+    attack.start()
+    while attack.is_alive():
+        most = max(most, resident(served.process.pid))
+        slowest = max(slowest, seconds_of(port))
+        time.sleep(0.01)
+    status, _, answer = found[0]
+    error = orjson.loads(answer)["error"]
+    assert (status, error["code"]) == (400, code)
+    assert setting in error["message"]
+    assert most - before < 250 * MEGABYTE
+    assert slowest < 2
+
+
+def test_an_import_has_the_same_limits(serve: Serve) -> None:
+    proxy = serve(server={"max_messages": 100, "max_json_values": 1_000})
+    for lines, setting in ((b"{}\n" * 200, "max_messages"), (b'{"id":"a","b":[' + b"[]," * 2_000 + b"1]}", "max_json")):
+        answer = proxy.client.post("/sessions/import", content=lines)
+        assert (answer.status_code, setting in answer.text) == (400, True)
+
+
+def test_a_long_text_full_of_commas_and_brackets_is_no_attack(serve: Serve) -> None:
+    proxy = serve(server={"max_messages": 10, "max_json_values": 100})
+    answer = proxy.chat(None, ',[{"\\' * 50_000)
+    assert answer.status_code == 200
+    assert proxy.chat(None, [{"role": "user", "content": "a"}] * 11).status_code == 400
+
+
+def test_many_large_bodies_at_once_take_no_more_than_the_budget(served: Served) -> None:
+    before, refused = resident(served.process.pid), 0
+    part = chat(b"a" * (4 * MEGABYTE)).replace(b"Content-Length: 4", b"Content-Length: 5")
+    with ExitStack() as stack:
+        for _ in range(40):
+            client = stack.enter_context(RawClient(int(served.url.rsplit(":", 1)[1])))
+            with suppress(OSError):
+                client.socket.sendall(part)
+            refused += client.has_answer()
+        assert refused > 10
+        assert resident(served.process.pid) - before < 200 * MEGABYTE
+
+
+@pytest.fixture(scope="module")
+def narrow(serve: Serve) -> Proxy:
+    return serve(server={"max_memory": 8 * MEGABYTE})
+
+
+def test_bodies_share_a_budget_and_beyond_it_nothing_waits(narrow: Proxy, upstream: Upstream) -> None:
+    large = orjson.dumps({"model": "hold", "messages": [{"role": "user", "content": "a" * 500_000}]})
+    with ExitStack() as stack:
+        first = stack.enter_context(RawClient(narrow.port))
+        first.socket.sendall(chat(large))
+        while not upstream.log:
+            time.sleep(0.01)
+        begun = time.monotonic()
+        status, headers, body = sent(narrow.port, chat(large.replace(b"hold", b"echo") + b" " * 200_000))
+        assert (status, headers["retry-after"], orjson.loads(body)["error"]["code"]) == (503, "1", "overloaded")
+        assert time.monotonic() - begun < 1
+        assert narrow.chat(None, "a").status_code == 200
+        upstream.gate.set()
+        assert first.answer()[0] == 200
+    assert sent(narrow.port, chat(large.replace(b"hold", b"echo")))[0] == 200
+
+
+def test_a_body_that_no_budget_holds_is_refused_for_good(narrow: Proxy) -> None:
+    answer = narrow.chat(None, "a" * 2_000_000)
+    assert (answer.status_code, "server.max_memory" in answer.text) == (413, True)
+
+
+def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:
+    for _ in range(8):
+        with RawClient(narrow.port) as client:
+            client.socket.sendall(chat(b"x" * 500_000).replace(b"Content-Length: 5", b"Content-Length: 55"))
+    answer = narrow.chat(None, "a" * 800_000)
+    deadline = time.monotonic() + 5
+    while answer.status_code != 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        answer = narrow.chat(None, "a" * 800_000)
+    assert answer.status_code == 200
+
+
+# ------------------------------------------------------------------------------- the upstream's answers
+
+
+class Answering:
+    """An upstream that answers every request with the same bytes and closes."""
+
+    def __init__(self) -> None:
+        self.head = b""
+        self.pieces: list[bytes] = []
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/v1"
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+
+    def serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(10)
+                    connection.recv(MEGABYTE)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n" + self.head + b"Connection: close\r\n\r\n")
+                    for piece in self.pieces:
+                        connection.sendall(piece)
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[Answering]:
+    found = Answering()
+    found.thread.start()
+    yield found
+    found.socket.shutdown(socket.SHUT_RDWR)
+    found.socket.close()
+    found.thread.join(10)
+
+
+JSON = b"Content-Type: application/json\r\n"
+EVENTS = b"Content-Type: text/event-stream\r\n"
+Asked = Callable[..., tuple[int, bytes]]
+
+
+@pytest.fixture(scope="module")
+def asked(answering: Answering, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """Return status and body of a completion whose upstream answers with these bytes."""
+    folder = tmp_path_factory.mktemp("asked")
+    with Served(config_file(folder, answering, f"sqlite:///{folder / 'p.db'}")) as process:
+        port = int(process.wait().url.rsplit(":", 1)[1])
+        before = resident(process.process.pid)
+
+        def ask(head: bytes, *pieces: bytes, stream: bool = False) -> tuple[int, bytes]:
+            answering.head, answering.pieces = head, list(pieces)
+            body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "a"}]}
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=20, trust_env=False)
+            assert peak(process.process.pid) - before < 250 * MEGABYTE
+            return answer.status_code, answer.content
+
+        yield ask
+
+
+def test_an_answer_that_is_too_long_is_a_502(asked: Asked) -> None:
+    status, body = asked(JSON, *[b" " * MEGABYTE] * 66)
+    assert (status, orjson.loads(body)["error"]["code"]) == (502, "upstream_too_large")
+
+
+def test_an_answer_of_too_many_values_is_a_502(asked: Asked) -> None:
+    status, body = asked(JSON, b'{"choices":[' + b"[]," * 3_000_000 + b"1]}")
+    assert (status, orjson.loads(body)["error"]["code"]) == (502, "upstream_too_large")
+
+
+def test_a_compressed_bomb_is_a_502(asked: Asked) -> None:
+    bomb = gzip.compress(b" " * (200 * MEGABYTE), 1)
+    status, body = asked(JSON + b"Content-Encoding: gzip\r\n", bomb)
+    assert (status, orjson.loads(body)["error"]["code"]) == (502, "upstream_too_large")
+
+
+def test_an_endless_event_ends_in_an_error_event(asked: Asked) -> None:
+    status, body = asked(EVENTS, b"data: ", *[b"a" * MEGABYTE] * 20, stream=True)
+    assert status == 200
+    assert b"upstream_too_large" in body
+    assert len(body) < 10_000
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encoded"),
+    [
+        (b"gzip", gzip.compress(REPLY)),
+        (b"gzip", gzip.compress(REPLY[:20]) + gzip.compress(REPLY[20:])),
+        (b"gzip", gzip.compress(REPLY) + b"\0" * 20),
+        (b"deflate", zlib.compress(REPLY)),
+        (b"deflate", raw_deflate(REPLY)),
+    ],
+    ids=["gzip", "members", "padding", "deflate", "raw deflate"],
+)
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_an_encoded_answer_is_read_whole(asked: Asked, encoding: bytes, encoded: bytes, size: int) -> None:
+    pieces = [encoded[at : at + size] for at in range(0, len(encoded), size)]
+    assert asked(JSON + b"Content-Encoding: " + encoding + b"\r\n", *pieces) == (200, REPLY)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [gzip.compress(REPLY)[:-9], gzip.compress(REPLY)[:5], b"\x1f\x8b" + b"a" * 99],
+    ids=["without its end", "half a header", "no gzip"],
+)
+def test_an_encoded_answer_that_breaks_off_is_a_502(asked: Asked, encoded: bytes) -> None:
+    status, body = asked(JSON + b"Content-Encoding: gzip\r\n", encoded)
+    assert (status, orjson.loads(body)["error"]["code"]) == (502, "upstream_unreachable")
+
+
+def test_a_compressed_stream_of_events_is_read_in_bounded_pieces() -> None:
+    inflater = upstream_client.Inflater(b"gzip")
+    inflater.feed(gzip.compress(b"a" * (8 * MEGABYTE)))
+    sizes: list[int] = []
+    while piece := inflater.take():
+        sizes.append(len(piece))
+    assert (sum(sizes), max(sizes) <= MEGABYTE, inflater.complete) == (8 * MEGABYTE, True, True)
+
+
+def test_a_request_that_says_it_is_compressed_is_refused(narrow: Proxy) -> None:
+    data = chat(gzip.compress(body_of(TINY)), b"Content-Encoding: gzip")
+    assert sent(narrow.port, data)[0] == 400
+    assert sent(narrow.port, request(b"GET", b"/healthz"))[0] == 200
