@@ -165,7 +165,7 @@ class Message(ABC):
     @property
     def own_fields(self) -> tuple[str, ...]:
         """Which of `OWN_FIELDS` it has."""
-        if self.facts is not None and not self.facts.has_own_fields:
+        if not self.facts.has_own_fields if self.facts is not None else self.data.keys().isdisjoint(OWN_FIELDS):
             return ()
         return tuple([name for name in OWN_FIELDS if name in self.data])
 
