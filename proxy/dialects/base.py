@@ -37,6 +37,10 @@ INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
+LONG_BODY: Final = 16 * 1024
+"""Bytes of the shortest request body that is worth comparing with the one before; shorter ones are read as fast."""
+
+
 class Call(Struct, frozen=True, kw_only=True):
     """One tool call."""
 
@@ -165,9 +169,9 @@ class Message(ABC):
     @property
     def own_fields(self) -> tuple[str, ...]:
         """Which of `OWN_FIELDS` it has."""
-        if not self.facts.has_own_fields if self.facts is not None else self.data.keys().isdisjoint(OWN_FIELDS):
-            return ()
-        return tuple([name for name in OWN_FIELDS if name in self.data])
+        facts = self.facts
+        has_any = facts.has_own_fields if facts is not None else not self.data.keys().isdisjoint(OWN_FIELDS)
+        return tuple([name for name in OWN_FIELDS if name in self.data]) if has_any else ()
 
     @property
     def agent(self) -> str | None:
@@ -332,7 +336,7 @@ class Request(Struct, frozen=True, kw_only=True):
     has_own_fields: bool = True  # whether any message has, or may have, fields that are ours
     ends: tuple[int, ...] = ()
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
-    or the body is short."""
+    or the body is shorter than `LONG_BODY`."""
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
 
     @property

@@ -22,8 +22,6 @@ Key: TypeAlias = tuple[str, str, str, bytes]
 
 _ROOM: Final = 64 * 1024 * 1024  # bytes that one process keeps, about
 _MESSAGE_BYTES: Final = 600  # what is kept of a message beside its text, about
-LONG_BODY: Final = 16 * 1024
-"""Bytes of the shortest body that is kept: shorter ones are read in no time."""
 
 
 class Known(Struct, frozen=True, kw_only=True):

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
 from proxy.conversation import Kind
-from proxy.dialects import Message, Request
+from proxy.dialects import LONG_BODY, Message, Request
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.prefix import LONG_BODY, Key, Known, KnownPrefixes
+from proxy.pipeline.prefix import Key, Known, KnownPrefixes
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered

@@ -11,10 +11,11 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from proxy.dialects import LONG_BODY
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.pipeline import ClientRequest
-from proxy.pipeline.prefix import LONG_BODY, Known, KnownPrefixes
+from proxy.pipeline.prefix import Known, KnownPrefixes
 from proxy.pipeline.prepare import Prepared, Preparer
 from proxy.trimming import Policy
 from tests.support.house import LONG, Heard, House, opened

@@ -16,7 +16,17 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
+from proxy.dialects import (
+    INSTRUCTION_ROLES,
+    LONG_BODY,
+    OWN_FIELDS,
+    Facts,
+    JsonObject,
+    Message,
+    Request,
+    body_id,
+    hash_of,
+)
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.generations import Generations
@@ -40,9 +50,7 @@ _FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one 
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
 _KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""
-_OUTLINED_BYTES: Final = 16 * 1024  # shorter bodies are read as fast as they are compared
 _MESSAGES: Final = re.compile(rb'(?<!\\)"messages"\s*:\s*')  # in valid JSON: the key of a field, at any level
-_BETWEEN: Final = b" \t\r\n,["  # what stands before a message
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT: Final = "a string, an array of content parts, or null"
 
@@ -73,7 +81,7 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
         messages=messages[lead:],
         replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
         has_own_fields=any([each.has_own_fields for each in facts]),
-        ends=_ends(body, fields, messages) if len(body) >= _OUTLINED_BYTES else (),
+        ends=_ends(body, fields, messages) if len(body) >= LONG_BODY else (),
     )
     return _request(body, fields, values, talk)
 
@@ -208,9 +216,7 @@ def _ends_after(body: bytes, at: int, messages: Sequence[Message]) -> tuple[int,
     """Return where each of these messages ends, which follow one another from the place `at` on."""
     ends: list[int] = []
     for message in messages:
-        while body[at] in _BETWEEN:
-            at += 1
-        at += len(message.raw)
+        at = body.index(b"{", at) + len(message.raw)  # between two objects stand white space and a comma
         ends.append(at)
     return tuple(ends)
 

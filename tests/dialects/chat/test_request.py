@@ -482,8 +482,7 @@ def _message_texts(draw: st.DrawFn) -> bytes:
     fields["content"] = draw(_TEXT)
     if draw(st.booleans()):
         fields["agent"] = "a"
-    write = orjson.dumps if draw(st.booleans()) else lambda value: json.dumps(value).encode()
-    return write(fields)
+    return orjson.dumps(fields) if draw(st.booleans()) else json.dumps(fields).encode()
 
 
 @st.composite
@@ -516,7 +515,7 @@ def _read_both_ways(before: Request, raw: bytes) -> None:
 @given(st.data())
 def test_a_body_is_read_alike_from_its_known_beginning_on(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refusals, "_OUTLINED_BYTES", 0)
+        patch.setattr(refusals, "LONG_BODY", 0)
         _read_some_bodies(data)
 
 
@@ -551,7 +550,7 @@ _SHORT_BODY = b'{"model":"m","messages":[%b, %b],"tools":[{"type":"function"}],"
 @pytest.fixture
 def outlined(monkeypatch: pytest.MonkeyPatch) -> Request:
     """Return a request that is short, and whose messages' places are noted all the same."""
-    monkeypatch.setattr(refusals, "_OUTLINED_BYTES", 0)
+    monkeypatch.setattr(refusals, "LONG_BODY", 0)
     return parse_chat_request(_SHORT_BODY % (b",".join(_SHORT_TALK[:2]), HELLO))
 
 
