@@ -13,6 +13,7 @@ from __future__ import annotations
 from proxy.dialects.base import (
     DIALECTS,
     INSTRUCTION_ROLES,
+    LONG_BODY,
     OWN_FIELDS,
     Attachment,
     Call,

@@ -37,6 +37,10 @@ INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
+LONG_BODY: Final = 16 * 1024
+"""Bytes of the shortest request body that is worth comparing with the one before; shorter ones are read as fast."""
+
+
 class Call(Struct, frozen=True, kw_only=True):
     """One tool call."""
 
@@ -141,9 +145,14 @@ class Message(ABC):
     @property
     def data(self) -> JsonObject:
         """The parsed object. Only the dialects and the HTTP layer read it; nobody writes to it."""
-        if self._data is None:
-            self._data = orjson.loads(self.raw)
-        return self._data
+        data = self._data
+        if data is None:
+            data = self._data = orjson.loads(self.raw)
+        return data
+
+    def forget(self) -> None:
+        """Drop the parsed object; it is parsed again when it is asked for."""
+        self._data = None
 
     def __eq__(self, other: object) -> bool:
         """Tell whether the texts are the same."""
@@ -160,9 +169,9 @@ class Message(ABC):
     @property
     def own_fields(self) -> tuple[str, ...]:
         """Which of `OWN_FIELDS` it has."""
-        if self.facts is not None and not self.facts.has_own_fields:
-            return ()
-        return tuple([name for name in OWN_FIELDS if name in self.data])
+        facts = self.facts
+        has_any = facts.has_own_fields if facts is not None else not self.data.keys().isdisjoint(OWN_FIELDS)
+        return tuple([name for name in OWN_FIELDS if name in self.data]) if has_any else ()
 
     @property
     def agent(self) -> str | None:
@@ -325,6 +334,33 @@ class Request(Struct, frozen=True, kw_only=True):
     replies: tuple[int, ...] = ()  # positions of the assistant messages in `messages`
     parameters: Mapping[str, Any] = {}  # the values of all fields but messages and tools
     has_own_fields: bool = True  # whether any message has, or may have, fields that are ours
+    ends: tuple[int, ...] = ()
+    """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
+    or the body is shorter than `LONG_BODY`."""
+    kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
+
+    @property
+    def new_bytes(self) -> int:
+        """How many bytes of the body had to be parsed."""
+        return len(self.raw) - (self.ends[self.kept] if self.kept else 0)
+
+    @property
+    def known(self) -> int:
+        """How many of `messages`, from the first on, are the very objects of the request before."""
+        return max(0, self.kept - len(self.instructions))
+
+    def common(self, body: bytes) -> int:
+        """Return how many of its messages, instructions among them, end within the bytes that `body` begins with."""
+        low, high = 0, len(self.ends) - 1
+        text, at = memoryview(self.raw), 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            end = self.ends[middle]
+            if body.startswith(text[at:end], at):
+                low, at = middle, end
+            else:
+                high = middle - 1
+        return low
 
     def field(self, path: str) -> str | None:
         """Return the string, or the number as it is written, at a dotted path of the body; None without one."""
@@ -359,7 +395,12 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions."""
 
     path: str  # where they are sent, after the upstream's base address
-    parse: Callable[[bytes], Request]  # reads a body; raises `InvalidRequest`
+    parse: Callable[..., Request]
+    """Reads a body; raises `InvalidRequest`.
+
+    `before` may be a request whose body has the same bytes up to the end of its first `kept` messages
+    (`Request.ends`): these are not read again.
+    """
     compose: Callable[..., bytes]
     """Makes the body to send of a request: the client's bytes, with nothing else changed than what is asked for.
 

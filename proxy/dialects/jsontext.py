@@ -140,9 +140,12 @@ class RawFields(Mapping[str, bytes]):
 
     __slots__ = ("_spans",)
 
-    def __init__(self, text: bytes) -> None:
-        """Read an object; msgspec.DecodeError where it is none, RecursionError at many hundred levels."""
-        self._spans = FIELDS.decode(text)
+    def __init__(self, text: bytes | dict[str, msgspec.Raw]) -> None:
+        """Read an object; msgspec.DecodeError where it is none, RecursionError at many hundred levels.
+
+        Or take its fields, as they were read.
+        """
+        self._spans = FIELDS.decode(text) if isinstance(text, bytes) else text
 
     def __getitem__(self, name: str) -> bytes:
         return bytes(self._spans[name])
@@ -219,5 +222,8 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
 
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:
     """Return an object of these fields in order, each with its JSON text; None: without the field."""
-    members = [b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items() if text is not None]
-    return b"{%b}" % b",".join(members)
+    pieces: list[bytes] = []  # joined at once: a text may be large
+    for name, text in fields.items():
+        if text is not None:
+            pieces += (b"," if pieces else b"{", orjson.dumps(name), b":", text)
+    return b"".join([*pieces, b"}"]) if pieces else b"{}"

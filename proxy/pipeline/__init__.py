@@ -3,6 +3,7 @@
     exchange          the main request flow; start here
     context           what the request's headers say
     prepare           read, placed, planned; requests that share a trim
+    prefix            how the session's last long request began
     history           the request in its place in the stored history
     send              the body, sent upstream; sent again where that may help
     relay             the upstream's answer on its way to the client

@@ -18,6 +18,7 @@ from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, body_id, b
 from proxy.dialects import Message, ReasoningMode, Request
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
+from proxy.pipeline.prefix import Known
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
@@ -68,6 +69,7 @@ class History(Struct, frozen=True, kw_only=True):
     """The newest summary by a model that lies on the branch and that the policy may use."""
     attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
+    known: Known | None = None  # what the next request of the session need not read again; None for a short one
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
 
     @property
@@ -88,16 +90,21 @@ class HistoryLoader:
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
         self._offering = threading.Lock()  # `_put_together` may run in several threads
 
-    async def load(self, request: Request, context: RequestContext, *, whole: bool = False) -> History:
+    async def load(
+        self, request: Request, context: RequestContext, *, whole: bool = False, known: Known | None = None
+    ) -> History:
         """Find the request's session, and its place there. `whole`: read the messages that a cut dropped, too.
+
+        `known` is the request before, with which this one has its first `request.known` messages in common.
 
         A request that names no session goes on with the one session of the tenant that holds the last reply
         that the client sends, with every reply before it, as recorded from upstream. Where several sessions
         do, nobody knows which is meant: it becomes a new session.
         """
-        incoming = await compute(len(request.raw), _incoming, request, context)
+        size = request.new_bytes if known is not None else len(request.raw)
+        incoming = await compute(size, _incoming, request, context, known)
         if context.session is not None:
-            return await self._load(request, incoming, context.session, context, whole=whole)
+            return await self._load(request, incoming, context.session, context, whole=whole, known=known)
         vouched = 0
         if incoming.replies:
             last = incoming.replies[-1]
@@ -141,7 +148,14 @@ class HistoryLoader:
         return entries if agent is None else _without_waiting(entries, rows, new, agent)
 
     async def _load(
-        self, request: Request, incoming: Incoming, session: str, context: RequestContext, *, whole: bool
+        self,
+        request: Request,
+        incoming: Incoming,
+        session: str,
+        context: RequestContext,
+        *,
+        whole: bool,
+        known: Known | None = None,
     ) -> History:
         policy = context.policy
         snapshot = await self._store.recall(
@@ -159,16 +173,24 @@ class HistoryLoader:
                 recipe=policy.summarizing.recipe if policy is not None else None,
             )
         )
-        work = _MARK_WORK * len(snapshot.marks)
+        made = _made_before(request, snapshot, known)
+        work = _MARK_WORK * (len(snapshot.marks) - len(made))
         if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
             work += COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
         if snapshot.rows:
             work += size_of([row.message for row in snapshot.rows])
-        return await compute(work, self._put_together, request, incoming, context, session, snapshot)
+        return await compute(work, self._put_together, request, incoming, context, session, snapshot, made)
 
     def _put_together(
-        self, request: Request, incoming: Incoming, context: RequestContext, session: str, snapshot: HistorySnapshot
+        self,
+        request: Request,
+        incoming: Incoming,
+        context: RequestContext,
+        session: str,
+        snapshot: HistorySnapshot,
+        made: tuple[Entry, ...],
     ) -> History:
+        """Return the history; `made` are the first of its entries, as far as they are there."""
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
@@ -177,11 +199,12 @@ class HistoryLoader:
             known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
             nodes = tuple([row.node for row in snapshot.rows])
         else:
-            own = request.has_own_fields
-            known = _resent_entries(request.messages, snapshot.marks, snapshot.hidden, own_fields=own)
+            own, count = request.has_own_fields, len(made)
+            messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
+            known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
             key = session_key(context.tenant, session, context.dialect.name)
-            variants = self._new_variants(key, request.messages, snapshot.marks)
+            variants = self._new_variants(key, messages, marks)
         return History(
             id=session,
             arrival=arrival,
@@ -200,6 +223,7 @@ class HistoryLoader:
             prepared=snapshot.prepared,
             attempt=snapshot.attempt,
             carried=snapshot.carried,
+            known=_known_of(request, incoming, snapshot, known) if request.ends else None,
         )
 
     def _new_variants(
@@ -258,8 +282,8 @@ def _size_of(request: Request, rows: Sequence[NodeRow] = ()) -> int:
     return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
 
 
-def _incoming(request: Request, context: RequestContext) -> Incoming:
-    """Return the request as far as its place in the history depends on it."""
+def _incoming(request: Request, context: RequestContext, known: Known | None = None) -> Incoming:
+    """Return the request as far as its place in the history depends on it; see `HistoryLoader.load`."""
     messages = request.messages
     replies = request.replies
     answers = not replies and bool(messages) and messages[0].answers is not None
@@ -271,7 +295,11 @@ def _incoming(request: Request, context: RequestContext) -> Incoming:
             tools=body_id(request.tools) if request.tools is not None else None,
             model=request.model,
         )
-    names, contents = fingerprints(ROOT, messages)
+    if known is not None and (count := request.known):
+        more_names, more_contents = fingerprints(known.names[count - 1], messages[count:])
+        names, contents = [*known.names[:count], *more_names], [*known.contents[:count], *more_contents]
+    else:
+        names, contents = fingerprints(ROOT, messages)
     return Incoming(
         names=names,
         contents=contents,
@@ -281,6 +309,26 @@ def _incoming(request: Request, context: RequestContext) -> Incoming:
         answers=answers,
         manner=manner,
     )
+
+
+def _known_of(request: Request, incoming: Incoming, snapshot: HistorySnapshot, entries: tuple[Entry, ...]) -> Known:
+    """Return what the next request of the session need not read again; `entries` are those of stored messages."""
+    plain = bool(snapshot.marks) and not snapshot.hidden and not request.has_own_fields
+    return Known(
+        request=request,
+        names=incoming.names,
+        contents=incoming.contents,
+        marks=tuple(snapshot.marks) if plain else (),
+        entries=entries if plain else (),
+    )
+
+
+def _made_before(request: Request, snapshot: HistorySnapshot, known: Known | None) -> tuple[Entry, ...]:
+    """Return the entries of the request before that are those of this one: of the same messages and marks."""
+    if known is None or snapshot.hidden or request.has_own_fields:
+        return ()
+    count = min(request.known, len(known.marks), len(snapshot.marks))
+    return known.entries[:count] if known.marks[:count] == snapshot.marks[:count] else ()
 
 
 def _resent_entries(

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
 from proxy.conversation import Kind
-from proxy.dialects import Message, Request
+from proxy.dialects import LONG_BODY, Message, Request
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
+from proxy.pipeline.prefix import Key, Known, KnownPrefixes
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
@@ -74,14 +75,16 @@ class Preparer:
         """Those in force; exchanged when the configuration is read again."""
         self._services = services
         self._coalescer = PlanCoalescer()
+        self._prefixes = KnownPrefixes(settings.sessions.headers)
         self._process_mark = process_mark
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
         """Read a request, find its place in the history, and plan what is sent."""
-        received, settings, services, api = time.monotonic(), self._settings, self._services, call.dialect.requests
-        request = await compute(len(call.body), api.parse, call.body)
+        received, settings, services = time.monotonic(), self._settings, self._services
+        key = self._prefixes.key_of(call) if len(call.body) >= LONG_BODY else None
+        request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model)
         facts = services.knowledge.facts_at(request.model, destination.base_url)
@@ -91,14 +94,14 @@ class Preparer:
         tools, off = request.tools, context.policy is None
         if self._offers_tools:
             mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
-            offer = api.offer_tools(request, mine)
+            offer = call.dialect.requests.offer_tools(request, mine)
             own, tools = offer.names, offer.tools
         whole = False
         while True:
             if stateless:
                 history = await services.loader.without_store(request)
             else:
-                history = await services.loader.load(request, context, whole=whole)
+                history = await services.loader.load(request, context, whole=whole, known=known)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -108,6 +111,8 @@ class Preparer:
             if whole or not made.needs_whole:
                 break
             whole = True  # the policy changed: load what the cut dropped as well, and plan again
+        if key is not None and history.known is not None:
+            self._prefixes.keep(key, history.known)
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
@@ -135,6 +140,15 @@ class Preparer:
             finishing=finishing,
             no_summary=no_summary,
         )
+
+    async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, Known | None]:
+        """Read a body; return the request before it, too, if they begin with the same messages."""
+        body, parse = call.body, call.dialect.requests.parse
+        known = self._prefixes.find(key) if key is not None else None
+        kept = known.request.common(body) if known is not None else 0
+        if known is None or not kept:
+            return await compute(len(body), parse, body), None
+        return await compute(len(body) - known.request.ends[kept], parse, body, known.request, kept), known
 
     async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
         """Plan again with the summary that the request waited for.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 import anyio.to_thread
 from msgspec import Struct
@@ -20,6 +21,8 @@ from proxy.summaries import Summaries, Summarizer
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
+
+_COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
 
 
 class Knowledge:
@@ -42,6 +45,7 @@ class Knowledge:
         self.catalogue = catalogue  # exchanged when the configuration is read again
         self._upstream = upstream
         self._calibration = calibration
+        self._countable: set[str] = set()  # models whose vocabulary is there
 
     def facts(self, model: str) -> ModelFacts:
         """Return what is known of the model at the upstream that serves it."""
@@ -53,8 +57,12 @@ class Knowledge:
 
     async def can_count(self, model: str) -> None:
         """Build the model's vocabulary if it is not there: in a thread, since it takes 0.3 s."""
+        if model in self._countable:
+            return
         if not self.counter.is_built(model):
             await anyio.to_thread.run_sync(self.counter.build, model)
+        if len(self._countable) < _COUNTABLE:
+            self._countable.add(model)
 
     @property
     def now(self) -> int:

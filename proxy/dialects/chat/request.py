@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import orjson
+from msgspec import Struct
 
-from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
+from proxy.dialects import (
+    INSTRUCTION_ROLES,
+    LONG_BODY,
+    OWN_FIELDS,
+    Facts,
+    JsonObject,
+    Message,
+    Request,
+    body_id,
+    hash_of,
+)
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import (
+    FIELDS,
     ITEMS,
     RawFields,
     emitted,
@@ -37,21 +50,55 @@ _FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one 
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
 _KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""
+_MESSAGES: Final = re.compile(rb'(?<!\\)"messages"\s*:\s*')  # in valid JSON: the key of a field, at any level
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT: Final = "a string, an array of content parts, or null"
 
 
-def parse_chat_request(body: bytes) -> Request:
+def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
     """Read a request. Fields, roles and content parts that are not known here pass as they are.
+
+    `before` is a request whose body begins with the same bytes as this one, up to the end of its first `kept`
+    messages: these are not read again. The result is the same as without it.
 
     `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or has a field of the wrong type.
     """
+    if before is not None and kept > len(before.instructions):
+        try:
+            resumed = _resumed(body, before, kept)
+        except (InvalidRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            resumed = None  # what is wrong is told by who reads the whole
+        if resumed is not None:
+            return resumed
     fields, items = _split(body)
     values = {name: _value(name, text) for name, text in fields.without("messages").items()}
     facts, messages = _messages(items)
     lead = 0
     while lead < len(facts) and facts[lead].role in INSTRUCTION_ROLES:
         lead += 1
+    talk = _Talk(
+        instructions=messages[:lead],
+        messages=messages[lead:],
+        replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
+        has_own_fields=any([each.has_own_fields for each in facts]),
+        ends=_ends(body, fields, messages) if len(body) >= LONG_BODY else (),
+    )
+    return _request(body, fields, values, talk)
+
+
+class _Talk(Struct, frozen=True, kw_only=True):
+    """The messages of a request, with what `Request` says of them."""
+
+    instructions: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    replies: tuple[int, ...]
+    has_own_fields: bool
+    ends: tuple[int, ...]
+    kept: int = 0
+
+
+def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
+    """Return the request; `values` are those of all fields but the messages."""
     tools = values.pop("tools", None)
     if tools is not None and not is_array(tools):
         raise _wrong_type("tools", "an array of objects", tools)
@@ -61,17 +108,19 @@ def parse_chat_request(body: bytes) -> Request:
     return Request(
         raw=body,
         fields=fields,
-        instructions=messages[:lead],
-        messages=messages[lead:],
+        instructions=talk.instructions,
+        messages=talk.messages,
         model=model,
         stream=bool(stream),
         has_tools=bool(tools),
         tools=fields["tools"] if tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
-        replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
+        replies=talk.replies,
         parameters=values,
-        has_own_fields=any([each.has_own_fields for each in facts]),
+        has_own_fields=talk.has_own_fields,
+        ends=talk.ends,
+        kept=talk.kept,
     )
 
 
@@ -124,7 +173,7 @@ def compose(
         return request.raw
     if changes.keys() == {"stream_options"}:
         return with_field(request.raw, request.fields, "stream_options", changes["stream_options"])
-    return emitted({**request.fields, **changes})
+    return emitted({name: changes.get(name) or request.fields[name] for name in request.fields} | changes)
 
 
 def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
@@ -146,6 +195,62 @@ def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
             code="empty_array",
         )
     return fields, items
+
+
+def _ends(body: bytes, fields: RawFields, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Return where the array of messages begins and where each message ends; empty where that is hard to tell."""
+    text = fields["messages"]
+    for found in _MESSAGES.finditer(body):
+        at = found.end()
+        if not body.startswith(text, at):
+            continue
+        try:
+            RawFields(body[:at] + b"0}")
+        except msgspec.DecodeError:  # it lies in another field
+            continue
+        return (at, *_ends_after(body, at, messages))
+    return ()
+
+
+def _ends_after(body: bytes, at: int, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Return where each of these messages ends, which follow one another from the place `at` on."""
+    ends: list[int] = []
+    for message in messages:
+        at = body.index(b"{", at) + len(message.raw)  # between two objects stand white space and a comma
+        ends.append(at)
+    return tuple(ends)
+
+
+def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
+    """Read a request whose first `kept` messages, and all before them, have the bytes of an earlier one's.
+
+    None where the field of messages stands there again, after these.
+    """
+    start, end, lead = before.ends[0], before.ends[kept], len(before.instructions)
+    opening = b'{"messages":'
+    rest = b"%b[{}%b" % (opening, body[end:])  # an empty one takes the place of the messages that are known
+    array = RawFields(rest)["messages"]
+    after = FIELDS.decode(b"%b[]%b" % (opening, rest[len(opening) + len(array) :]))
+    if not rest.startswith(array, len(opening)) or bytes(after["messages"]) != b"[]":
+        return None
+    stop = end + len(array) - len(b"[{}")
+    after["messages"] = msgspec.Raw(memoryview(body)[start:stop])
+    fields = RawFields(FIELDS.decode(body[:start] + b"0}") | after)
+    facts, new = _messages(ITEMS.decode(array)[1:])
+    values = {name: _value(name, text) for name, text in fields.without("messages").items()}
+    known = before.messages[: kept - lead]
+    first = len(known)
+    replies = before.replies[: bisect_left(before.replies, first)]
+    talk = _Talk(
+        instructions=before.instructions,
+        messages=known + new,
+        replies=replies + tuple([at for at, each in enumerate(facts, first) if each.role == "assistant"]),
+        has_own_fields=any([each.has_own_fields for each in facts])
+        or (before.has_own_fields and any(message.own_fields for message in (*before.instructions, *known))),
+        ends=before.ends[: kept + 1] + _ends_after(body, end, new),
+        kept=kept,
+    )
+    return _request(body, fields, values, talk)
 
 
 def _value(param: str, text: bytes) -> Any:

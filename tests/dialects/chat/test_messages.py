@@ -549,3 +549,13 @@ def test_a_message_takes_the_whole_content_of_another_one() -> None:
     said = ChatMessage.of({"role": "assistant", "content": [{"type": "text", "text": "so"}], "name": "n"})
     taken = ChatMessage.of({"role": "assistant", "content": None, "refusal": None}).with_content_of(said)
     assert taken.data == {"role": "assistant", "content": [{"type": "text", "text": "so"}], "refusal": None}
+
+
+def test_what_was_parsed_can_be_forgotten() -> None:
+    message = ChatMessage(b'{"role":"user","content":"hi"}')
+    parsed = message.data
+
+    message.forget()
+
+    assert message.data == parsed
+    assert message.data is not parsed

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects import Request
 from proxy.dialects.chat import request as refusals
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request
@@ -449,3 +450,146 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
         parse_chat_request(b'{"model": "", "messages": [{"role": "user"}]}')
     assert raised.value.param == "model"
     assert "at most 7 levels" in refusals._too_deep("user", 7).message
+
+
+# ------------------------------------------------------------------- a body that begins like the one before
+
+_TEXT = st.text(st.sampled_from('aé漢😀"\\\n{}[],:'), max_size=8)
+_WHITE = st.sampled_from([b"", b" ", b"\n\t "])
+_FIELD = st.sampled_from(
+    [
+        b'"model":"m"',
+        b'"model":"n"',
+        b'"mod\\u0065l":"escaped"',
+        b'"tools":[{"type":"function","function":{"parameters":{"messages":[]}}}]',
+        b'"tools":[]',
+        b'"stream":true',
+        b'"stream":1',
+        b'"messages":[]',
+        b'"messages":[{"role":"user","content":"again"}]',
+        b'"m\\u0065ssages":[{"role":"user","content":"escaped"}]',
+        b'"x\\"messages":[{"role":"user"}]',
+        b'"metadata":{"messages":[{"role":"user","content":"inner"}]}',
+        b'"n":1e999',
+        b'"n":1.50',
+    ]
+)
+
+
+@st.composite
+def _message_texts(draw: st.DrawFn) -> bytes:
+    fields: dict[str, Any] = {"role": draw(st.sampled_from(["system", "user", "assistant", "tool"]))}
+    fields["content"] = draw(_TEXT)
+    if draw(st.booleans()):
+        fields["agent"] = "a"
+    return orjson.dumps(fields) if draw(st.booleans()) else json.dumps(fields).encode()
+
+
+@st.composite
+def _long_bodies(draw: st.DrawFn, messages: list[bytes]) -> bytes:
+    white, comma = draw(_WHITE), draw(st.sampled_from([b",", b", ", b" ,\n"]))
+    fields = [*draw(st.lists(_FIELD, max_size=2)), b'"messages"%b:%b[%b]' % (white, white, comma.join(messages))]
+    fields += draw(st.lists(_FIELD, max_size=2))
+    return white + b"{" + comma.join(fields) + b"}" + white
+
+
+def _outcome(raw: bytes, before: Request | None = None, kept: int = 0) -> Any:
+    """Return all that is read of a body, or the error."""
+    try:
+        request = parse_chat_request(raw, before, kept)
+    except InvalidRequest as why:
+        return (str(why), why.param, why.code)
+    told = {name: getattr(request, name) for name in request.__struct_fields__ if name != "kept"}
+    return {**told, "fields": list(request.fields.items()), "messages": list(request.messages)}
+
+
+def _read_both_ways(before: Request, raw: bytes) -> None:
+    kept = before.common(raw)
+    if kept:
+        assert raw.startswith(before.raw[: before.ends[kept]])
+    for count in {kept, min(kept, 1)}:
+        assert _outcome(raw, before, count) == _outcome(raw)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_body_is_read_alike_from_its_known_beginning_on(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refusals, "LONG_BODY", 0)
+        _read_some_bodies(data)
+
+
+def _read_some_bodies(data: st.DataObject) -> None:
+    texts = [HELLO, *data.draw(st.lists(_message_texts(), max_size=4))]
+    raw = data.draw(_long_bodies(texts))
+    try:
+        before = parse_chat_request(raw)
+    except InvalidRequest:
+        return
+    more = data.draw(st.lists(_message_texts(), max_size=2))
+    for other in (
+        raw,
+        data.draw(_long_bodies([*texts, *more])),
+        data.draw(_long_bodies([*texts[:-1], *more])),
+        raw.replace(texts[-1] + b"]", b",".join([texts[-1], *more]) + b"]" + data.draw(_WHITE)),
+        raw[: raw.rindex(b"]") + 1] + b"," + data.draw(_FIELD) + b"}",
+    ):
+        _read_both_ways(before, other)
+    if before.ends:
+        cut = before.ends[data.draw(st.integers(1, len(before.ends) - 1))]
+        tails = [b"", b".5]}", b"5]}", b"e5]}", b"]", b"]}", b"]}}", b"},]}", b",]}", b",null]}", b"]]}", b"}]}", b',"']
+        tails += [b'],"messages":[]}', b'],"messages":[{}]}', b'],"messages":[{"role":"user"}]}', b'],"n":[{}]}']
+        for tail in tails:
+            _read_both_ways(before, raw[:cut] + tail)
+
+
+_SHORT_TALK = [b'{"role":"system","content":"s"}', b'{"role":"user","content":"\xc3\xa9\\u00e9\\ud83d\\ude00"}', HELLO]
+_SHORT_BODY = b'{"model":"m","messages":[%b, %b],"tools":[{"type":"function"}],"stream":true}'
+
+
+@pytest.fixture
+def outlined(monkeypatch: pytest.MonkeyPatch) -> Request:
+    """Return a request that is short, and whose messages' places are noted all the same."""
+    monkeypatch.setattr(refusals, "LONG_BODY", 0)
+    return parse_chat_request(_SHORT_BODY % (b",".join(_SHORT_TALK[:2]), HELLO))
+
+
+def test_a_body_may_be_cut_anywhere(outlined: Request) -> None:
+    for place in range(len(outlined.raw)):
+        _read_both_ways(outlined, outlined.raw[:place])
+        _read_both_ways(outlined, outlined.raw[:place] + b"]}")
+
+
+def test_a_body_may_change_anywhere(outlined: Request) -> None:
+    raw = outlined.raw
+    for place in range(len(raw)):
+        for byte in b'\x00 "\\,]}5\xff':
+            _read_both_ways(outlined, raw[:place] + bytes([byte]) + raw[place + 1 :])
+            _read_both_ways(outlined, raw[:place] + bytes([byte]) + raw[place:])
+        _read_both_ways(outlined, raw[:place] + raw[place + 1 :])
+
+
+def test_known_messages_are_the_very_objects(outlined: Request) -> None:
+    raw = outlined.raw.replace(b"],", b',{"role":"assistant","content":"yes"}],', 1)
+
+    request = parse_chat_request(raw, outlined, outlined.common(raw))
+
+    assert (request.kept, request.known, request.new_bytes) == (3, 2, len(raw) - outlined.ends[3])
+    assert all(one is other for one, other in zip(request.messages, outlined.messages, strict=False))
+    assert request.replies == (2,)
+    assert parse_chat_request(raw).kept == 0
+
+
+def test_the_places_of_messages_are_noted_where_they_are_sure(outlined: Request) -> None:
+    assert outlined.raw[: outlined.ends[0]].endswith(b'"messages":')
+    texts = [outlined.raw[:end] for end in outlined.ends[1:]]
+    assert all(text.endswith(message) for text, message in zip(texts, _SHORT_TALK, strict=True))
+    inner = b'{"tools":[{"messages":[%b]}],"messages":[%b]}' % (HELLO, HELLO)
+    assert parse_chat_request(inner).ends == (inner.rindex(b"["), inner.rindex(b"]"))
+    assert parse_chat_request(b'{"m\\u0065ssages":[%b]}' % HELLO).ends == ()
+    assert outlined.common(b"") == 0
+
+
+def test_the_places_in_a_short_body_are_not_noted() -> None:
+    assert parse_chat_request(body()).ends == ()
+    assert parse_chat_request(body()).common(body()) == 0

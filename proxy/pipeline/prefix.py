@@ -1,0 +1,66 @@
+"""How the last long request of each session began, so that the next one is not read again from its first byte.
+
+SDKs resend a conversation byte for byte and add to its end. What stands in the common bytes is taken over, message
+by message; only what comes after is parsed and hashed. The bytes are equal or they are not: nothing can be stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from cachetools import LRUCache
+from msgspec import Struct
+
+from proxy.dialects import Request
+from proxy.pipeline.context import ClientRequest
+from proxy.store import Mark
+from proxy.trimming import Entry
+
+Key: TypeAlias = tuple[str, str, str, bytes]
+"""Dialect, tenant, and the header that names the session with its value: nobody else's request is ever met."""
+
+_ROOM: Final = 64 * 1024 * 1024  # bytes that one process keeps, about
+_MESSAGE_BYTES: Final = 600  # what is kept of a message beside its text, about
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """A request, and what follows from it."""
+
+    request: Request
+    names: Sequence[str]  # the nodes of its messages in a row under the root
+    contents: Sequence[bytes]  # their content hashes
+    marks: tuple[Mark, ...] = ()  # what is stored of its first messages, if they were resent
+    entries: tuple[Entry, ...] = ()  # one for each of `marks`
+
+
+class KnownPrefixes:
+    """The last long request of each session; those that were not asked for the longest go first."""
+
+    def __init__(self, names: Sequence[str], room: int = _ROOM) -> None:
+        """Keep about `room` bytes. `names` are those of the headers that name a session, the first one counts."""
+        self._names: Final = [name.lower().encode() for name in names]
+        self._known: Final[LRUCache[Key, Known]] = LRUCache(room, getsizeof=_size_of)
+
+    def key_of(self, call: ClientRequest) -> Key | None:
+        """Return where the request before this one is kept; None where no header names a session."""
+        sent = dict(reversed(call.headers))
+        for name in self._names:
+            if value := sent.get(name):
+                return call.dialect.name, call.tenant, name.decode(), value
+        return None
+
+    def find(self, key: Key) -> Known | None:
+        """Return the request that is kept there."""
+        return self._known.get(key)
+
+    def keep(self, key: Key, known: Known) -> None:
+        """Keep a request in the place of the one before it, without what was parsed for it."""
+        if _size_of(known) <= self._known.maxsize:
+            self._known[key] = known
+            for message in known.request.messages:
+                message.forget()
+
+
+def _size_of(known: Known) -> int:
+    return len(known.request.raw) + _MESSAGE_BYTES * len(known.request.messages)

@@ -1,0 +1,163 @@
+"""How the last long request of a session began: kept for it alone, and a prepared request is the same with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from msgspec.structs import replace
+
+from proxy.dialects import LONG_BODY
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.request import parse_chat_request
+from proxy.pipeline import ClientRequest
+from proxy.pipeline.prefix import Known, KnownPrefixes
+from proxy.pipeline.prepare import Prepared, Preparer
+from proxy.trimming import Policy
+from tests.support.house import LONG, Heard, House, opened
+from tests.support.upstream import Upstream as Provider
+
+MARK = "0123abcd"
+YES = {"role": "assistant", "content": "yes"}
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with Provider() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
+    provider.forget()
+    async with opened(provider, tmp_path) as house:
+        yield house
+
+
+def call(
+    messages: list[dict[str, Any]], *headers: tuple[bytes, bytes], tenant: str = "t", **fields: Any
+) -> ClientRequest:
+    asked = {"model": "echo", "messages": messages, **fields}
+    sent = [*headers, (b"x-session-id", b"s")]
+    return ClientRequest(dialect=CHAT, tenant=tenant, headers=sent, query=b"", body=orjson.dumps(asked))
+
+
+def known(call: ClientRequest) -> Known:
+    return Known(request=parse_chat_request(call.body), names=(), contents=())
+
+
+def test_a_request_is_kept_for_its_tenant_and_session() -> None:
+    prefixes = KnownPrefixes(["X-Session-ID", "X-Other"])
+    asked = call(LONG)
+    assert len(asked.body) >= LONG_BODY
+    key = prefixes.key_of(asked)
+    assert key is not None
+    prefixes.keep(key, first := known(asked))
+    assert prefixes.find(key) is first
+
+    others = [call(LONG, tenant="u"), call(LONG, (b"x-session-id", b"S")), replace(asked, headers=[(b"x-other", b"s")])]
+    keys = [prefixes.key_of(other) for other in others]
+    assert len({key, *keys}) == 4
+    assert all(each is not None and prefixes.find(each) is None for each in keys)
+    assert prefixes.key_of(replace(asked, headers=[])) is None
+    assert prefixes.key_of(replace(asked, headers=[(b"x-session-id", b"")])) is None
+
+
+def test_what_is_kept_is_bounded_by_its_bytes() -> None:
+    bodies = [call([*LONG, {"role": "user", "content": str(number)}]) for number in range(4)]
+    size = len(bodies[0].body) + 600 * (len(LONG) + 1)
+    prefixes = KnownPrefixes(["X-Session-ID"], room=2 * size + 100)
+    keys = [("chat", "t", "x-session-id", b"%d" % number) for number in range(4)]
+    for key, each in zip(keys[:3], bodies, strict=False):
+        prefixes.keep(key, known(each))
+    assert [prefixes.find(key) is None for key in keys[:3]] == [True, False, False]
+
+    tight = KnownPrefixes(["X-Session-ID"], room=size - 100)
+    tight.keep(keys[0], known(bodies[0]))
+    assert tight.find(keys[0]) is None
+
+
+def test_what_was_parsed_of_a_kept_request_is_forgotten() -> None:
+    kept = known(call(LONG))
+    parsed = kept.request.messages[0].data
+    KnownPrefixes(["X-Session-ID"]).keep(("chat", "t", "x-session-id", b"s"), kept)
+    assert kept.request.messages[0].data is not parsed
+
+
+@pytest.mark.anyio
+async def test_the_next_request_of_a_session_is_read_from_its_new_messages_on(house: House) -> None:
+    preparer = Preparer(house.settings, house.services, MARK)
+    first = await preparer.prepare(call(LONG))
+    again = await preparer.prepare(call([*LONG, YES, {"role": "user", "content": "go on"}]))
+    assert (first.request.kept, again.request.kept) == (0, len(LONG))
+    assert again.request.messages[0] is first.request.messages[0]
+
+    other = call(LONG, tenant="u")
+    assert (await preparer.prepare(other)).request.kept == 0
+    assert (await preparer.prepare(call(LONG, (b"x-session-id", b"other")))).request.kept == 0
+    assert (await preparer.prepare(call(LONG))).request.kept == len(LONG)
+    assert (await preparer.prepare(call(LONG[:1]))).request.kept == 0
+
+
+def told(prepared: Prepared) -> dict[str, Any]:
+    """Return what a prepared request says, whatever was known before."""
+    history, request, plan = prepared.history, prepared.request, prepared.report.plan
+    return {
+        "history": replace(history, known=None, variants=(), updated_at=None),
+        "request": replace(request, kept=0, ends=(), fields={}),
+        "fields": list(request.fields.items()),
+        "view": plan.view,
+        "tokens": (plan.tokens_before, plan.tokens_sent),
+        "version": plan.version,
+        "cut": plan.cut,
+    }
+
+
+_CHANGES: list[dict[str, Any]] = [
+    {"model": "gpt-4o"},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+    {"stream": True},
+    {},
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_prepared_request_is_the_same_whatever_was_known(house: House, seed: int) -> None:
+    """Clients go on, regenerate, edit, drop their oldest messages, name agents; policies change meanwhile."""
+    chance = random.Random(seed)  # noqa: S311 - the same conversation in every run, no secret
+    lean = {"trigger": {"messages": 60}, "target": {"tokens": 2500}, "edits": [{"type": "drop_oldest"}]}
+    policies = [{}, lean, lean | {"target": {"tokens": 2000}}]
+    messages: list[dict[str, Any]] = list(LONG)
+    if seed % 2:
+        messages.insert(0, {"role": "system", "content": "Be brief."})
+    for number in range(8):
+        house.chat.policies.current = {"default": Policy.model_validate(chance.choice(policies))}
+        asked = call(messages, **chance.choice(_CHANGES))
+        cold = Preparer(house.settings, house.services, MARK)
+        cold.policies.current = house.chat.policies.current
+        expected = await cold.prepare(asked)
+        warm = await house.chat._preparer.prepare(asked)
+        assert told(warm) == told(expected)
+        client = Heard()
+        await house.chat.answer(asked, client)
+        reply = (
+            orjson.loads(client.got)["choices"][0]["message"]
+            if client.status == 200 and client.got[:1] == b"{"
+            else YES
+        )
+        question = {"role": "user", "content": f"more {number}"} | ({"agent": "a"} if chance.random() < 0.2 else {})
+        match chance.randrange(5):
+            case 0:
+                messages = [*messages[:-1], question]
+            case 1:
+                place = chance.randrange(1, len(messages))
+                messages = [*messages[:place], {"role": "user", "content": "edited"}, *messages[place + 1 :], question]
+            case 2:
+                messages = [*messages[2:], reply, question]
+            case _:
+                messages = [*messages, reply, question]
