@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -14,21 +13,13 @@ import pytest
 from proxy.server import limits
 from tests.e2e.conftest import Serve
 from tests.support.raw_socket import RawClient, chat, request, seconds_of, sent
-from tests.support.served import Served, config_file, resident
+from tests.support.served import Served, resident
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 
 MEGABYTE = 1_048_576
 BODY = b'{"model": "echo", "messages": [{"role": "user", "content": "a"}]}'
 BEGIN = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-
-
-@pytest.fixture(scope="module")
-def served(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A proxy in a process of its own, whose memory can be seen."""
-    folder = tmp_path_factory.mktemp("served")
-    with Served(config_file(folder, provider, f"sqlite:///{folder / 'p.db'}")) as process:
-        yield process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,8 @@ class RawClient:
             return self.socket.recv(1, socket.MSG_PEEK) is not None
         except BlockingIOError:
             return False
+        except ConnectionError:
+            return True
         finally:
             self.socket.settimeout(0.2)
 
