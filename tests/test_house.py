@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,9 @@ def _files() -> list[Path]:
         return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
     made = {".venv", ".git", "node_modules", "__pycache__", "dist", "build"}
     return [path for path in ROOT.rglob("*") if path.is_file() and not made & set(path.parts)]
+
+
+USERS = ("proxy", "tests", "benchmarks", "migrations")
 
 
 def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
@@ -90,6 +93,25 @@ def test_no_class_name_is_used_twice() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_what_the_face_of_a_room_imports_is_used_elsewhere() -> None:
+    """The linters leave these imports alone, since others are to use them."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for top in USERS for path in (ROOT / top).rglob("*.py")}
+    used: defaultdict[str, set[str]] = defaultdict(set)
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                used[node.module].update(alias.name for alias in node.names)
+    idle: list[str] = []
+    for path, tree in trees.items():
+        room = ".".join(path.parent.relative_to(ROOT).parts)
+        if path.name == "__init__.py" and room.startswith("proxy"):
+            mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+            names = {alias.asname or alias.name for node in imports for alias in node.names}
+            idle += [f"{room}.{name}" for name in sorted(names - used[room] - mentioned)]
+    assert idle == []
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -22,7 +22,6 @@ from proxy.config.settings import (
     ModelPrices,
     ModelRule,
     PriceStep,
-    ReasoningMode,
     ServerSettings,
     SessionSettings,
     Settings,

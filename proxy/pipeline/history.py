@@ -18,7 +18,7 @@ from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, body_id, b
 from proxy.dialects import Message, ReasoningMode, Request
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
-from proxy.pipeline.prefix import Known
+from proxy.pipeline.prefix import KnownRequest
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
@@ -69,7 +69,7 @@ class History(Struct, frozen=True, kw_only=True):
     """The newest summary by a model that lies on the branch and that the policy may use."""
     attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
-    known: Known | None = None  # what the next request of the session need not read again; None for a short one
+    known: KnownRequest | None = None  # what the next request of the session need not read again; None for a short one
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
 
     @property
@@ -91,7 +91,7 @@ class HistoryLoader:
         self._offering = threading.Lock()  # `_put_together` may run in several threads
 
     async def load(
-        self, request: Request, context: RequestContext, *, whole: bool = False, known: Known | None = None
+        self, request: Request, context: RequestContext, *, whole: bool = False, known: KnownRequest | None = None
     ) -> History:
         """Find the request's session, and its place there. `whole`: read the messages that a cut dropped, too.
 
@@ -155,7 +155,7 @@ class HistoryLoader:
         context: RequestContext,
         *,
         whole: bool,
-        known: Known | None = None,
+        known: KnownRequest | None = None,
     ) -> History:
         policy = context.policy
         snapshot = await self._store.recall(
@@ -282,7 +282,7 @@ def _size_of(request: Request, rows: Sequence[NodeRow] = ()) -> int:
     return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
 
 
-def _incoming(request: Request, context: RequestContext, known: Known | None = None) -> Incoming:
+def _incoming(request: Request, context: RequestContext, known: KnownRequest | None = None) -> Incoming:
     """Return the request as far as its place in the history depends on it; see `HistoryLoader.load`."""
     messages = request.messages
     replies = request.replies
@@ -311,10 +311,12 @@ def _incoming(request: Request, context: RequestContext, known: Known | None = N
     )
 
 
-def _known_of(request: Request, incoming: Incoming, snapshot: HistorySnapshot, entries: tuple[Entry, ...]) -> Known:
+def _known_of(
+    request: Request, incoming: Incoming, snapshot: HistorySnapshot, entries: tuple[Entry, ...]
+) -> KnownRequest:
     """Return what the next request of the session need not read again; `entries` are those of stored messages."""
     plain = bool(snapshot.marks) and not snapshot.hidden and not request.has_own_fields
-    return Known(
+    return KnownRequest(
         request=request,
         names=incoming.names,
         contents=incoming.contents,
@@ -323,7 +325,7 @@ def _known_of(request: Request, incoming: Incoming, snapshot: HistorySnapshot, e
     )
 
 
-def _made_before(request: Request, snapshot: HistorySnapshot, known: Known | None) -> tuple[Entry, ...]:
+def _made_before(request: Request, snapshot: HistorySnapshot, known: KnownRequest | None) -> tuple[Entry, ...]:
     """Return the entries of the request before that are those of this one: of the same messages and marks."""
     if known is None or snapshot.hidden or request.has_own_fields:
         return ()

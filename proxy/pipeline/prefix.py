@@ -24,7 +24,7 @@ _ROOM: Final = 64 * 1024 * 1024  # bytes that one process keeps, about
 _MESSAGE_BYTES: Final = 600  # what is kept of a message beside its text, about
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class KnownRequest(Struct, frozen=True, kw_only=True):
     """A request, and what follows from it."""
 
     request: Request
@@ -40,7 +40,7 @@ class KnownPrefixes:
     def __init__(self, names: Sequence[str], room: int = _ROOM) -> None:
         """Keep about `room` bytes. `names` are those of the headers that name a session, the first one counts."""
         self._names: Final = [name.lower().encode() for name in names]
-        self._known: Final[LRUCache[Key, Known]] = LRUCache(room, getsizeof=_size_of)
+        self._known: Final[LRUCache[Key, KnownRequest]] = LRUCache(room, getsizeof=_size_of)
 
     def key_of(self, call: ClientRequest) -> Key | None:
         """Return where the request before this one is kept; None where no header names a session."""
@@ -50,11 +50,11 @@ class KnownPrefixes:
                 return call.dialect.name, call.tenant, name.decode(), value
         return None
 
-    def find(self, key: Key) -> Known | None:
+    def find(self, key: Key) -> KnownRequest | None:
         """Return the request that is kept there."""
         return self._known.get(key)
 
-    def keep(self, key: Key, known: Known) -> None:
+    def keep(self, key: Key, known: KnownRequest) -> None:
         """Keep a request in the place of the one before it, without what was parsed for it."""
         if _size_of(known) <= self._known.maxsize:
             self._known[key] = known
@@ -62,5 +62,5 @@ class KnownPrefixes:
                 message.forget()
 
 
-def _size_of(known: Known) -> int:
+def _size_of(known: KnownRequest) -> int:
     return len(known.request.raw) + _MESSAGE_BYTES * len(known.request.messages)

@@ -21,7 +21,7 @@ from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.prefix import Key, Known, KnownPrefixes
+from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
@@ -141,7 +141,7 @@ class Preparer:
             no_summary=no_summary,
         )
 
-    async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, Known | None]:
+    async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
         body, parse = call.body, call.dialect.requests.parse
         known = self._prefixes.find(key) if key is not None else None

@@ -343,7 +343,7 @@ class _WaitingExchange(Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """The session that it belongs to."""
-        return session_key(self.item.tenant, self.item.session)
+        return session_key(self.item.tenant, self.item.session, self.item.dialect)
 
     @property
     def size(self) -> int:

@@ -61,7 +61,7 @@ workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the sam
 _READERS: Final = 4
 _BATCH: Final = 64  # writes of one transaction at most: they hold up the event loop for some milliseconds
 _BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
-_LENT_SECONDS: Final = 0.02  # after this time the event loop goes on, whether the writer is done or not
+_LENT_SECONDS: Final = 0.01  # after this time the event loop goes on, whether the writer is done or not
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred

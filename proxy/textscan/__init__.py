@@ -35,7 +35,6 @@ from proxy.textscan.scan import (
     CJK,
     IDENTIFYING,
     SMALLEST_NUMBER,
-    Kind,
     atoms_of_arguments,
     beginning_of,
     identifiers,

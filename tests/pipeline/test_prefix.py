@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -15,27 +13,13 @@ from proxy.dialects import LONG_BODY
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.pipeline import ClientRequest
-from proxy.pipeline.prefix import Known, KnownPrefixes
+from proxy.pipeline.prefix import KnownPrefixes, KnownRequest
 from proxy.pipeline.prepare import Prepared, Preparer
 from proxy.trimming import Policy
-from tests.support.house import LONG, Heard, House, opened
-from tests.support.upstream import Upstream as Provider
+from tests.support.house import LONG, Heard, House
 
 MARK = "0123abcd"
 YES = {"role": "assistant", "content": "yes"}
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with Provider() as upstream:
-        yield upstream
-
-
-@pytest.fixture
-async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
-    provider.forget()
-    async with opened(provider, tmp_path) as house:
-        yield house
 
 
 def call(
@@ -46,8 +30,8 @@ def call(
     return ClientRequest(dialect=CHAT, tenant=tenant, headers=sent, query=b"", body=orjson.dumps(asked))
 
 
-def known(call: ClientRequest) -> Known:
-    return Known(request=parse_chat_request(call.body), names=(), contents=())
+def known(call: ClientRequest) -> KnownRequest:
+    return KnownRequest(request=parse_chat_request(call.body), names=(), contents=())
 
 
 def test_a_request_is_kept_for_its_tenant_and_session() -> None:

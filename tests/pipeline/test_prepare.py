@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,6 @@ from tests.support.talk import message
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with Provider() as upstream:
-        yield upstream
-
-
-@pytest.fixture
-async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
-    provider.forget()
-    async with opened(provider, tmp_path) as house:
-        yield house
 
 
 def call(**body: Any) -> ClientRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +35,6 @@ from tests.support.house import LONG, SESSION, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with Provider() as upstream:
-        yield upstream
 
 
 @pytest.fixture

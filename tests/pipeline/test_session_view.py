@@ -6,7 +6,7 @@ That the preview is what is sent then: tests/server/test_sessions.py. Over HTTP:
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -209,12 +209,6 @@ POLICY = {
     "keep": {"rounds": 1},
     "edits": [{"type": "keep_rounds", "last": 1}, {"type": "summarize", "mode": "model"}],
 }
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with Provider() as upstream:
-        yield upstream
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import gc
 import sqlite3
 import stat
 import threading
-import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -334,31 +333,24 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
     await database.close()
 
 
-async def test_the_event_loop_waits_while_a_batch_runs_but_never_for_long(path: Path) -> None:
-    database, turns = SqliteDatabase(path), list[int]()
-    turn = 0
+@pytest.mark.parametrize(("lent", "waits"), [(60.0, True), (0.0, False)])
+async def test_the_event_loop_waits_for_a_batch_but_no_longer_than_it_may(
+    path: Path, monkeypatch: pytest.MonkeyPatch, lent: float, waits: bool
+) -> None:
+    monkeypatch.setattr(sqlite, "_LENT_SECONDS", lent)
+    database, turned = SqliteDatabase(path), threading.Event()
+    seen: list[bool] = []
 
-    def noting(connection: StoreConnection, seconds: Sequence[float]) -> list[None]:
-        for number, pause in enumerate(seconds):
-            turns.append(turn)
-            time.sleep(pause)
-            turns.append(turn)
-            put(connection, str(number))
-        return [None] * len(seconds)
+    def looking(connection: StoreConnection, items: Sequence[str]) -> list[None]:
+        for name in items:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).add_done_callback(lambda _: turned.set())
+            seen.append(turned.wait(0.05 if waits else 60))
+            put(connection, name)
+        return [None] * len(items)
 
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.gather(count_turns())
-    await database.start(noting, 0.005)
-    await database.start(noting, 0.3)
-    counting.cancel()
-    short, long = turns[:2], turns[2:]
-    assert short[0] == short[1]
-    assert long[0] < long[1]
+    loop = asyncio.get_running_loop()
+    await database.start(looking, "a")
+    assert seen == [not waits]
     await database.close()
 
 

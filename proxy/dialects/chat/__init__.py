@@ -13,7 +13,6 @@ tool_stream  the same for a streamed reply
 
 from __future__ import annotations
 
-from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import CHAT
 
 DIALECT = CHAT  # the name under which `dialect_named` finds it

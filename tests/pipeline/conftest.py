@@ -1,0 +1,24 @@
+"""A provider to ask, and everything that is open while the process serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.house import House, opened
+from tests.support.upstream import Upstream as Provider
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with Provider() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
+    provider.forget()
+    async with opened(provider, tmp_path) as house:
+        yield house
