@@ -36,7 +36,13 @@ from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
+_RESPONSES: Final = dialect_named("responses")
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+}
 _OPENAI: Final = b"/v1/"
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
