@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -568,7 +568,10 @@ def insert_node_rows(
     return [places[node] for _, node, _ in new_nodes]
 
 
-def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+Name = TypeVar("Name")
+
+
+def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:
     """Give names in parts, none too long for one question."""
     for start in range(0, len(names), _AT_ONCE):
         yield names[start : start + _AT_ONCE]
