@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format bench record-sdks strategies pins
+.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format attack bench record-sdks strategies pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -89,6 +89,9 @@ check-rest: $(READY)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/yamllint --strict --config-data '$(YAML_RULES)' docker-compose.yml config.example.yaml examples/policies
 	$(BIN)/python -m pytest --quiet tests/test_docs.py
+
+attack: $(READY) ## Attack the proxy with bodies, answers, routes and imports that no run had before (10 minutes each).
+	PALIMPSEST_ATTACK_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest --quiet tests/hostile/test_fuzz.py $(ARGS)
 
 bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "--only NAME", "--profile"). Linux, with a C compiler.
 	$(BIN)/python -m benchmarks $(ARGS)
