@@ -30,7 +30,7 @@ SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 """What of a reply's reasoning is sent back: all, none, or (`auto`) what providers want back."""
 
-DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat"}
+DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat", "messages": "proxy.dialects.messages"}
 """Every dialect by its name, with the module that holds it as `DIALECT`."""
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
@@ -248,7 +248,32 @@ class Message(ABC):
 
     def answers_call(self, call: Call) -> bool:
         """Tell whether it is the result of `call`, which stands in the same span."""
-        return bool(call.id) and self.answers == call.id
+        return bool(call.id) and call.id in self.answered
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The ids of all calls that it answers; in most APIs a message holds one result."""
+        answers = self.answers
+        return () if answers is None else (answers,)
+
+    @property
+    def result_count(self) -> int:
+        """How many results it carries."""
+        return int(self.is_result)
+
+    @property
+    def results(self) -> tuple[Message, ...]:
+        """Each of its results as a message of its own; the very message where it is nothing but one result."""
+        return (self,) if self.is_result else ()
+
+    def with_results(self, results: Sequence[Message | None]) -> Message | None:
+        """Return it with these in the place of its `results`, None leaving one out; None where nothing is left."""
+        return results[0]
+
+    @property
+    def beside(self) -> str:
+        """The text that a user says in the same message as the results."""
+        return ""
 
     @property
     @abstractmethod
@@ -338,6 +363,7 @@ class Request(Struct, frozen=True, kw_only=True):
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
+    notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property
     def new_bytes(self) -> int:
@@ -395,6 +421,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions."""
 
     path: str  # where they are sent, after the upstream's base address
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # what a request of the proxy's own must say beside its body
     parse: Callable[..., Request]
     """Reads a body; raises `InvalidRequest`.
 
@@ -540,6 +567,11 @@ class Dialect(ABC):
     @abstractmethod
     def result(self, call: str, text: str) -> Message:
         """Return a tool result that the proxy makes for the call with this id."""
+
+    def question(self, model: str, instructions: str, text: str) -> bytes:
+        """Return the body of a request of the proxy's own: instructions and one user message, nothing else."""
+        told = (self.spoken("system", instructions).raw, self.spoken("user", text).raw)
+        return b'{"model":%b,"messages":[%b]}' % (write(model), b",".join(told))
 
     @abstractmethod
     def canonical(self, message: Message) -> bytes:
