@@ -30,7 +30,11 @@ SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 """What of a reply's reasoning is sent back: all, none, or (`auto`) what providers want back."""
 
-DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat", "messages": "proxy.dialects.messages"}
+DIALECTS: Final[dict[str, str]] = {
+    "chat": "proxy.dialects.chat",
+    "responses": "proxy.dialects.responses",
+    "messages": "proxy.dialects.messages",
+}
 """Every dialect by its name, with the module that holds it as `DIALECT`."""
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
@@ -207,6 +211,11 @@ class Message(ABC):
     # ------------------------------------------------------------------------------------- reading
 
     @property
+    def listed(self) -> tuple[bytes, ...]:
+        """The JSON texts that the API lists for it: its own, where it does not stand for several."""
+        return (self.raw,)
+
+    @property
     @abstractmethod
     def role(self) -> str:
         """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or the API's own; "" for none."""
@@ -334,6 +343,13 @@ class Message(ABC):
     @abstractmethod
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Message:
         """Return a reply in the form in which a request carries it; `partial`: it broke off."""
+
+    def without_reasoning(self) -> Message | None:
+        """Return it without reasoning that is valid only behind the very entries that it was made behind.
+
+        The very same message where it has none; None where nothing is left of it.
+        """
+        return self
 
 
 # ------------------------------------------------------------------------------------------ requests
@@ -528,7 +544,13 @@ class StreamFilter(ToolFilter, Protocol):
 
     def take(self, event: Event) -> bytes: ...  # reads the next event; returns what is shown now, of what waited too
 
-    def end(self) -> bytes: ...  # takes the round's stream for ended; returns what is still shown
+    def end(
+        self, event: Event | None = None
+    ) -> bytes: ...  # reads the event that ends the round's stream, or its close; returns what is still shown before it
+
+    def closing(
+        self, tail: bytes
+    ) -> bytes: ...  # returns that event, and what came after it, as the client is shown it
 
 
 class ReplySide(Struct, frozen=True, kw_only=True):

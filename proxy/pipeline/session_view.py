@@ -137,7 +137,7 @@ def _preview(now: SessionView) -> dict[str, Any]:
     return {
         "policy": planned.policy,
         "model": now.model,
-        "messages": [orjson.Fragment(message.raw) for message in (*lead, *planned.view)],
+        "messages": [orjson.Fragment(raw) for message in (*lead, *planned.view) for raw in message.listed],
         "plan": gap_messages(planned.earlier, node_at, tokens) + plan_lines(planned.changes, node_at),
         "cut": None
         if planned.cut is None

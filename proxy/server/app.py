@@ -36,9 +36,15 @@ from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
+_RESPONSES: Final = dialect_named("responses")
 _MESSAGES: Final = dialect_named("messages")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT, b"/v1/messages": _MESSAGES}
-"""The dialect that is spoken at a path."""
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+    b"/v1/messages": _MESSAGES,
+}
 _BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
 _FAULT: Final = "a request failed because of a bug in the proxy"

@@ -81,7 +81,9 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     return json_response(
         session_document(found, services.settings.finish.tools)
         | {
-            "instructions": [orjson.Fragment(m.raw) for m in instructions.messages] if instructions else [],
+            "instructions": [orjson.Fragment(raw) for m in instructions.messages for raw in m.listed]
+            if instructions
+            else [],
             "branches": [
                 {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
                 for at in branches
@@ -119,7 +121,8 @@ async def list_messages(
         if channel is not None:
             data = display_of(rows)
         else:
-            data = [node_of(row) if meta else orjson.Fragment(row.message.raw) for row in rows]
+            listed = [(row, raw) for row in rows for raw in row.message.listed]
+            data = [node_of(row, raw) if meta else orjson.Fragment(raw) for row, raw in listed]
         return json_response({"data": data} | ({} if limit is None else {"next": following}))
 
     return await compute(sum(len(row.message.raw) for row in rows), told)
@@ -285,8 +288,8 @@ def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
     return told
 
 
-def node_of(row: NodeRow) -> dict[str, Any]:
-    """Return a message with what is known of it."""
+def node_of(row: NodeRow, raw: bytes) -> dict[str, Any]:
+    """Return a message, one of those that its API lists for the node, with what is known of it."""
     return {
         "node": row.node,
         "parent": row.parent or None,
@@ -297,7 +300,7 @@ def node_of(row: NodeRow) -> dict[str, Any]:
         "agent": row.agent,
         "exchange": row.exchange,
         "created_at": timestamp(row.created_at),
-        "message": orjson.Fragment(row.message.raw),
+        "message": orjson.Fragment(raw),
     }
 
 

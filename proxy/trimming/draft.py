@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round
 from proxy.dialects import Call, Message, Span
-from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Summary
+from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Stretch, Summary
 from proxy.trimming.settings import Target
 
 
@@ -227,3 +227,14 @@ def clipped(gaps: Iterable[Gap], start: int, stop: int) -> tuple[Gap, ...]:
     """Return what of the gaps lies from `start` to before `stop`."""
     parts = ((max(gap.start, start), min(gap.stop, stop), gap) for gap in gaps)
     return tuple([gap.part(first, end - first) for first, end, gap in parts if first < end])
+
+
+def joined_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """Return stretches in order; those that meet become one."""
+    found: list[Stretch] = []
+    for each in sorted(stretches, key=lambda each: each.start):
+        if found and each.start <= found[-1].stop:
+            found[-1] = Stretch(start=found[-1].start, stop=max(found[-1].stop, each.stop))
+        else:
+            found.append(each)
+    return tuple(found)

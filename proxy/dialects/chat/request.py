@@ -324,7 +324,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
 
 
 def model_of(values: Mapping[str, Any]) -> str:
-    """Return the model that a request names; empty where it names none."""
+    """Return the model that a request names; "" where it names none."""
     model = values.get("model", "")
     if not isinstance(model, str):
         raise wrong_type("model", "a string", model)

@@ -276,6 +276,15 @@ class MessagesMessage(Message):
         left = [raw for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
         return self if len(left) == len(pairs) else self._of_blocks(left)
 
+    def without_reasoning(self) -> MessagesMessage | None:
+        if self.role != "assistant" or b"thinking" not in self.raw:
+            return self
+        pairs = list(self._pairs())
+        left = [raw for raw, block in pairs if _kind(block) not in THINKING]
+        if len(left) == len(pairs):
+            return self
+        return self._of_blocks(left) if left else None
+
     def without_marks(self) -> MessagesMessage:
         """Return it without cache marks; the very same message where it has none."""
         return self._edited(lambda block: block) if self.has_marks else self

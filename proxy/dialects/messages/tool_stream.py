@@ -104,8 +104,12 @@ class MessagesStreamFilter:
             return self._end(event, data)
         return event.raw
 
-    def end(self) -> bytes:
-        return b""  # a stream that ends without `message_delta` broke off
+    def end(self, event: Event | None = None) -> bytes:
+        del event  # `message_delta` says how the reply ended; a stream without one broke off
+        return b""
+
+    def closing(self, tail: bytes) -> bytes:
+        return tail
 
     def give_up(self) -> bytes:
         self.next(may_ask=False)
