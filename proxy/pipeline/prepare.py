@@ -86,8 +86,8 @@ class Preparer:
         key = self._prefixes.key_of(call) if len(call.body) >= LONG_BODY else None
         request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
-        destination = services.upstream.destination(request.model)
-        facts = services.knowledge.facts_at(request.model, destination.base_url)
+        destination = services.upstream.destination(request.model, call.dialect.name)
+        facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
@@ -114,6 +114,7 @@ class Preparer:
         if key is not None and history.known is not None:
             self._prefixes.keep(key, history.known)
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
+        warnings += request.notes
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
@@ -165,7 +166,7 @@ class Preparer:
             made = await plan_of(history, context.policy_name, context.policy, planning)
         wanted = made.summary_request
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
-        warnings += _absent_tools(prepared.tools, made.view)
+        warnings += _absent_tools(prepared.tools, made.view) + prepared.request.notes
         report = report_of(
             made,
             planning,
@@ -245,7 +246,7 @@ def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry |
 
     An agent that called one of `tools` is done; asked again with nothing new, a model would say something else.
     """
-    last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
+    last = next((each for each in reversed(entries) if not each.message.is_result or each.message.beside), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
     return last if finishes else None
 
