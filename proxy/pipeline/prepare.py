@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from secrets import token_hex
@@ -25,13 +27,18 @@ from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import StandingCut, SummaryRow, SummaryStatus, session_key
+from proxy.store import Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
 from proxy.upstream import Destination
 
+_LOG: Final = logging.getLogger("palimpsest.clients")
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
 """The warning of an exchange for which upstream was not asked."""
+_PRODUCT: Final = re.compile(
+    r"[!-.0-~]{1,60}(?:/[A-Za-z][!-~]{0,40})?"
+)  # as in `OpenAI/Python 2.0`, or `curl` of `curl/8`
+_CLIENTS: Final = 256  # types of clients that the log tells of at most; their names come from strangers
 _TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
 
 
@@ -78,6 +85,8 @@ class Preparer:
         self._prefixes = KnownPrefixes(settings.sessions.headers)
         self._process_mark = process_mark
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
+        self._session_header = next(iter(settings.sessions.headers), "X-Session-ID")
+        self._unnamed: set[str] = set()  # types of clients that were told of
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
@@ -118,6 +127,10 @@ class Preparer:
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
+        if context.session is None and not stateless:
+            self._tell_unnamed(call)
+            if history.doubt is not None:
+                warnings += (resemblance(history.doubt, request, self._session_header),)
         return Prepared(
             received=received,
             call=call,
@@ -133,6 +146,7 @@ class Preparer:
                 planning,
                 session=history.id,
                 exchange=self._new_id(),
+                kind=history.arrival.kind,
                 instructions=len(history.instructions),
                 warnings=warnings,
             ),
@@ -141,6 +155,20 @@ class Preparer:
             finishing=finishing,
             no_summary=no_summary,
         )
+
+    def _tell_unnamed(self, call: ClientRequest) -> None:
+        """Say in the log, once for each type of client, that it names no session, and how it could."""
+        agent = next((value for name, value in call.headers if name.lower() == b"user-agent"), b"")
+        found = _PRODUCT.match(agent.decode("latin-1"))
+        client = found[0] if found is not None else "a client without User-Agent"
+        if client not in self._unnamed and len(self._unnamed) < _CLIENTS:
+            self._unnamed.add(client)
+            _LOG.info(
+                "%s sends no session id: its conversations are told apart by the replies that it sends back. "
+                "To name them, let it send the header %s",
+                client,
+                self._session_header,
+            )
 
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
@@ -172,6 +200,7 @@ class Preparer:
             planning,
             session=history.id,
             exchange=prepared.report.exchange,
+            kind=prepared.report.kind,
             instructions=len(history.instructions),
             warnings=warnings,
         )
@@ -239,6 +268,21 @@ async def plan_of(
         start=history.start,
         overflow=overflow,
     )
+
+
+def resemblance(doubt: Doubt, request: Request, header: str) -> str:
+    """Return the warning that a request resembles a session and was not taken for a part of it."""
+    if doubt.rivals > 1:
+        why = f"this history fits {doubt.rivals} sessions alike, {doubt.session} among them"
+    elif doubt.instructions:
+        why = f"this history resembles session {doubt.session}, but its instructions differ"
+    elif doubt.differs is None:
+        why = f"this history resembles session {doubt.session}"
+    else:
+        role = request.messages[doubt.differs].role
+        number = len(request.instructions) + doubt.differs
+        why = f"this history resembles session {doubt.session}, but messages[{number}] ({role}) differs"
+    return f"{why}: it became a session of its own. To name its session, send {header}"
 
 
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:

@@ -180,6 +180,7 @@ class UpstreamSender:
                 planning,
                 session=first.session,
                 exchange=first.exchange,
+                kind=first.kind,
                 instructions=len(history.instructions),
                 warnings=(*first.warnings[len(first.plan.warnings) :], RESCUED),
             )

@@ -20,7 +20,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from proxy.conversation import ROOT, body_id, node_id
+from proxy.conversation import ROOT, body_id, earlier_names, node_id
 from proxy.dialects import DIALECTS, Dialect, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import write
 from proxy.errors import Conflict, InvalidRequest, NotFound
@@ -366,7 +366,8 @@ def _add_node(archive: Archive, record: _NodeRecord) -> None:
         raise ValueError(f"there is no message with the text {record.body}")
     if record.parent != ROOT and record.parent not in archive.depths:
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
-    _same("node", record.node, node_id(record.parent, body.message))
+    if record.node not in earlier_names(record.parent, [body.message]):
+        _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
     arrival = None
     if record.arrival is not None:
