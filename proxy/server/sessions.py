@@ -28,7 +28,7 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
-from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
+from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.chat import bounded
 from proxy.server.dependencies import (
     AUTHENTICATED,
@@ -150,20 +150,21 @@ async def show_ref(
     """Return the original of something trimmed."""
     prefix = name_in(ref)
     body = await services.app.store.body(found.key, prefix) if prefix is not None else None
-    if body is None:
+    part = referred(ref, body[1]) if body is not None else None
+    if body is None or part is None:
         raise NotFound(
             f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
         )
     name, message = body
     span = span_of(lines) if lines is not None else slice(None)
     pattern = pattern_of(grep) if grep is not None else None
-    text = message.text
+    text = part.text
     found_lines = await compute(len(message.raw), lambda: chosen(text, span, pattern))
     return json_response(
         {
-            "ref": ref_of(name),
+            "ref": ref_of(name) + ref[len(ref.partition("-")[0]) :],
             "role": message.role,
-            "tool_call_id": message.answers,
+            "tool_call_id": part.answers,
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "lines": text.count("\n") + 1,
             "text": "\n".join(line for _, line in found_lines),
@@ -244,7 +245,7 @@ async def compact_session(
         found,
         now,
         now.policy,
-        Caller(tenant=found.tenant, headers=tuple(sent)),
+        Caller(tenant=found.tenant, headers=tuple(sent), dialect=found.dialect),
         services.app,
         patience=_TRIES * services.settings.summarizer.timeout,
     )

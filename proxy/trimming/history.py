@@ -179,7 +179,7 @@ def _decided(
             stop, size = next(absent, _NOTHING)
         tokens, count = tokens + entry.tokens, count + 1
         if counting:
-            calls += entry.message.is_result
+            calls += entry.message.result_count
         if entry.arrival is not None:
             yield entry.arrival
         elif not entry.message.is_result or is_pinned(originals, place, policy, run):
@@ -205,7 +205,7 @@ def _new(entry: Entry, size: Size, policy: Policy, context: PlanningContext) -> 
     for edit in policy.arrival_edits:
         if edit.when is not None and not edit.when.holds(size, context):
             continue
-        shortened = edit.shorten(message, entry)
+        shortened = edit.shorten_all(message, entry)
         if shortened is not None and (after := context.count(shortened.message)) < tokens:
             yield Change(
                 position=entry.position,
@@ -269,7 +269,7 @@ def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Chang
             edit=why.edit,
             reason=why.reason,
             tokens=entry.tokens,
-            tool_calls=int(entry.message.is_result),
+            tool_calls=entry.message.result_count,
         )
         if gaps and gaps[-1].stop == gap.start and _why(gaps[-1]) == _why(gap):
             gaps[-1] = _together(gaps[-1], gap)

@@ -359,7 +359,7 @@ class _Planning:
             changes=below + made.changes,
             tokens=view.tokens - sum([draft.tokens[at] for at, _ in beyond]),
             messages=len(view.messages) - len(beyond),
-            tool_calls=view.size.tool_calls - sum([message.is_result for _, message in beyond]),
+            tool_calls=view.size.tool_calls - sum([message.result_count for _, message in beyond]),
             gaps=joined([*left, *made.gaps]),
             summary=summary,
             stale=self._stale(made),
@@ -485,7 +485,7 @@ class View(Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> Size:
         """How much it is. Each message is read for its tool results: ask only where these matter."""
-        calls = sum([message.is_result for message in self.messages])
+        calls = sum([message.result_count for message in self.messages])
         return Size(tokens=self.tokens, messages=len(self.messages), tool_calls=calls)
 
 

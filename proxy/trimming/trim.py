@@ -127,9 +127,17 @@ def protected(
         whole.update(inside[max(0, len(inside) - keep.spans) :])
     if spans and (not users or open_calls(messages)):
         whole.add(spans[-1])  # without a question of a user's something must be left to answer
+    newest = next((at for at in range(len(messages) - 1, -1, -1) if _speaks(messages[at])), None)
+    if newest is not None and messages[newest].is_result:
+        whole.update(span for span in spans if span.start <= newest < span.stop)
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
+
+
+def _speaks(message: Message) -> bool:
+    """Tell whether a user says something in a message, be it beside the results of tools."""
+    return message.role == "user" or (message.is_result and bool(message.beside))
 
 
 def recalled_lately(spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]) -> frozenset[int]:

@@ -67,7 +67,8 @@ def test_only_what_is_asked_for_is_changed() -> None:
     assert compose(request) == body
     assert compose(request, messages=request.messages, drop_fields=["input.s", "none"], tools=None) == body
     assert compose(request, cache_key="k") == (
-        b'{"model":"m","input":[ {"role":"user", "content":"hi"} ],"metadata":{"s":"x"},"odd":1.50,"prompt_cache_key":"k"}'
+        b'{"model":"m","input":[ {"role":"user", "content":"hi"} ],"metadata":{"s":"x"},"odd":1.50,'
+        b'"prompt_cache_key":"k"}'
     )
     made = compose(request, drop_fields=["metadata.s"], tools=b"[]")
     assert made == b'{"model":"m","input":[ {"role":"user", "content":"hi"} ],"odd":1.50,"tools":[]}'
