@@ -379,6 +379,7 @@ class Request(Struct, frozen=True, kw_only=True):
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
+    keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
     notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property

@@ -67,6 +67,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
         parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
+        keeps_loop=_is_enabled(values.get("thinking")),
         notes=(MANAGED,) if values.get("context_management") else (),
     )
 
@@ -220,6 +221,11 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         body=body_id(raw),
     )
     return facts, data
+
+
+def _is_enabled(thinking: Any) -> bool:
+    """Tell whether thinking is switched on in the older way, in which a reply amid a tool loop begins with thinking."""
+    return is_object(thinking) and thinking.get("type") == "enabled"
 
 
 def _refuse_other_apis(values: Mapping[str, Any], messages: Sequence[Message]) -> None:
