@@ -335,6 +335,14 @@ class SessionSettings(_Section):
     and stores it."""
 
 
+class ResponsesSettings(_Section):
+    """Requests to `/v1/responses` that name an earlier response."""
+
+    state: Literal["upstream", "proxy"] = "upstream"
+    """Who adds what came before where a request has `previous_response_id` or `conversation`. `upstream` passes it
+    on as it is. `proxy` takes the field out and sends the stored conversation, trimmed."""
+
+
 class TokenSettings(_Section):
     """How tokens are counted."""
 
@@ -484,6 +492,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     auth: AuthSettings = AuthSettings()
     sessions: SessionSettings = SessionSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     tokens: TokenSettings = TokenSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     """The model that writes summaries."""

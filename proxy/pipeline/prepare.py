@@ -14,7 +14,7 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.config import Policies, Settings
+from proxy.config import OFF, Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import LONG_BODY, Message, Request
 from proxy.models import ModelFacts
@@ -87,6 +87,10 @@ class Preparer:
         request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model, call.dialect.name)
+        if request.references and not destination.forwards_credentials:
+            await services.loader.check_owned(call.tenant, call.dialect, request.references)
+        if request.untouched and not (request.state and settings.responses.state == "proxy"):
+            context = replace(context, policy_name=OFF, policy=None)
         facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"

@@ -154,7 +154,9 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
             store=store,
             upstream=upstream,
             background=background,
-            loader=HistoryLoader(store, counter, settings.upstream.reasoning),
+            loader=HistoryLoader(
+                store, counter, settings.upstream.reasoning, expands=settings.responses.state == "proxy"
+            ),
             knowledge=knowledge,
             summaries=summaries,
             recall=Recall(store),

@@ -78,7 +78,8 @@ class Exchange:
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        if usage is not None:
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
@@ -103,6 +104,11 @@ class Exchange:
             work, settlement_of, self, answered, services.knowledge.now, services.counter, spent, scale
         )
         settled = await services.store.settle(settlement, self._opening)
+        if answered.ids:
+            node = settled.replies[0] if settled.replies else ""
+            await services.store.keep_provider_ids(
+                settlement.tenant, settlement.session, settlement.dialect, answered.ids, node
+            )
         if settled.replies:
             then(settled)
 

@@ -33,6 +33,7 @@ from proxy.store.records import (
     Mark,
     NodeRow,
     Opening,
+    ProviderState,
     Reply,
     SessionRow,
     Settled,

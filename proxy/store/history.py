@@ -19,7 +19,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
-from proxy.conversation import ROOT, Incoming, Kind, Last, Log, Manner, Mode, content_key, place_append, reconcile
+from proxy.conversation import (
+    ROOT,
+    Arrival,
+    Incoming,
+    Kind,
+    Last,
+    Log,
+    Manner,
+    Mode,
+    content_key,
+    place_append,
+    reconcile,
+)
 from proxy.errors import Conflict
 from proxy.store import tree
 from proxy.store.cuts import cut_places, cut_row, decode_cut, newest_cut, standing_at
@@ -32,6 +44,7 @@ from proxy.store.records import (
     HistorySnapshot,
     Mark,
     NodeRow,
+    ProviderState,
     SessionRow,
     StandingCut,
     Status,
@@ -154,9 +167,14 @@ class HistoryReader:
     def read(self) -> HistorySnapshot:
         """Read it all."""
         session, prefix, has_cuts = self._glance()
+        if session is None and self._question.state is not None:
+            arrival = Arrival(kind=Kind.PROVIDER_STATE, base=ROOT, fresh=0, at_head=True)
+            return HistorySnapshot(arrival=arrival)
         if session is None:
             # Another worker may begin it just now: what it stores meanwhile does not count.
             return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self, prefix=0)))
+        if (state := self._question.state) is not None:
+            return self._of_provider_state(session, state)
         incoming, last = self._repeated()
         manner = None
         if session.model is not None and session.arrival != FORKED:
@@ -179,6 +197,23 @@ class HistoryReader:
             found = self._of_append(session, found)
         elif arrival.fresh:
             found = self._of_resend(session, found, has_cuts=has_cuts)
+        return self._with_hidden_and_summaries(session, found)
+
+    def _of_provider_state(self, session: SessionRow, state: ProviderState) -> HistorySnapshot:
+        """Read what a request goes on from that an id names: nothing, unless the proxy is to send it."""
+        node = state.node if state.node and self.depths([state.node]) else None
+        arrival = Arrival(
+            kind=Kind.PROVIDER_STATE, base=node or session.head, fresh=0, at_head=node is None, expanded=state.expands
+        )
+        depth = self.depths([arrival.base]).get(arrival.base, 0) if arrival.base else 0
+        found = HistorySnapshot(
+            arrival=arrival, depth=depth, updated_at=session.updated_at, scale=session.scale, model=session.model
+        )
+        if not state.expands:
+            return found
+        rows, cut = self._rows_and_cut(arrival.base, depth)
+        known = tree.instructions_of(self._connection, self._key, None)
+        found = replace(found, rows=rows, cut=cut, instructions=known.messages if known is not None else ())
         return self._with_hidden_and_summaries(session, found)
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:

@@ -177,6 +177,27 @@ class Store:
             partial(tree.recorded_in, tenant=tenant, node=node, dialect=dialect), short=True
         )
 
+    async def provider_place(self, tenant: str, dialect: str, name: str) -> tree.ProviderPlace | None:
+        """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+        if not is_plain(tenant):
+            return None
+        unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
+        return await self._database.read(unit, short=True)
+
+    async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
+        """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+        if not is_plain(tenant):
+            return list(names)
+        return await self._database.read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
+
+    async def keep_provider_ids(
+        self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
+    ) -> None:
+        """Keep that these ids came with the reply at a node of a session."""
+        key = session_key(tenant, session, dialect)
+        unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
+        await self._database.write(unit)
+
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
         if not node or not is_plain(node):
