@@ -395,6 +395,7 @@ class Request(Struct, frozen=True, kw_only=True):
     untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
     state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
     references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
+    keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
     notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property

@@ -258,7 +258,7 @@ class Preparer:
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
             keeps=history.id is not None and history.unplaced is None,
         )
-        return planning, lead
+        return (replace(planning, keeps_loop=True) if request.keeps_loop else planning), lead
 
     async def _plan(
         self, history: History, context: RequestContext, model: str, planning: PlanningContext
