@@ -176,6 +176,7 @@ def settlement_of(
         base=arrival.base,
         at_head=arrival.at_head,
         moves_head=arrival.moves_head,
+        resends=arrival.resends,
         messages=history.fresh,
         arrivals=made.decided[len(history.nodes) :],
         policy_version=made.version,

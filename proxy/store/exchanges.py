@@ -663,7 +663,7 @@ class ExchangeEnd:
                 "tools": state.tools,
                 "scale": session.scale if settlement.scale is None else settlement.scale,
             }
-        if settlement.kind != "side":
+        if settlement.kind != "side" and not settlement.resends:
             self.session_row["arrival"] = settlement.kind
 
 
