@@ -25,7 +25,19 @@ from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, 
 from proxy.trimming.draft import Draft, clipped
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
-from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
+from proxy.trimming.model import (
+    UNTRIMMED,
+    Change,
+    Cut,
+    Entry,
+    Gap,
+    Hidden,
+    Plan,
+    PlanningContext,
+    Size,
+    Summary,
+    SummaryRequest,
+)
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
 from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
@@ -33,6 +45,8 @@ from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
 OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
 ASKED: Final = "a summary was asked for"  # what fires where somebody asked for a summary
+
+REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
 """The warning where `cost: auto` decides by prices that nobody gave."""
@@ -63,6 +77,10 @@ def plan(
         overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
             the trigger says, and what is oldest is dropped though no edit says so.
     """
+    if current is not None and overflow is None and current.version == UNTRIMMED + policy.version:
+        return replace(
+            untrimmed(entries, policy, name, context, composed=composed), cut=current, trimmed=False, fired=""
+        )
     if current is None and overflow is None and not composed:
         untouched = _untouched(entries, policy, name, context)
         if untouched is not None:
@@ -114,6 +132,28 @@ def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool
         decided=tuple([entry.arrival or () for entry in entries]),
         messages_before=len(entries),
     )
+
+
+def untrimmed(
+    entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext, *, composed: bool = False
+) -> Plan:
+    """Return the plan of a log that a provider refused as `policy` trims it: nothing is trimmed, now or later.
+
+    The entries must be the whole log. Another version of the policy begins anew, and so does an overflow.
+    """
+    plan = bypass(entries, context, composed=composed)
+    cut = Cut(
+        position=entries[-1].position + 1 if entries else 0,
+        policy=name,
+        version=UNTRIMMED + policy.version,
+        changes=(),
+        tokens=plan.tokens_sent,
+        messages=len(plan.view),
+        tool_calls=0,
+    )
+    aim = policy.target.within(context.context_window) if policy.target is not None else None
+    target = aim if aim is not None else _budget(policy, context)
+    return replace(plan, policy=name, version=policy.version, cut=cut, trimmed=True, fired=REFUSED, target=target)
 
 
 def compaction(
