@@ -48,6 +48,8 @@ ASKED: Final = "a summary was asked for"  # what fires where somebody asked for 
 
 REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
 
+_UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
+
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
 """The warning where `cost: auto` decides by prices that nobody gave."""
 
@@ -220,13 +222,18 @@ class _Planning:
         if context.context_window is None and policy.relies_on_window:
             warnings = (UNKNOWN_WINDOW,)
         fired, running = self._fired(view), policy
+        waits = bool(fired) and self._waits(view)
+        if waits:
+            fired = ""
         if self._is_asked():
             # Where nothing else fires, nothing else is done; under another version all begins anew.
             others = () if self.same and not fired else policy.edits
             first = policy.summarizing.model_copy(update={"when": None})
             running = policy.model_copy(update={"edits": (first, *others)})
             fired = "; ".join(filter(None, (ASKED, fired)))
-        costs = self._costs(always=bool(fired))
+        costs = self._costs(always=bool(fired)) if not waits or fired else None
+        if costs is not None and not fired and self._waits(view):
+            costs = None
         needs_whole = bool((fired or costs is not None) and not self.is_whole and not self.same)
         made: Trim | None = None
         if needs_whole:
@@ -288,6 +295,19 @@ class _Planning:
         counted = trigger.tool_calls is not None
         size = view.size if counted else Size(tokens=view.tokens, messages=len(view.messages))
         return trigger.fired(size, self.context, self.cut, self.aim)
+
+    def _waits(self, view: View) -> bool:
+        """Tell whether a trim waits for the next user message, since reasoning is sent that it would make invalid."""
+        policy, context, trigger = self.policy, self.context, self.policy.trigger
+        if policy.trim_at == "any" or trigger is None or trigger.every_request or self.overflow is not None:
+            return False
+        if not self.entries or self.entries[-1].message.begins_turn:
+            return False
+        if max(trigger.shares(view.size, context), default=0.0) > _UNTIMELY:
+            return False
+        if context.context_window is not None and view.tokens * context.scale > context.context_window:
+            return False
+        return any(message.has_reasoning for message in view.messages)
 
     def _is_asked(self) -> bool:
         """Tell whether somebody asked for a summary that is there now, and not yet in use."""
