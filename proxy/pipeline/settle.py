@@ -189,6 +189,7 @@ def settlement_of(
         tokens_sent=report.tokens_sent,
         receipt=receipt,
         kept=_kept(history, new_cut) if new_cut is not None else None,
+        heard=history.heard if prepared.context.policy is not None else None,
         vouched=history.vouched,
         scale=scale,
         finished=finished,
