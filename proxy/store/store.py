@@ -43,6 +43,8 @@ from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
+_RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
+_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
@@ -160,8 +162,8 @@ class Store:
         if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
             circuit.returns = True
             circuit.open(StoreUnavailable(_RETURNS))
-        if circuit.down is not None:
-            raise StoreUnavailable(circuit.down.message)
+        if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
+            raise StoreUnavailable((circuit.down or _AWAY).message)
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -228,6 +230,8 @@ class Store:
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
+        if self.spool is not None and self.spool.flag[0]:
+            await asyncio.to_thread(self.spool.drop, key)
         return await self._write(partial(tree.delete_session, key=key))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
