@@ -392,7 +392,9 @@ class Store:
             refused.set_exception(StoreUnavailable(self.circuit.down.message))
             return refused
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        return self._database.start(write_exchanges, opening, durable=False)
+        future = self._database.start(write_exchanges, opening, durable=False)
+        future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
+        return future
 
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
@@ -437,6 +439,11 @@ class Store:
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+
+
+def _noticed(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def _opened(address: Address) -> Database:

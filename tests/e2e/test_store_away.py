@@ -265,7 +265,7 @@ class Server:
             try:
                 postgres.execute(
                     self.admin,
-                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{old}'",
+                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{old}'",  # noqa: S608
                     f'ALTER DATABASE "{old}" RENAME TO "{new}"',
                 )
             except psycopg.errors.ObjectInUse:
