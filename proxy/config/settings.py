@@ -233,6 +233,8 @@ class ServerSettings(_Section):
     Without it, half of what the machine or the container has."""
     max_connections_per_address: Annotated[int, Field(ge=0)] = 0
     """Most connections from one address to one worker. 0: any number."""
+    drain_timeout: Annotated[int, Field(ge=0)] = 30
+    """Seconds that running answers may take after a signal to stop. Then they end with an error."""
     allowed_origins: tuple[Origin, ...] = ()
     """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import asdict, replace
 
+from proxy.conversation import node_id
 from proxy.dialects import Message
 from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import cost
@@ -136,6 +137,7 @@ class Exchange:
                 if answered.ids:
                     await self._keep_ids(settlement, settled, answered.ids)
                 if settled.replies:
+                    self._remember(settled.replies)
                     then(settled)
                 return
         await self._spool(settlement)
@@ -151,6 +153,9 @@ class Exchange:
     async def _spool(self, settlement: Settlement) -> None:
         """Let the exchange wait until the store can be used."""
         unplaced = self.prepared.history.unplaced
+        if unplaced is not None and not unplaced.infers:
+            replies = [reply.body.message for reply in settlement.replies]
+            self._remember([node_id(unplaced.incoming.digest, reply) for reply in replies])
         spooled = SpooledExchange(
             opening=opening_of(self.prepared, self._services.knowledge.now),
             settlement=settlement,
@@ -162,6 +167,12 @@ class Exchange:
         except StoreUnavailable as why:
             _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
             self._warn(LOST)
+
+    def _remember(self, replies: Iterable[str]) -> None:
+        """Remember where a conversation without a name stands: the store may be away at its next turn."""
+        context, session = self.prepared.context, self.prepared.history.id
+        if context.session is None and session is not None:
+            self._services.loader.remember(context, session, replies)
 
     def _warn(self, warning: str) -> None:
         if warning not in self.report.warnings:
