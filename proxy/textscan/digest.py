@@ -516,7 +516,7 @@ def _chosen(ranked: Iterable[Candidate], known: Collection[str], error: str, bud
         budget -= cost
         if budget < _LEAST:
             break
-    parts = {part for each in chosen if not each.text.isalnum() for part in _PARTS.split(each.text)}
+    parts = {part for each in chosen for part in _PARTS.split(each.text) if part != each.text}
     return [each for each in chosen if each.text not in parts]
 
 
