@@ -181,7 +181,7 @@ def make_secret(connection: StoreConnection, name: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------ texts
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
+_PREFIX: Final = re.compile(r"[0-9a-f]{8,40}", re.ASCII)
 _BEYOND_HEX: Final = "g"
 
 _TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
