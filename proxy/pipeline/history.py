@@ -22,14 +22,17 @@ from proxy.pipeline.prefix import KnownRequest
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
+    Doubt,
     HistoryQuery,
     HistorySnapshot,
+    Inferred,
     Mark,
     NodeRow,
     Source,
     StandingCut,
     Store,
     SummaryRow,
+    UnnamedRequest,
     session_key,
 )
 from proxy.tokens import TokenCounter
@@ -70,6 +73,7 @@ class History(Struct, frozen=True, kw_only=True):
     attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
     known: KnownRequest | None = None  # what the next request of the session need not read again; None for a short one
+    doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
 
     @property
@@ -97,23 +101,30 @@ class HistoryLoader:
 
         `known` is the request before, with which this one has its first `request.known` messages in common.
 
-        A request that names no session goes on with the one session of the tenant that holds the last reply
-        that the client sends, with every reply before it, as recorded from upstream. Where several sessions
-        do, nobody knows which is meant: it becomes a new session.
+        A request that names no session goes on with the session of the tenant that its replies came from: see
+        `store.evidence`. Where nobody knows which is meant, it becomes a new session.
         """
         size = request.new_bytes if known is not None else len(request.raw)
         incoming = await compute(size, _incoming, request, context, known)
         if context.session is not None:
             return await self._load(request, incoming, context.session, context, whole=whole, known=known)
-        vouched = 0
-        if incoming.replies:
-            last = incoming.replies[-1]
-            found = await self._store.recorded(context.tenant, incoming.names[last], context.dialect.name)
-            if len(found) == 1:
-                return await self._load(request, incoming, found[0], context, whole=whole)
-            vouched = last + 1 if found else 0
+        found = Inferred()
+        if incoming.replies or incoming.answers:
+            found = await self._store.infer(
+                UnnamedRequest(
+                    tenant=context.tenant,
+                    dialect=context.dialect.name,
+                    messages=request.messages,
+                    names=incoming.names,
+                    contents=incoming.contents,
+                    instructions=version_of(request.instructions) if request.instructions else None,
+                )
+            )
+            if found.session is not None:
+                return await self._load(request, incoming, found.session, context, whole=whole)
         new = f"ses_{secrets.token_hex(16)}"
-        return replace(await self._load(request, incoming, new, context, whole=whole), vouched=vouched)
+        made = await self._load(request, incoming, new, context, whole=whole)
+        return replace(made, vouched=found.vouched, doubt=found.doubt)
 
     async def without_store(self, request: Request) -> History:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
@@ -173,6 +184,8 @@ class HistoryLoader:
                 recipe=policy.summarizing.recipe if policy is not None else None,
             )
         )
+        if snapshot.names:
+            incoming = replace(incoming, names=snapshot.names)
         made = _made_before(request, snapshot, known)
         work = _MARK_WORK * (len(snapshot.marks) - len(made))
         if COUNTING * len(request.raw) > OFF_LOOP_BYTES:

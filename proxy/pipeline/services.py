@@ -11,7 +11,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from proxy.config import Settings
-from proxy.dialects import Message
+from proxy.dialects import Dialect, Message
 from proxy.models import Catalogue, ModelFacts
 from proxy.pipeline.background import Background
 from proxy.pipeline.history import HistoryLoader
@@ -47,9 +47,9 @@ class Knowledge:
         self._calibration = calibration
         self._countable: set[str] = set()  # models whose vocabulary is there
 
-    def facts(self, model: str) -> ModelFacts:
-        """Return what is known of the model at the upstream that serves it."""
-        return self.catalogue.facts(model, self._upstream.destination(model).base_url)
+    def facts(self, model: str, dialect: Dialect) -> ModelFacts:
+        """Return what is known of the model at the upstream that serves it in this dialect."""
+        return self.facts_at(model, self._upstream.destination(model, dialect.name).base_url + dialect.requests.path)
 
     def facts_at(self, model: str, base_url: str) -> ModelFacts:
         """Return what is known of the model at an address."""

@@ -82,7 +82,7 @@ class Exchange:
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
-        log_exchange(_LOG, log_line(self.report, prepared.history.arrival.kind, answered.status, took))
+        log_exchange(_LOG, log_line(self.report, answered.status, took))
         if not self._stored:
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])

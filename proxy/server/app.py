@@ -37,7 +37,16 @@ from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
+_RESPONSES: Final = dialect_named("responses")
+_MESSAGES: Final = dialect_named("messages")
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+    b"/v1/messages": _MESSAGES,
+}
+_BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
@@ -78,7 +87,8 @@ class Application:
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
             dialect = _ROUTES.get(path)
-            connection = ClientConnection(scope, receive, send, dialect or _CHAT)
+            other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
+            connection = ClientConnection(scope, receive, send, dialect or other)
             try:
                 if dialect is not None and scope["method"] == "POST" and self._chat is not None:
                     await self._chat.serve(connection)

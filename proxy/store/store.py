@@ -13,11 +13,11 @@ from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.store import cuts, exchanges, history, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
+from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import REVISION, current, upgrade
 from proxy.store.records import (
-    CHAT,
     BranchRow,
     Cursor,
     ExchangeRow,
@@ -169,13 +169,11 @@ class Store:
             return await self._database.read(unit)
         return await self._database.read(unit, short=True)
 
-    async def recorded(self, tenant: str, node: str, dialect: str = CHAT) -> list[str]:
-        """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""
-        if not is_plain(tenant):
-            return []
-        return await self._database.read(
-            partial(tree.recorded_in, tenant=tenant, node=node, dialect=dialect), short=True
-        )
+    async def infer(self, request: UnnamedRequest) -> Inferred:
+        """Return the session that a request without an id belongs to, or why there is none; see `evidence`."""
+        if not is_plain(request.tenant):
+            return Inferred()
+        return await self._database.read(partial(infer, request=request), short=True)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""

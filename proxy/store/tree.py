@@ -10,25 +10,13 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import (
-    FromClause,
-    ScalarSelect,
-    Select,
-    bindparam,
-    delete,
-    except_,
-    func,
-    literal_column,
-    select,
-    true,
-    tuple_,
-)
+from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, delete, except_, func, select, true, tuple_
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Dialect, Message
@@ -289,6 +277,7 @@ def is_message(raw: bytes) -> bool:
 
 # ------------------------------------------------------------------------------------------------------ nodes
 
+Name = TypeVar("Name")
 _AT_ONCE: Final = 500  # names in one question: databases limit them
 
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
@@ -304,21 +293,6 @@ _PARENTS: Final = (
 
 _NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name != "message"])
 _MARK_COLUMNS: Final = Mark.__struct_fields__
-
-_RECORDED: Final = (
-    select(SESSIONS.c.id)
-    .join(NODES, NODES.c.session == SESSIONS.c.session)
-    .where(
-        # In the words of the index, which has no other rows.
-        literal_column("nodes.source = 'upstream' AND nodes.recorded IS NOT NULL"),
-        NODES.c.recorded == bindparam("tenant"),
-        NODES.c.node == bindparam("node"),
-        SESSIONS.c.dialect == bindparam("dialect"),
-        # What a fork was made with came in no exchange of its own: it is the other session's.
-        NODES.c.exchange.is_not(None),
-    )
-    .limit(2)
-)
 
 
 def _text_of(table: FromClause) -> ScalarSelect[str]:
@@ -403,11 +377,6 @@ def parents_of(connection: StoreConnection, key: str, content: str, depth: int, 
     """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
     asked = {"key": key, "content": content, "depth": depth, "most": most}
     return [row.parent for row in connection.execute(_PARENTS, asked)]
-
-
-def recorded_in(connection: StoreConnection, tenant: str, node: str, dialect: str) -> list[str]:
-    """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream."""
-    return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node, "dialect": dialect}).scalars())
 
 
 def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
@@ -504,7 +473,7 @@ def insert_node_rows(
     return [places[node] for _, node, _ in new_nodes]
 
 
-def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:
     """Give names in parts, none too long for one question."""
     for start in range(0, len(names), _AT_ONCE):
         yield names[start : start + _AT_ONCE]
@@ -591,7 +560,7 @@ def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tup
     The branch ends at the node `end`, which has this `depth`.
     """
     for row in reversed(path_to(connection, key, end, below=depth - _NEAR)):
-        if row.message.role != "tool":
+        if row.message.role != "tool" or row.message.beside:
             return calls_of(row.message, partial=row.partial)
     return ()
 
