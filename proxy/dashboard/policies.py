@@ -107,7 +107,7 @@ async def try_policy(
     if len(history.messages) > _MOST_MESSAGES:
         times = None if history.times is None else history.times[:_MOST_MESSAGES]
         history = replace(history, messages=history.messages[:_MOST_MESSAGES], times=times)
-    facts = app.knowledge.facts(today.model)
+    facts = app.knowledge.facts(today.model, today.dialect)
     prices = class_of(today.model, facts) or standard_classes()[2]
     strategies = [_strategy(view.policy_name, view.policy) for view in (today, other)]
     test = Backtest(

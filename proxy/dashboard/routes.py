@@ -27,6 +27,7 @@ from proxy.dashboard.policies import lab_page, policies_page, try_policy, visibl
 from proxy.dashboard.render import Page, form_of, html, static_response
 from proxy.dashboard.session import SessionQuery, message_page, read_message, read_session, session_page
 from proxy.dashboard.sessions import SessionsQuery, Sort, common_messages, compare_page, read_sessions, sessions_page
+from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import write_lines
 from proxy.server.authentication import Identity
@@ -183,7 +184,9 @@ async def show_session(
 ) -> Response:
     """Show one session."""
     asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
-    window = services.app.knowledge.facts(found.model).context_window if found.model else None
+    window = (
+        services.app.knowledge.facts(found.model, dialect_named(found.dialect)).context_window if found.model else None
+    )
     return await rendered(request, session_page(await read_session(services.app.store, found, asked, window)))
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,6 +156,3 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     with browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce") as context:
         context.set_default_timeout(10_000)
         yield context
-
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"

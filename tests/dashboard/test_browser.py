@@ -176,3 +176,21 @@ def test_hostile_texts_do_nothing(context: BrowserContext, filled: Proxy) -> Non
         page.get_by_role("link", name="Try a policy").click()
         page.get_by_role("button", name="Try it").click()
         expect(page.get_by_role("heading", name="replayed")).to_be_visible()
+
+
+SHOTS = {
+    "sessions": "/ui/sessions",
+    "session": "/ui/sessions/warehouse?request=8",
+    "lab": "/ui/policies/lab?session=warehouse&policy=gentle#lab",
+}
+
+
+def test_the_documentation_shows_what_is(browser: Browser, filled: Proxy, tmp_path: Path) -> None:
+    folder = IMAGES if MAKES_IMAGES else tmp_path
+    folder.mkdir(exist_ok=True)
+    with browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce") as context:
+        page = context.new_page()
+        for name, path in SHOTS.items():
+            page.goto(filled.url + path)
+            picture = page.screenshot(path=folder / f"{name}.png")
+            assert len(picture) < 150_000, name
