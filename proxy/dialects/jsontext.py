@@ -72,13 +72,11 @@ def sound(value: Any) -> Any:
 
 
 def _shallow(value: Any, levels: int) -> Any:
-    if not isinstance(value, dict | list):
-        return value
-    if not levels:
-        return None
     if is_object(value):
-        return {name: _shallow(each, levels - 1) for name, each in value.items()}
-    return [_shallow(each, levels - 1) for each in value]
+        return {name: _shallow(each, levels - 1) for name, each in value.items()} if levels else None
+    if is_array(value):
+        return [_shallow(each, levels - 1) for each in value] if levels else None
+    return value
 
 
 def added(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> dict[str, Any] | None:

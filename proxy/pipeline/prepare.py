@@ -19,10 +19,12 @@ from msgspec.structs import replace
 from proxy.config import Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import LONG_BODY, Message, Request
+from proxy.errors import StoreUnavailable
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
+from proxy.pipeline.outage import AWAY
 from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
@@ -107,10 +109,9 @@ class Preparer:
             own, tools = offer.names, offer.tools
         whole = False
         while True:
-            if stateless:
-                history = await services.loader.without_store(request)
-            else:
-                history = await services.loader.load(request, context, whole=whole, known=known)
+            history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            if history.unplaced is not None:
+                own, tools = (), request.tools  # what they do needs the store
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -123,7 +124,7 @@ class Preparer:
         if key is not None and history.known is not None:
             self._prefixes.keep(key, history.known)
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
-        warnings += request.notes
+        warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
@@ -144,7 +145,7 @@ class Preparer:
             report=report_of(
                 made,
                 planning,
-                session=history.id,
+                session=history.id if history.unplaced is None or not history.unplaced.infers else None,
                 exchange=self._new_id(),
                 kind=history.arrival.kind,
                 instructions=len(history.instructions),
@@ -169,6 +170,25 @@ class Preparer:
                 client,
                 self._session_header,
             )
+
+    async def _history(
+        self,
+        call: ClientRequest,
+        request: Request,
+        context: RequestContext,
+        known: KnownRequest | None,
+        *,
+        whole: bool,
+        stateless: bool,
+    ) -> History:
+        """Find the place of a request; see `HistoryLoader.load`."""
+        services = self._services
+        if stateless:
+            return await services.loader.without_store(request)
+        try:
+            return await services.loader.load(request, context, whole=whole, known=known)
+        except StoreUnavailable as why:
+            return await services.outage.history(request, context, len(call.body), why)
 
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
@@ -224,7 +244,7 @@ class Preparer:
             updated_at=history.updated_at,
             scale=history.scale,
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
-            keeps=history.id is not None,
+            keeps=history.id is not None and history.unplaced is None,
         )
         return planning, lead
 
