@@ -16,7 +16,7 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.config import Policies, Settings
+from proxy.config import OFF, Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import LONG_BODY, Message, Request
 from proxy.errors import StoreUnavailable
@@ -30,7 +30,18 @@ from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
 from proxy.store import Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
-from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
+from proxy.trimming import (
+    Cut,
+    Entry,
+    Plan,
+    PlanningContext,
+    Policy,
+    ReadySummary,
+    SummaryRequest,
+    bypass,
+    plan,
+    untrimmed,
+)
 from proxy.upstream import Destination
 
 _LOG: Final = logging.getLogger("palimpsest.clients")
@@ -98,6 +109,8 @@ class Preparer:
         request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model, call.dialect.name)
+        kept_there = request.untouched or request.references
+        context = await self._with_provider(call, request, context, destination) if kept_there else context
         facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
@@ -190,6 +203,16 @@ class Preparer:
         except StoreUnavailable as why:
             return await services.outage.history(request, context, len(call.body), why)
 
+    async def _with_provider(
+        self, call: ClientRequest, request: Request, context: RequestContext, destination: Destination
+    ) -> RequestContext:
+        """Check what a request names that the provider keeps. What the provider adds to is not trimmed here."""
+        if request.references and not destination.forwards_credentials:
+            await self._services.loader.check_owned(call.tenant, call.dialect, request.references)
+        if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
+            return replace(context, policy_name=OFF, policy=None)
+        return context
+
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
         body, parse = call.body, call.dialect.requests.parse
@@ -226,6 +249,22 @@ class Preparer:
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
+    async def untrimmed(self, prepared: Prepared) -> Plan | None:
+        """Return the plan that sends the request as it was before trimming; None where that is not known any more."""
+        history, context = prepared.history, prepared.context
+        policy, entries = context.policy, history.entries
+        if policy is None:
+            return None
+        if history.composed and history.standing is not None:  # what the cut dropped was not read
+            whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
+            if whole.arrival.base != history.arrival.base:
+                return None
+            entries = whole.entries
+        made = await compute(
+            history.size, untrimmed, entries, policy, context.policy_name, prepared.planning, composed=history.composed
+        )
+        return replace(made, decided=tuple([entry.arrival or () for entry in history.entries]))
+
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
     ) -> tuple[PlanningContext, int]:
@@ -246,7 +285,7 @@ class Preparer:
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
             keeps=history.id is not None and history.unplaced is None,
         )
-        return planning, lead
+        return (replace(planning, keeps_loop=True) if request.keeps_loop else planning), lead
 
     async def _plan(
         self, history: History, context: RequestContext, model: str, planning: PlanningContext

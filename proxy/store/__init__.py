@@ -39,6 +39,7 @@ from proxy.store.records import (
     Mark,
     NodeRow,
     Opening,
+    ProviderState,
     Reply,
     SessionRow,
     Settled,

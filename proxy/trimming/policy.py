@@ -90,6 +90,11 @@ class Policy(Section, frozen=True):
     """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
     target: Target | None = None
     """How far to trim; without it each edit runs once."""
+    trim_at: Literal["turn", "any"] = "turn"
+    """`turn`: where reasoning is sent, a trim waits for the next user message, unless the request would pass 1.25 times
+    the trigger, or the window. Trimming makes reasoning behind it invalid. Never under `every_request`."""
+    agents: Literal["separate", "merge"] = "separate"
+    """`merge`: an agent that resends its own history is also sent what other agents of the session said since."""
     keep: Keep = Keep()
     """What is sent verbatim, whatever the edits say."""
     pin: tuple[Pin, ...] = ()
@@ -149,7 +154,8 @@ class Policy(Section, frozen=True):
     @cached_property
     def version(self) -> str:
         """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
-        content = self.model_dump(mode="json", exclude={"match", "extends"}, exclude_none=True)
+        beside = {"match", "extends", "trim_at", "agents"}  # they say when to trim and what there is to trim, not how
+        content = self.model_dump(mode="json", exclude=beside, exclude_none=True)
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property
