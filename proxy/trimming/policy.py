@@ -41,7 +41,11 @@ class Match(Section, frozen=True):
 
     def covers(self, tenant: str, model: str) -> bool:
         """Tell whether requests of `tenant` for `model` are meant. Case counts."""
-        return _fits(tenant, self.tenants) and _fits(model, self.models)
+        return self.covers_tenant(tenant) and _fits(model, self.models)
+
+    def covers_tenant(self, tenant: str) -> bool:
+        """Tell whether any requests of `tenant` are meant."""
+        return _fits(tenant, self.tenants)
 
 
 class Keep(Section, frozen=True):

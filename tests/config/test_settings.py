@@ -59,6 +59,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "cache": {"key": "none", "breakpoints": "auto"},
         "models": [],
         "policies": {},
+        "dashboard": {"enabled": True},
         "telemetry": {"log_format": "text", "log_level": "info"},
     }
 
