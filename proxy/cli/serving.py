@@ -45,7 +45,7 @@ from proxy.models import Catalogue
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.limits import limited_http
 from proxy.store import Store
-from proxy.telemetry import set_up_logging
+from proxy.telemetry import Counts, set_up_logging, shared_memory
 from proxy.tokens import TokenCounter
 
 GRACE_SECONDS: Final = 30  # how long running streams may go on after a signal to stop
@@ -246,6 +246,7 @@ def _banner(settings: Settings, port: int | None = None) -> str:
 class _Place:
     """The place of one worker, and the process in it, if any."""
 
+    number: int = 0
     process: BaseProcess | None = None
     mark: str = ""
     report: socket.socket | None = None  # where the worker reports that it serves; None once it has, or cannot any more
@@ -280,9 +281,10 @@ class Workers:
         self._arguments = tuple(arguments)
         self._sockets = sockets
         self._patience = patience
-        self._places = [_Place() for _ in range(count)]
+        self._places = [_Place(number=number) for number in range(count)]
         self._serving = False
         self._processes = get_context("fork") if forks else get_context("spawn")
+        self._counting = shared_memory(count) if forks else None  # a new interpreter counts alone
 
     def run(self, ready: Callable[[], None]) -> bool:
         """Run the workers until a signal to stop; return False if one could not start, else True.
@@ -311,7 +313,8 @@ class Workers:
     def _start(self, place: _Place) -> None:
         place.mark = secrets.token_hex(4)
         place.report, says = socket.socketpair()
-        worker = Worker(mark=place.mark, ended=tuple(place.ended))
+        counts = None if self._counting is None else Counts(self._counting, place.number)
+        worker = Worker(mark=place.mark, ended=tuple(place.ended), counts=counts)
         given = (self._work, self._arguments, self._sockets, worker, says)
         place.process = self._processes.Process(target=_run, args=given, daemon=True)
         # Signals wait until the worker has handlers of its own: those of a forked one are the parent's at first, and a

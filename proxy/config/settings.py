@@ -453,7 +453,10 @@ class ModelRule(_Section):
 
 
 class TelemetrySettings(_Section):
-    """Logs."""
+    """Logs and metrics."""
+
+    metrics: bool = True
+    """Whether `/metrics` answers Prometheus."""
 
     log_format: Literal["text", "json"] = "text"
     """`text` for people. `json` for machines, one object a line."""

@@ -18,6 +18,7 @@ from proxy.pipeline.history import HistoryLoader
 from proxy.recall import Recall
 from proxy.store import Store
 from proxy.summaries import Summaries, Summarizer
+from proxy.telemetry import Counts
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
@@ -126,11 +127,12 @@ class AppServices(Struct, frozen=True, kw_only=True):
     summaries: Summaries
     recall: Recall
     counter: TokenCounter
+    counts: Counts
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
-    """Open everything, and close it in the opposite order.
+async def opened(settings: Settings, counts: Counts | None = None) -> AsyncGenerator[AppServices]:
+    """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
 
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
     """
@@ -159,4 +161,5 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
             summaries=summaries,
             recall=Recall(store),
             counter=counter,
+            counts=counts or Counts(),
         )

@@ -25,14 +25,14 @@ from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import ChatCompletions, Knowledge, opened
-from proxy.server import exchanges, operations, sessions
+from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
 from proxy.server.limits import MemoryBudget
 from proxy.server.passthrough import Passthrough
 from proxy.store import Store
-from proxy.telemetry import set_level
+from proxy.telemetry import Counts, set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
@@ -50,6 +50,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
     ended: tuple[str, ...] = ()
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
+    counts: Counts | None = None  # where it counts, beside its siblings
 
 
 class Application:
@@ -65,6 +66,7 @@ class Application:
         self._loaded = loaded
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
+        self._counts = None if worker is None else worker.counts
         self._api = _api(self._opened)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
@@ -108,7 +110,7 @@ class Application:
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            app = await stack.enter_async_context(opened(settings))
+            app = await stack.enter_async_context(opened(settings, self._counts))
             store = app.store
             authenticator = Authenticator(
                 settings.auth, await store.secret(_TENANT_SECRET), settings.server.allowed_origins
@@ -187,7 +189,7 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever name the client calls us by
     )
-    for module in (operations, sessions, exchanges):
+    for module in (operations, sessions, exchanges, statistics):
         api.include_router(module.router)
     for kind in (PalimpsestError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         api.add_exception_handler(kind, _refuse)

@@ -7,6 +7,7 @@
     tree        a session's rows: its nodes, texts, instructions, what clients were not shown
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
     summaries   summaries by a model, and the leases of those who make them
+    rollups     sums over exchanges, for statistics
     archive     export, import, fork
     schema      the tables
     migrate     making the tables, and bringing them up to date
@@ -27,6 +28,7 @@ from proxy.store.migrate import downgrade, upgrade
 from proxy.store.records import (
     Body,
     ExchangeRow,
+    Figures,
     HistoryQuery,
     HistorySnapshot,
     Kept,
@@ -45,5 +47,6 @@ from proxy.store.records import (
     sanitize,
     session_key,
 )
-from proxy.store.schema import METADATA
+from proxy.store.rollups import HOUR, Group, StatsQuery, StatsRow
+from proxy.store.schema import METADATA, SUMS
 from proxy.store.store import Store

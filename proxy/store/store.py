@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.store import cuts, exchanges, history, summaries, tree
+from proxy.store import cuts, exchanges, history, rollups, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import write_exchanges
@@ -36,6 +36,7 @@ from proxy.store.records import (
     require_plain,
     session_key,
 )
+from proxy.store.rollups import StatsQuery, StatsRow
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
@@ -326,6 +327,18 @@ class Store:
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._database.read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+
+    # -------------------------------------------------------------------------------- statistics
+
+    async def stats(self, query: StatsQuery) -> list[StatsRow]:
+        """Return the sums over exchanges in each group; see `rollups`."""
+        if not _are_plain(query.tenant, query.policy, query.model):
+            return []
+        return await self._database.read(partial(rollups.stats, query=query))
+
+    async def totals(self, query: StatsQuery) -> StatsRow:
+        """Return the sums over all groups."""
+        return await self._database.read(partial(rollups.totals, query=query))
 
 
 def _are_plain(*names: str | None) -> bool:

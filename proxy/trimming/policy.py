@@ -166,7 +166,7 @@ class Policy(Section, frozen=True):
         """The first edit by which a model sums up; None without one."""
         return next((edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model"), None)
 
-    @property
+    @cached_property
     def summarizing(self) -> Summarize:
         """How a model sums up where somebody asks for it: as the policy says, or as `COMPACTION` does."""
         return self.summarizer or COMPACTION
