@@ -10,9 +10,10 @@ from typing import Any, Final, get_args
 from msgspec import Struct
 
 from proxy.errors import InvalidRequest
-from proxy.store import HOUR, SUMS, Group, StatsQuery, StatsRow, Store
+from proxy.store import HOUR, SUMS, Group, SessionsQuery, Sort, StatsQuery, StatsRow, Store
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 _AGO: Final = re.compile(r"([0-9]{1,6})([hdw])")
 _UNITS: Final = {"h": 1, "d": 24, "w": 168}
 _LONG_AGO: Final = 0
@@ -75,6 +76,22 @@ def query_of(asked: StatsRequest, now: datetime, tenant: str | None = None, sess
         session=session,
         limit=asked.limit,
     )
+
+
+def sessions_asked(
+    now: datetime, sort: str = "newest", *, since: str | None = None, until: str | None = None, **more: Any
+) -> SessionsQuery:
+    """Return which sessions are asked for; `more` are the other fields of the query."""
+    for known in SORTS:
+        if known == sort:
+            break
+    else:
+        raise InvalidRequest(f"sort can be: {', '.join(SORTS)}.", param="sort")
+    first = None if since is None else int(moment_of(since, "since", now).timestamp() * 1000)
+    last = None if until is None else int(moment_of(until, "until", now).timestamp() * 1000)
+    if first is not None and last is not None and last <= first:
+        raise InvalidRequest("until must be later than since.", param="until")
+    return SessionsQuery(sort=known, since=first, until=last, **more)
 
 
 async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:

@@ -8,8 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from proxy.errors import NotFound
+from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import StatsRequest, query_of, statistics
-from proxy.server.dependencies import AUTHENTICATED, CallerDependency, OpenServices, Tenant, json_response, tenant_of
+from proxy.server.dependencies import (
+    AUTHENTICATED,
+    After,
+    CallerDependency,
+    Limit,
+    OpenServices,
+    Tenant,
+    json_response,
+    tenant_of,
+)
 
 router = APIRouter(tags=["statistics"], dependencies=AUTHENTICATED)
 
@@ -42,3 +52,17 @@ async def show_stats(
             raise NotFound(f"There is no session {session!r}, or several tenants have one.", param="session")
         key = rows[0].key
     return json_response(await statistics(store, query_of(asked, datetime.now(UTC), owner, key)))
+
+
+@router.get("/search")
+async def search(
+    services: OpenServices,
+    caller: CallerDependency,
+    q: Annotated[str, Query(description="Words, all of which a message must hold.", max_length=1000)] = "",
+    limit: Limit = 50,
+    after: After = None,
+    tenant: Tenant = None,
+) -> Response:
+    """Return messages that hold some words, those of the newest sessions first."""
+    owner = tenant_of(caller, tenant)
+    return json_response(await search_texts(services.app.store, q, owner, limit=limit, after=after))

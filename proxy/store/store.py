@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.store import cuts, exchanges, history, rollups, summaries, tree
+from proxy.store import cuts, exchanges, history, operations, rollups, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import REVISION, current, upgrade
+from proxy.store.operations import ListedSession, SessionsQuery, Spent
 from proxy.store.records import (
     CHAT,
     BranchRow,
@@ -339,6 +340,33 @@ class Store:
     async def totals(self, query: StatsQuery) -> StatsRow:
         """Return the sums over all groups."""
         return await self._database.read(partial(rollups.totals, query=query))
+
+    async def listed(self, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+        """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
+        if not _are_plain(query.tenant, query.model):
+            return [], None
+        return await self._database.read(partial(operations.list_sessions, query=query))
+
+    async def forms(self, key: str, exchange: str) -> dict[str, Message]:
+        """Return by node the text in which clients sent a message back, up to an exchange."""
+        return await self._database.read(partial(operations.forms_of, key=key, exchange=exchange))
+
+    async def sweep(self, *, before: int | None, most: int | None) -> int:
+        """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
+        keys = await self._database.read(partial(operations.sessions_to_delete, before=before, most=most))
+        return sum([await self.delete(key) for key in keys])
+
+    async def erase(self, tenant: str) -> int:
+        """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
+        number = 0
+        while keys := await self._database.read(partial(operations.sessions_of, tenant=tenant)):
+            number += sum([await self.delete(key) for key in keys])
+        await self._database.write(partial(operations.forget_tenant, tenant=tenant))
+        return number
+
+    async def spent(self, tenant: str, since: int) -> Spent:
+        """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
+        return await self._database.read(partial(operations.spent, tenant=tenant, since=since))
 
 
 def _are_plain(*names: str | None) -> bool:
