@@ -43,6 +43,7 @@ from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
 from proxy.models import Catalogue
 from proxy.server.app import Application, Worker, give_up_pending
+from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
 from proxy.store import Store
 from proxy.telemetry import Counts, set_up_logging, shared_memory
@@ -284,7 +285,9 @@ class Workers:
         self._places = [_Place(number=number) for number in range(count)]
         self._serving = False
         self._processes = get_context("fork") if forks else get_context("spawn")
-        self._counting = shared_memory(count) if forks else None  # a new interpreter counts alone
+        # A new interpreter counts alone.
+        self._counting = shared_memory(count) if forks else None
+        self._budgets = budget_memory(count) if forks else None
 
     def run(self, ready: Callable[[], None]) -> bool:
         """Run the workers until a signal to stop; return False if one could not start, else True.
@@ -314,7 +317,9 @@ class Workers:
         place.mark = secrets.token_hex(4)
         place.report, says = socket.socketpair()
         counts = None if self._counting is None else Counts(self._counting, place.number)
-        worker = Worker(mark=place.mark, ended=tuple(place.ended), counts=counts)
+        worker = Worker(
+            mark=place.mark, ended=tuple(place.ended), counts=counts, budgets=self._budgets, number=place.number
+        )
         given = (self._work, self._arguments, self._sockets, worker, says)
         place.process = self._processes.Process(target=_run, args=given, daemon=True)
         # Signals wait until the worker has handlers of its own: those of a forked one are the parent's at first, and a

@@ -172,6 +172,22 @@ def delete(
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
 
 
+@app.command("erase")
+def erase(
+    tenant: Annotated[str, typer.Argument(help="Tenant whose sessions and statistics go.")],
+    config: Config = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")] = False,
+) -> None:
+    """Delete everything that is stored of a tenant, for good."""
+    if sys.stdin.isatty() and not yes:
+        typer.confirm(f"Delete everything of the tenant {plain(tenant)}, for good?", abort=True)
+
+    async def work(store: Store) -> int:
+        return await store.erase(tenant)
+
+    typer.echo(f"{with_store(config, work)} sessions of {plain(tenant)} are deleted.")
+
+
 @app.command("fork")
 def fork(
     session: Session,

@@ -7,11 +7,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
+import msgspec
 from cachetools import FIFOCache
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
@@ -22,7 +23,7 @@ from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, comput
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
-from proxy.pipeline.receipt import PlanReport, report_of
+from proxy.pipeline.receipt import PlanReport, observed, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
 from proxy.store import StandingCut, SummaryRow, SummaryStatus, session_key
@@ -96,12 +97,17 @@ class Preparer:
             mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
             offer = call.dialect.requests.offer_tools(request, mine)
             own, tools = offer.names, offer.tools
-        whole = False
+        policy = context.policy
+        observes = policy is not None and policy.mode == "observe"
+        removed = policy.tools.remove if policy is not None else ()
+        whole = observes
         while True:
             if stateless:
                 history = await services.loader.without_store(request)
             else:
                 history = await services.loader.load(request, context, whole=whole, known=known)
+            if removed and request.tools is not None and tools is not None:
+                tools = without_tools(tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -117,6 +123,19 @@ class Preparer:
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
+        report = report_of(
+            made,
+            planning,
+            session=history.id,
+            exchange=self._new_id(),
+            instructions=len(history.instructions),
+            warnings=warnings,
+        )
+        if observes and finishing is None:
+            report = observed(report, bypass(history.entries, planning, composed=history.composed))
+            context = replace(
+                context, policy=None
+            )  # nothing else is done for it: no summary, no trim after an overflow
         return Prepared(
             received=received,
             call=call,
@@ -127,14 +146,7 @@ class Preparer:
             destination=destination,
             facts=facts,
             instructions_tokens=lead,
-            report=report_of(
-                made,
-                planning,
-                session=history.id,
-                exchange=self._new_id(),
-                instructions=len(history.instructions),
-                warnings=warnings,
-            ),
+            report=report,
             own_tools=own,
             tools=tools,
             finishing=finishing,
@@ -238,6 +250,25 @@ async def plan_of(
         start=history.start,
         overflow=overflow,
     )
+
+
+def without_tools(tools: bytes, request: Request, names: Collection[str], entries: Sequence[Entry]) -> bytes:
+    """Return the JSON text of the tools without those of these names that nothing depends on.
+
+    What is left is the same at every request of a session: a tool that is not offered is not called.
+    """
+    called = {call.name for entry in entries for call in entry.message.calls}
+    choice = request.fields.get("tool_choice") or b""
+    kept: list[Raw] = []
+    for text in msgspec.json.decode(tools, type=list[Raw]):
+        tool: Any = msgspec.json.decode(text)
+        function: Any = tool.get("function") if isinstance(tool, dict) else None
+        name: Any = function.get("name") if isinstance(function, dict) else None
+        if name is None and isinstance(tool, dict) and tool.get("type", "function") in {"function", "custom"}:
+            name = tool.get("name")  # as in the other dialects; what has another type the provider runs itself
+        if name not in names or name in called or msgspec.json.encode(name) in choice:
+            kept.append(text)
+    return msgspec.json.encode(kept) if kept else tools
 
 
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:

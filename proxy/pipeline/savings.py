@@ -54,7 +54,7 @@ def shares_of(history: History, report: PlanReport, prompt: int) -> Shares:
     if known and history.entries[known - 1].message.role == "assistant":
         new += history.entries[known - 1].tokens
     plan = report.plan
-    shrunk = unique_tokens(history, report) if plan.arrivals or plan.made else 0
+    shrunk = unique_tokens(history, report) if before != sent and (plan.arrivals or plan.made) else 0
     alone = history.arrival.kind in _ALONE
     return Shares(
         whole=prompt + (before - sent) * ratio,
@@ -82,7 +82,7 @@ def miss_of(tokens: Used, shares: Shares, history: History, report: PlanReport, 
         return FIRST if not tokens.read else ""
     if shares.expected < prices.minimum or tokens.read >= shares.expected * _SLACK - facts.block:
         return ""
-    if report.plan.trimmed:
+    if report.plan.trimmed and report.would_send is None:
         return TRIM
     if history.updated_at is not None and now - history.updated_at > prices.lifetime * 1000:
         return EXPIRED

@@ -238,7 +238,7 @@ class UpstreamSender:
             add_usage=add_usage,
             drop_fields=settings.sessions.body_fields,
             cache_key=key,
-            tools=prepared.tools if prepared.own_tools else None,
+            tools=prepared.tools if prepared.tools is not request.tools else None,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio.to_thread
 from msgspec import Struct
@@ -24,6 +24,9 @@ from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
 
 _COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
+
+
+UsedBy: TypeAlias = Callable[[str, str | None, int], None]
 
 
 class Knowledge:
@@ -116,7 +119,7 @@ class Knowledge:
         return learnt(scale, counted, reported)
 
 
-class AppServices(Struct, frozen=True, kw_only=True):
+class AppServices(Struct, kw_only=True):
     """What exchanges are made with, open."""
 
     store: Store
@@ -128,6 +131,7 @@ class AppServices(Struct, frozen=True, kw_only=True):
     recall: Recall
     counter: TokenCounter
     counts: Counts
+    used_by: UsedBy | None = None  # is told how many tokens each tenant, and key, used
 
 
 @asynccontextmanager

@@ -109,7 +109,7 @@ def _chosen(session: SessionRow, model: str, policy: str | None, policies: Polic
     if policy == OFF:
         return OFF, None
     try:
-        return policies.select(session.tenant, model, policy)
+        return policies.select(session.tenant, model, policy, session.id)
     except InvalidRequest as why:  # here it is a parameter that names it, not the header
         raise InvalidRequest(why.message, param="policy", code=why.code) from why
 

@@ -156,6 +156,9 @@ class Exchange:
         values[at.recalls] += figures.recalls
         _observe(counts, at.added, figures.added_ms / 1000)
         _observe(counts, at.upstream, figures.upstream_ms / 1000)
+        if self._services.used_by is not None:
+            tokens = figures.tokens_input + figures.tokens_output
+            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens)
         for edit in report.edits:
             values[counts.place("palimpsest_edits", edit)] += 1
         if figures.miss:
@@ -308,7 +311,7 @@ def figures_of(exchange: Exchange, answered: Answered, now: int, *, caches: bool
         tokens_output=all_rounds.output if all_rounds is not None else 0,
         tokens_missed=missed,
         tokens_unique=round(unique_tokens(prepared.history, report) * report.scale) if trims else 0,
-        trims=int(plan.trimmed),
+        trims=int(plan.trimmed and report.would_send is None),
         edits=len(report.edits),
         warnings=len(report.warnings),
         recalls=len(answered.own_calls),

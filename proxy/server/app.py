@@ -6,12 +6,15 @@ There is no global state: two applications in one process share nothing that cha
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from mmap import mmap
 from typing import Final
 
+import anyio
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,13 +23,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from proxy import __version__
-from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.config import Loaded, Policies, Reload, RetentionSettings, Settings, Takes
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import ChatCompletions, Knowledge, opened
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
+from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
 from proxy.server.limits import MemoryBudget
@@ -35,6 +39,9 @@ from proxy.store import Store
 from proxy.telemetry import Counts, set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
+_AUDIT: Final = logging.getLogger("palimpsest.audit")
+_SWEEP_SECONDS: Final = 30.0
+_DAY_SECONDS: Final = 86_400
 _CHAT: Final = dialect_named("chat")
 _ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
 _OPENAI: Final = b"/v1/"
@@ -51,6 +58,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     ended: tuple[str, ...] = ()
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
     counts: Counts | None = None  # where it counts, beside its siblings
+    budgets: mmap | None = None  # where it counts what tenants use, in the part of this number
+    number: int = 0
 
 
 class Application:
@@ -67,6 +76,7 @@ class Application:
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
         self._counts = None if worker is None else worker.counts
+        self._worker = worker
         self._api = _api(self._opened)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
@@ -120,18 +130,57 @@ class Application:
                 await give_up_pending(store, self._ended)
             secret = await store.secret(_CACHE_SECRET)
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
+            worker = self._worker
+            shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
+            budgets = Budgets(settings.budgets, store, shared, number)
+            app.used_by = budgets.used
             api.state.services = Services(
                 settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget
             )
             self._authenticator = authenticator
-            self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget)
+            self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)
             self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background)
             if self._loaded is not None:
-                await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, app.knowledge)).running())
+                takes = _takes(chat.policies, app.knowledge, authenticator, budgets)
+                await stack.enter_async_context(Reload(self._loaded, takes).running())
+            retention = settings.retention
+            if retention.days is not None or retention.max_sessions is not None:
+                await stack.enter_async_context(sweeping(store, retention))
             yield
 
 
-def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
+@asynccontextmanager
+async def sweeping(store: Store, retention: RetentionSettings) -> AsyncGenerator[None]:
+    """Delete sessions that are too old, or too many, again and again until the block ends.
+
+    All workers do; what one has deleted is not there for the others.
+    """
+    seconds = _SWEEP_SECONDS
+    if retention.days is not None:
+        seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
+
+    async def sweep() -> None:
+        while True:
+            await anyio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all do it at once
+            before = None if retention.days is None else int((time.time() - retention.days * _DAY_SECONDS) * 1000)
+            try:
+                number = 0
+                while swept := await store.sweep(before=before, most=retention.max_sessions):
+                    number += swept
+                if number:
+                    _AUDIT.info("retention: %d sessions deleted", number)
+            except PalimpsestError as why:
+                _LOG.warning("retention: %s", why.message)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(sweep)
+        try:
+            yield
+        finally:
+            group.cancel_scope.cancel()
+
+
+def _takes(policies: Policies, knowledge: Knowledge, authenticator: Authenticator, budgets: Budgets) -> Takes:
     """Return the settings that can change while serving. Requests under way keep the old ones."""
 
     def take_policies(settings: Settings) -> None:
@@ -143,7 +192,29 @@ def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
     def take_level(settings: Settings) -> None:
         set_level(settings.telemetry.log_level)
 
-    return {"policies": take_policies, "models": take_models, "telemetry.log_level": take_level}
+    def take_keys(settings: Settings) -> None:
+        authenticator.take(settings.auth)
+
+    def take_budgets(settings: Settings) -> None:
+        budgets.take(settings.budgets)
+
+    takes: dict[str, Callable[[Settings], None]] = {
+        "policies": take_policies,
+        "models": take_models,
+        "telemetry.log_level": take_level,
+        "auth.keys": take_keys,
+        "auth.admin_key": take_keys,
+        "budgets": take_budgets,
+    }
+
+    def audited(name: str, take: Callable[[Settings], None]) -> Callable[[Settings], None]:
+        def taking(settings: Settings) -> None:
+            take(settings)
+            _AUDIT.info("configuration changed: %s", name)
+
+        return taking
+
+    return {name: audited(name, take) for name, take in takes.items()}
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:

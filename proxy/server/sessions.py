@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -234,6 +235,14 @@ async def delete_session(found: FoundSession, services: OpenServices) -> Respons
     """Delete a session with everything that belongs to it, for good."""
     await services.app.store.delete(found.key)
     return json_response({"id": found.id, "deleted": True})
+
+
+@router.delete("/tenants/{tenant}")
+async def erase_tenant(tenant: str, services: OpenServices, caller: CallerDependency) -> Response:
+    """Delete everything that is stored of a tenant, for good. For the administrator, and for the tenant itself."""
+    owner = tenant_of(caller, unquote(tenant)) or unquote(tenant)
+    number = await services.app.store.erase(owner)
+    return json_response({"tenant": owner, "deleted": number})
 
 
 class Fork(BaseModel):

@@ -53,6 +53,14 @@ class Keep(Section, frozen=True):
     """The first user message of the session too."""
 
 
+class ToolRules(Section, frozen=True):
+    """Which of the client's tools are offered to the model."""
+
+    remove: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Names of tools that are left out, unless the history calls them, the request forces them, or the provider runs
+    them."""
+
+
 class Pin(Section, frozen=True):
     """Messages that are never trimmed; a pinned message keeps its whole span."""
 
@@ -80,6 +88,12 @@ class Policy(Section, frozen=True):
     """The policy that it takes everything over from but `match`; what is written here goes before that."""
     match: Match = Match()
     """Whom it serves; the first policy of the file that fits is taken."""
+    mode: Literal["trim", "observe"] = "trim"
+    """`observe` plans and records what it would trim, and sends everything."""
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """The part of the sessions that it serves, always the same ones; the others go on to the next policy that fits."""
+    tools: ToolRules = ToolRules()
+    """Tools that are left out."""
     trigger: Trigger | None = None
     """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
     target: Target | None = None
@@ -143,7 +157,9 @@ class Policy(Section, frozen=True):
     @cached_property
     def version(self) -> str:
         """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
-        content = self.model_dump(mode="json", exclude={"match", "extends"}, exclude_none=True)
+        content = self.model_dump(
+            mode="json", exclude={"match", "extends", "mode", "share", "tools"}, exclude_none=True
+        )
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property
