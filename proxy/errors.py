@@ -126,7 +126,7 @@ class OverBudget(RequestError):
     type = "rate_limit_error"
     default_code = "budget_exceeded"
 
-    def __init__(self, message: str, *, wait: float) -> None:
+    def __init__(self, message: str, *, wait: float = 1) -> None:
         """`wait`: seconds until there is room again."""
         super().__init__(message)
         self.retry_after = max(1, ceil(wait))

@@ -46,7 +46,7 @@ from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
 from proxy.store import Store
-from proxy.telemetry import Counts, set_up_logging, shared_memory
+from proxy.telemetry import Meters, set_up_logging, shared_memory
 from proxy.tokens import TokenCounter
 
 GRACE_SECONDS: Final = 30  # how long running streams may go on after a signal to stop
@@ -316,7 +316,7 @@ class Workers:
     def _start(self, place: _Place) -> None:
         place.mark = secrets.token_hex(4)
         place.report, says = socket.socketpair()
-        counts = None if self._counting is None else Counts(self._counting, place.number)
+        counts = None if self._counting is None else Meters(self._counting, place.number)
         worker = Worker(
             mark=place.mark, ended=tuple(place.ended), counts=counts, budgets=self._budgets, number=place.number
         )

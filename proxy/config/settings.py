@@ -272,7 +272,7 @@ class UpstreamSettings(_Section):
     """`auto` asks for token usage in streams. `never` leaves the request as the client wrote it."""
     reasoning: ReasoningMode = "auto"
     """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
-    ca_file: Path | None = None
+    ca: Path | None = None
     """Certificates of authorities to trust, in PEM, in place of the system's."""
     proxy: BaseUrl | None = None
     """Address of an HTTP proxy on the way to every upstream. Without it, what `HTTPS_PROXY` and `NO_PROXY` say."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import size_of
+from proxy.pipeline.prepare import tool_name
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
 from proxy.store import ExchangeRow, SessionRow, Store
@@ -61,6 +63,9 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await store.tools(key, row.tools) if row.tools is not None else None
+    if tools is not None and (removed := row.receipt.get("removed_tools")):
+        left = [text for text in msgspec.json.decode(tools, type=list[msgspec.Raw]) if tool_name(text) not in removed]
+        tools = msgspec.json.encode(left)
     cut = await _cut_of(row, store)
     known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
     work = COUNTING * size_of([entry.message for entry in entries])

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -52,6 +52,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     own_tools: tuple[str, ...]  # names of the proxy's own tools that are offered with it
     tools: bytes | None  # the JSON text of all tools that are offered; None without any
     finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
+    removed_tools: tuple[str, ...] = ()  # names of tools that the client offers and the policy leaves out
     no_summary: str = ""
     """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
 
@@ -100,6 +101,7 @@ class Preparer:
         policy = context.policy
         observes = policy is not None and policy.mode == "observe"
         removed = policy.tools.remove if policy is not None else ()
+        without: tuple[str, ...] = ()
         whole = observes
         while True:
             if stateless:
@@ -107,7 +109,7 @@ class Preparer:
             else:
                 history = await services.loader.load(request, context, whole=whole, known=known)
             if removed and request.tools is not None and tools is not None:
-                tools = without_tools(tools, request, removed, history.entries)
+                tools, without = without_tools(tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -150,6 +152,7 @@ class Preparer:
             own_tools=own,
             tools=tools,
             finishing=finishing,
+            removed_tools=without,
             no_summary=no_summary,
         )
 
@@ -252,23 +255,36 @@ async def plan_of(
     )
 
 
-def without_tools(tools: bytes, request: Request, names: Collection[str], entries: Sequence[Entry]) -> bytes:
-    """Return the JSON text of the tools without those of these names that nothing depends on.
+def without_tools(
+    tools: bytes, request: Request, names: Collection[str], entries: Sequence[Entry]
+) -> tuple[bytes, tuple[str, ...]]:
+    """Return the JSON text of the tools without those of these names that nothing depends on, and who they are.
 
     What is left is the same at every request of a session: a tool that is not offered is not called.
     """
     called = {call.name for entry in entries for call in entry.message.calls}
     choice = request.fields.get("tool_choice") or b""
     kept: list[Raw] = []
+    removed: list[str] = []
     for text in msgspec.json.decode(tools, type=list[Raw]):
-        tool: Any = msgspec.json.decode(text)
-        function: Any = tool.get("function") if isinstance(tool, dict) else None
-        name: Any = function.get("name") if isinstance(function, dict) else None
-        if name is None and isinstance(tool, dict) and tool.get("type", "function") in {"function", "custom"}:
-            name = tool.get("name")  # as in the other dialects; what has another type the provider runs itself
-        if name not in names or name in called or msgspec.json.encode(name) in choice:
+        name = tool_name(text)
+        if name is None or name not in names or name in called or msgspec.json.encode(name) in choice:
             kept.append(text)
-    return msgspec.json.encode(kept) if kept else tools
+        else:
+            removed.append(name)
+    return (msgspec.json.encode(kept), tuple(removed)) if kept else (tools, ())
+
+
+def tool_name(text: Raw) -> str | None:
+    """Return the name of a tool that the client runs; None of one that the provider runs itself."""
+    tool: Any = msgspec.json.decode(text)
+    if not isinstance(tool, dict):
+        return None
+    found = cast("dict[str, Any]", tool)
+    function: Any = found.get("function")
+    if isinstance(function, dict):
+        return str(cast("dict[str, Any]", function).get("name"))
+    return str(found.get("name")) if found.get("type", "function") in {"function", "custom"} else None
 
 
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:

@@ -18,7 +18,7 @@ from proxy.pipeline.history import HistoryLoader
 from proxy.recall import Recall
 from proxy.store import Store
 from proxy.summaries import Summaries, Summarizer
-from proxy.telemetry import Counts
+from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
@@ -130,12 +130,12 @@ class AppServices(Struct, kw_only=True):
     summaries: Summaries
     recall: Recall
     counter: TokenCounter
-    counts: Counts
+    counts: Meters
     used_by: UsedBy | None = None  # is told how many tokens each tenant, and key, used
 
 
 @asynccontextmanager
-async def opened(settings: Settings, counts: Counts | None = None) -> AsyncGenerator[AppServices]:
+async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGenerator[AppServices]:
     """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
 
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
@@ -165,5 +165,5 @@ async def opened(settings: Settings, counts: Counts | None = None) -> AsyncGener
             summaries=summaries,
             recall=Recall(store),
             counter=counter,
-            counts=counts or Counts(),
+            counts=counts or Meters(),
         )

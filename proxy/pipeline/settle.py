@@ -22,7 +22,7 @@ from proxy.pipeline.relay import Answered
 from proxy.pipeline.savings import OTHER, UNSURE, cached, cause_of, miss_of, saved, shares_of, unique_tokens
 from proxy.pipeline.services import AppServices
 from proxy.store import Body, Figures, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
-from proxy.telemetry import BUCKETS, Counts, log_exchange
+from proxy.telemetry import BUCKETS, Meters, log_exchange
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Hidden, SummaryRequest, outside_gaps
 
@@ -165,7 +165,7 @@ class Exchange:
             values[counts.place("palimpsest_cache_misses", figures.miss)] += 1
 
 
-def _observe(counts: Counts, place: int, seconds: float) -> None:
+def _observe(counts: Meters, place: int, seconds: float) -> None:
     """Count a value of the histogram at `place`."""
     if place:  # 0 is no place
         counts.values[place + bisect_left(BUCKETS, seconds)] += 1
@@ -234,6 +234,8 @@ def settlement_of(
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }
+    if prepared.removed_tools:
+        receipt["removed_tools"] = list(prepared.removed_tools)
     return Settlement(
         dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,

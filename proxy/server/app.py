@@ -36,7 +36,7 @@ from proxy.server.dependencies import Services
 from proxy.server.limits import MemoryBudget
 from proxy.server.passthrough import Passthrough
 from proxy.store import Store
-from proxy.telemetry import Counts, set_level
+from proxy.telemetry import Meters, set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
@@ -57,7 +57,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
     ended: tuple[str, ...] = ()
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
-    counts: Counts | None = None  # where it counts, beside its siblings
+    counts: Meters | None = None  # where it counts, beside its siblings
     budgets: mmap | None = None  # where it counts what tenants use, in the part of this number
     number: int = 0
 

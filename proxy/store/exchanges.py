@@ -51,7 +51,7 @@ from proxy.store.records import (
     Status,
     session_key,
 )
-from proxy.store.rollups import Counted, add_figures, counted
+from proxy.store.rollups import EndedExchange, add_figures, counted
 from proxy.store.schema import EXCHANGES, FORMS, NAME, NODES, PENDING, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
@@ -325,7 +325,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     begin(gathered, openings, tree.open_sessions(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
-    ended: list[Counted] = []
+    ended: list[EndedExchange] = []
     while waiting:
         now: dict[str, tuple[int, Settlement]] = {}
         later: list[tuple[int, Settlement]] = []
@@ -344,7 +344,9 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     return results
 
 
-def _settle(connection: StoreConnection, settlement: Settlement, now: SettleSnapshot, ended: list[Counted]) -> Settled:
+def _settle(
+    connection: StoreConnection, settlement: Settlement, now: SettleSnapshot, ended: list[EndedExchange]
+) -> Settled:
     """Make it true that the exchange ended so, and add it to `ended`.
 
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a

@@ -27,7 +27,7 @@ _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for ta
 Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"]
 
 
-class Counted(Struct, frozen=True, kw_only=True):
+class EndedExchange(Struct, frozen=True, kw_only=True):
     """An exchange that has ended, as far as statistics depend on it."""
 
     session: str  # the internal name of its session
@@ -40,11 +40,11 @@ class Counted(Struct, frozen=True, kw_only=True):
     figures: Figures
 
 
-def counted(settlement: Settlement, session: str, status: str) -> Counted | None:
+def counted(settlement: Settlement, session: str, status: str) -> EndedExchange | None:
     """Return what is counted of an exchange; `status` is how it ended."""
     if settlement.figures is None:
         return None
-    return Counted(
+    return EndedExchange(
         session=session,
         tenant=settlement.tenant,
         dialect=settlement.dialect,
@@ -56,7 +56,7 @@ def counted(settlement: Settlement, session: str, status: str) -> Counted | None
     )
 
 
-def row_of(ended: Counted) -> dict[str, Any]:
+def row_of(ended: EndedExchange) -> dict[str, Any]:
     """Return the row of one exchange, with the keys of both tables."""
     figures = ended.figures
     row: dict[str, Any] = {name: getattr(figures, name) for name in SUMS}
@@ -78,7 +78,7 @@ def slot_of(exchange: str) -> int:
     return max(_DIGITS.find(exchange[-1:]), 0)
 
 
-def add_figures(connection: StoreConnection, ended: Iterable[Counted]) -> None:
+def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> None:
     """Add what exchanges came to. To be called last in a transaction: others wait for the rows from here on."""
     rows = [row_of(each) for each in ended]
     if not rows:

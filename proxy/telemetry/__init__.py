@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 from proxy.telemetry.log import log_exchange, set_level, set_up_logging
-from proxy.telemetry.metrics import BUCKETS, Counts, shared_memory
+from proxy.telemetry.metrics import BUCKETS, Meters, shared_memory

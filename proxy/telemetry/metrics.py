@@ -89,7 +89,7 @@ class ExchangePlaces(Struct, frozen=True, kw_only=True):
     upstream: int
 
 
-class Counts:
+class Meters:
     """The figures of one process, in its part of the memory that processes share."""
 
     def __init__(self, memory: mmap.mmap | None = None, part: int = 0) -> None:
@@ -204,7 +204,7 @@ def exposition(memory: mmap.mmap) -> bytes:
 
     sums = totals(memory)
 
-    class _Figures:
+    class _Samples:
         def collect(self) -> Iterator[Metric]:
             for name, family in FAMILIES.items():
                 if family.kind == "histogram":
@@ -221,7 +221,7 @@ def exposition(memory: mmap.mmap) -> bytes:
                 yield metric
 
     registry = CollectorRegistry(auto_describe=False)
-    figures: Collector = _Figures()
+    figures: Collector = _Samples()
     registry.register(figures)
     return generate_latest(registry)
 

@@ -29,6 +29,9 @@ _KEEPING: Final = {"keep_tool_calls": "last", "keep_rounds": "last", "evict_imag
 ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "tool", "function")
 
 
+_NOT_TRIMMING: Final = {"match", "extends", "mode", "share", "tools"}  # what decides nothing about a trim
+
+
 class Match(Section, frozen=True):
     """Whom a policy serves: both patterns must fit. `*` stands for anything, `?` for one character."""
 

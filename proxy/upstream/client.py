@@ -244,7 +244,7 @@ class Upstream:
             connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
             limit=settings.max_connections,
-            ca_file=settings.ca_file,
+            ca_file=settings.ca,
         )
 
     async def aclose(self) -> None:

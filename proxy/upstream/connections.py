@@ -94,7 +94,7 @@ def open_session(
         try:
             trusted = ssl.create_default_context(cafile=str(ca_file))
         except (OSError, ssl.SSLError) as why:
-            raise ConfigurationError(f"upstream.ca_file: {ca_file} cannot be read as certificates: {why}.") from why
+            raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
     return aiohttp.ClientSession(
         connector=Connector(limit, trusted),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -18,7 +18,7 @@ from proxy.pipeline import AppServices, Background, ChatCompletions, ClientReque
 from proxy.recall import Recall
 from proxy.store import ExchangeRow, Store, session_key
 from proxy.summaries import Summaries, Summarizer
-from proxy.telemetry import Counts
+from proxy.telemetry import Meters
 from proxy.tokens import TokenCounter
 from proxy.upstream import Upstream
 from tests.support.server import settings_for
@@ -87,7 +87,7 @@ class House:
             summaries=summaries,
             recall=recall,
             counter=counter,
-            counts=Counts(),
+            counts=Meters(),
         )
         self.chat = ChatCompletions(settings, self.services)
 

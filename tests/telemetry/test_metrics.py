@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.telemetry import BUCKETS, Counts, shared_memory
+from proxy.telemetry import BUCKETS, Meters, shared_memory
 from proxy.telemetry.metrics import FAMILIES, totals
 
 
@@ -20,18 +20,18 @@ def read(text: bytes) -> dict[tuple[str, ...], float]:
     }
 
 
-def count(counts: Counts, name: str, *labels: str, by: float = 1) -> None:
+def count(counts: Meters, name: str, *labels: str, by: float = 1) -> None:
     counts.values[counts.place(name, *labels)] += by
 
 
 def test_processes_are_added_up() -> None:
     memory = shared_memory(3)
-    parent = Counts(memory, 0)
+    parent = Meters(memory, 0)
     children: list[int] = []
     for part in (1, 2):
         pid = os.fork()
         if not pid:
-            mine = Counts(memory, part)
+            mine = Meters(memory, part)
             for number in range(100):
                 count(mine, "palimpsest_tokens", "sent", by=number)
                 count(mine, "palimpsest_warnings")
@@ -48,10 +48,10 @@ def test_processes_are_added_up() -> None:
 
 def test_who_takes_a_place_goes_on_counting_but_for_what_is_under_way() -> None:
     memory = shared_memory(1)
-    first = Counts(memory, 0)
+    first = Meters(memory, 0)
     count(first, "palimpsest_requests", "chat", "first", "complete", 'a "policy"\n', by=3)
     first.values[first.under_way] = 7
-    second = Counts(memory, 0)
+    second = Meters(memory, 0)
     count(second, "palimpsest_requests", "chat", "first", "complete", 'a "policy"\n')
     found = read(second.exposition())
     labels = ("dialect=chat", "kind=first", 'policy=a "policy"\n', "status=complete")
@@ -61,16 +61,16 @@ def test_who_takes_a_place_goes_on_counting_but_for_what_is_under_way() -> None:
 
 def test_a_name_that_was_begun_and_not_ended_is_not_there() -> None:
     memory = shared_memory(1)
-    first = Counts(memory, 0)
+    first = Meters(memory, 0)
     end = first._start + first._used
     memory[end + 1 : end + 60] = b"x" * 59  # its first byte was to come last
-    second = Counts(memory, 0)
+    second = Meters(memory, 0)
     count(second, "palimpsest_trims")
     assert totals(memory)["palimpsest_trims", ()] == [1.0]
 
 
 def test_where_there_is_no_room_nothing_else_is_counted_wrongly() -> None:
-    counts = Counts()
+    counts = Meters()
     for number in range(9_000):
         count(counts, "palimpsest_edits", f"e{number}")
     values = {labels[0]: value[0] for (name, labels), value in totals(counts._memory).items() if name.endswith("edits")}
@@ -79,7 +79,7 @@ def test_where_there_is_no_room_nothing_else_is_counted_wrongly() -> None:
 
 
 def test_a_histogram_has_cumulated_buckets() -> None:
-    counts = Counts()
+    counts = Meters()
     values: Any = counts.values
     values[counts.storing + 2] += 3
     values[counts.storing + len(BUCKETS)] += 1  # above all bounds
@@ -94,6 +94,6 @@ def test_a_histogram_has_cumulated_buckets() -> None:
 
 
 def test_every_metric_is_told_from_the_start() -> None:
-    told = Counts().exposition().decode()
+    told = Meters().exposition().decode()
     for name in FAMILIES:
         assert f"# HELP {name}" in told
