@@ -21,7 +21,7 @@ from proxy.pipeline.receipt import PlanReport, log_line, receipt_of, summary_req
 from proxy.pipeline.relay import Answered
 from proxy.pipeline.savings import OTHER, UNSURE, cached, cause_of, miss_of, saved, shares_of, unique_tokens
 from proxy.pipeline.services import AppServices
-from proxy.store import Body, Figures, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
+from proxy.store import Body, ExchangeFigures, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
 from proxy.telemetry import BUCKETS, Meters, log_exchange
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Hidden, SummaryRequest, outside_gaps
@@ -103,7 +103,12 @@ class Exchange:
             await services.background.finish(storing)
 
     async def _store(
-        self, answered: Answered, figures: Figures, scale: float | None, work: int, then: Callable[[Settled], None]
+        self,
+        answered: Answered,
+        figures: ExchangeFigures,
+        scale: float | None,
+        work: int,
+        then: Callable[[Settled], None],
     ) -> None:
         services, counts = self._services, self._services.counts
         if figures.miss in UNSURE:  # seldom
@@ -122,7 +127,7 @@ class Exchange:
         if settled.replies:
             then(settled)
 
-    async def _explained(self, figures: Figures, answered: Answered) -> Figures:
+    async def _explained(self, figures: ExchangeFigures, answered: Answered) -> ExchangeFigures:
         """Return the figures with what the store knows of why the provider's cache missed."""
         prepared, store = self.prepared, self._services.store
         if figures.miss == OTHER:  # the client changed what leads the history, or the provider forgot
@@ -132,7 +137,7 @@ class Exchange:
         before = next((row for row in rows if row.id != self.report.exchange), None)
         return figures_of(self, answered, self._services.knowledge.now, caches=before is None or cached(before))
 
-    def _count(self, figures: Figures, status: Status) -> None:
+    def _count(self, figures: ExchangeFigures, status: Status) -> None:
         """Count the exchange for Prometheus. Adding to an array costs less than a call of something that does."""
         prepared, report, counts = self.prepared, self.report, self._services.counts
         like = (prepared.call.dialect.name, prepared.history.arrival.kind.value, status.value, figures.policy)
@@ -204,7 +209,7 @@ def settlement_of(
     answered: Answered,
     now: int,
     counter: TokenCounter,
-    figures: Figures | None = None,
+    figures: ExchangeFigures | None = None,
     scale: float | None = None,
 ) -> Settlement:
     """Return how the exchange ended, for the store.
@@ -218,7 +223,7 @@ def settlement_of(
     new_cut = made.cut if made.trimmed or history.borrowed else None
     finished = prepared.finishing is not None
     receipt = receipt_of(report, history.standing)
-    figures = figures or Figures(model=model, policy=made.policy)
+    figures = figures or ExchangeFigures(model=model, policy=made.policy)
     cost = figures.cost if figures.priced else None
     receipt |= {
         "usage": answered.usage,
@@ -268,7 +273,7 @@ def settlement_of(
     )
 
 
-def figures_of(exchange: Exchange, answered: Answered, now: int, *, caches: bool = True) -> Figures:
+def figures_of(exchange: Exchange, answered: Answered, now: int, *, caches: bool = True) -> ExchangeFigures:
     """Return what the exchange adds to the statistics; `now` is in milliseconds since 1970.
 
     `caches`: the provider read something of the request before from its cache, as far as that is known.
@@ -301,7 +306,7 @@ def figures_of(exchange: Exchange, answered: Answered, now: int, *, caches: bool
             cost_cache_saved = all_rounds.read * (rates.input - rates.cached_read) / _MILLION
             cost_cache_saved -= all_rounds.written * (rates.cache_write - rates.input) / _MILLION
             cost_missed = missed * (rates.input - rates.cached_read) / _MILLION
-    return Figures(
+    return ExchangeFigures(
         model=prepared.request.model,
         policy=plan.policy,
         miss=miss,

@@ -29,8 +29,8 @@ from proxy.store.migrate import downgrade, upgrade
 from proxy.store.operations import ListedSession, SessionsQuery, Sort, Spent
 from proxy.store.records import (
     Body,
+    ExchangeFigures,
     ExchangeRow,
-    Figures,
     HistoryQuery,
     HistorySnapshot,
     Kept,

@@ -180,7 +180,7 @@ class Kept(Struct, frozen=True, kw_only=True):
     messages: tuple[int, ...]  # those among the new ones, by their number in `Settlement.messages`
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class ExchangeFigures(Struct, frozen=True, kw_only=True):
     """What an exchange adds to the sums that statistics are made of. All but the first three can be added up."""
 
     model: str
@@ -248,7 +248,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""
     dialect: str = CHAT
-    figures: Figures | None = None  # what is added to the statistics
+    figures: ExchangeFigures | None = None  # what is added to the statistics
 
 
 class Settled(Struct, frozen=True, kw_only=True):

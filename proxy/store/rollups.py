@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Float, Table, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
-from proxy.store.records import Figures, Settlement
+from proxy.store.records import ExchangeFigures, Settlement
 from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, insert_into
 
 HOUR: Final = 3_600_000  # milliseconds
@@ -37,7 +37,7 @@ class EndedExchange(Struct, frozen=True, kw_only=True):
     status: str
     exchange: str  # its id, or that of what else is counted
     at: int  # milliseconds since 1970
-    figures: Figures
+    figures: ExchangeFigures
 
 
 def counted(settlement: Settlement, session: str, status: str) -> EndedExchange | None:

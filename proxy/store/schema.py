@@ -205,7 +205,7 @@ _AMOUNTS: Final = (
     *("added_ms", "upstream_ms"),
 )
 SUMS: Final = _COUNTS + _AMOUNTS
-"""The columns of rollups that are added up; `records.Figures` says what they are."""
+"""The columns of rollups that are added up; `records.ExchangeFigures` says what they are."""
 
 
 def _sums() -> Iterator[Column[Any]]:

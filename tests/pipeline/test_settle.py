@@ -24,7 +24,7 @@ from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
 from proxy.pipeline.settle import Exchange, opening_of, settlement_of
-from proxy.store import Figures, Kept, Status, Store
+from proxy.store import ExchangeFigures, Kept, Status, Store
 from proxy.tokens import TokenCounter
 from proxy.trimming import PlanningContext, Policy, plan
 from tests.support.talk import Talk, message
@@ -46,7 +46,7 @@ def request_of(messages: list[dict[str, Any]], **fields: Any) -> Request:
 FACTS = Catalogue().facts("m", None)
 PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
 SERVICES: Any = SimpleNamespace()
-PRICED = Figures(model="m", policy="lean", cost=0.25, priced=1)
+PRICED = ExchangeFigures(model="m", policy="lean", cost=0.25, priced=1)
 DESTINATION: Any = None  # nothing is sent
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import insert
 
-from proxy.store import HOUR, SUMS, Figures, Group, StatsQuery, StatsRow, Status, Store, session_key
+from proxy.store import HOUR, SUMS, ExchangeFigures, Group, StatsQuery, StatsRow, Status, Store, session_key
 from proxy.store.database import StoreConnection
 from proxy.store.rollups import slot_of
 from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS
@@ -27,7 +27,7 @@ async def ask(store: Store, exchange: str, **changes: Any) -> None:
     asked = body("user", exchange)
     await store.begin(opening(exchange, asked, digest=exchange, **names))
     ended = settlement(exchange, asked, replies=(body("assistant", "yes"),), **names, **own)
-    figures = replace(ended.figures or Figures(model="", policy=""), **changes)
+    figures = replace(ended.figures or ExchangeFigures(model="", policy=""), **changes)
     await store.settle(replace(ended, figures=figures))
 
 
