@@ -33,6 +33,7 @@ from sqlalchemy.exc import ArgumentError
 
 from proxy.config import policies as inheritance
 from proxy.trimming import Natural, Policy, Positive, contradiction
+from proxy.trimming.settings import checked
 
 # ------------------------------------------------------------------------------ kinds of values
 
@@ -289,6 +290,9 @@ class StoreSettings(_Section):
     """Address of the database: a SQLite file or a PostgreSQL database."""
     migrate: bool = True
     """Whether `serve` migrates the database's tables at the start."""
+    mask: tuple[Annotated[Text, AfterValidator(checked)], ...] = ()
+    """What is masked before it is stored: regular expressions (RE2), or names of presets: `openai`, `anthropic`, `aws`,
+    `github`, `google`, `slack`, `stripe`, `jwt`, `pem`; `keys` for all of these."""
     on_failure: Literal["reject"] = "reject"
     """What happens while the database cannot be reached. `reject`: requests are refused with 503."""
 

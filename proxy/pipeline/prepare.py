@@ -26,13 +26,14 @@ from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, observed, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import StandingCut, SummaryRow, SummaryStatus, session_key
+from proxy.store import MARK, StandingCut, SummaryRow, SummaryStatus, session_key
 from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
 from proxy.upstream import Destination
 
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
 """The warning of an exchange for which upstream was not asked."""
+MASKED: Final = "what was masked in the store is sent masked: the client sent only what is new"
 _TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
 
 
@@ -101,15 +102,14 @@ class Preparer:
         policy = context.policy
         observes = policy is not None and policy.mode == "observe"
         removed = policy.tools.remove if policy is not None else ()
-        without: tuple[str, ...] = ()
+        offered_tools, without = tools, tuple[str, ...]()
         whole = observes
         while True:
             if stateless:
                 history = await services.loader.without_store(request)
             else:
                 history = await services.loader.load(request, context, whole=whole, known=known)
-            if removed and request.tools is not None and tools is not None:
-                tools, without = without_tools(tools, request, removed, history.entries)
+            tools, without = without_tools(offered_tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -122,6 +122,8 @@ class Preparer:
         if key is not None and history.known is not None:
             self._prefixes.keep(key, history.known)
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
+        if services.store.masker is not None:
+            warnings += _masked(history)
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
@@ -255,13 +257,21 @@ async def plan_of(
     )
 
 
+def _masked(history: History) -> tuple[str, ...]:
+    """Return the warning that the request is put together from stored messages of which something was masked, if so."""
+    stored = history.entries[: len(history.nodes)] if history.composed else ()
+    return (MASKED,) if any(MARK.encode() in entry.message.raw for entry in stored) else ()
+
+
 def without_tools(
-    tools: bytes, request: Request, names: Collection[str], entries: Sequence[Entry]
-) -> tuple[bytes, tuple[str, ...]]:
+    tools: bytes | None, request: Request, names: Collection[str], entries: Sequence[Entry]
+) -> tuple[bytes | None, tuple[str, ...]]:
     """Return the JSON text of the tools without those of these names that nothing depends on, and who they are.
 
     What is left is the same at every request of a session: a tool that is not offered is not called.
     """
+    if tools is None or not names:
+        return tools, ()
     called = {call.name for entry in entries for call in entry.message.calls}
     choice = request.fields.get("tool_choice") or b""
     kept: list[Raw] = []

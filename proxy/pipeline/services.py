@@ -16,7 +16,7 @@ from proxy.models import Catalogue, ModelFacts
 from proxy.pipeline.background import Background
 from proxy.pipeline.history import HistoryLoader
 from proxy.recall import Recall
-from proxy.store import Store
+from proxy.store import Masker, Store
 from proxy.summaries import Summaries, Summarizer
 from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
@@ -144,6 +144,8 @@ async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGener
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)
         stack.push_async_callback(store.close)
         await store.ready()
+        if settings.store.mask:
+            store.masker = Masker(settings.store.mask, await store.secret("mask"))
         background = Background()
         stack.push_async_callback(background.drain)
         upstream = Upstream(settings.upstream, shares_key=settings.auth.mode == "keys")

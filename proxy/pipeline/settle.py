@@ -132,7 +132,8 @@ class Exchange:
         prepared, store = self.prepared, self._services.store
         if figures.miss == OTHER:  # the client changed what leads the history, or the provider forgot
             session = await store.session_at(prepared.key)
-            return replace(figures, miss=cause_of(prepared.request, session))
+            request = prepared.request if store.masker is None else store.masker.request(prepared.request)
+            return replace(figures, miss=cause_of(request, session))
         rows, _ = await store.exchanges(prepared.key, limit=2)
         before = next((row for row in rows if row.id != self.report.exchange), None)
         return figures_of(self, answered, self._services.knowledge.now, caches=before is None or cached(before))

@@ -8,6 +8,7 @@
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
     summaries   summaries by a model, and the leases of those who make them
     rollups     sums over exchanges, for statistics
+    masking     secrets masked before they are stored
     operations  what operators ask and have done: sessions by size and cost, retention, budgets
     archive     export, import, fork
     schema      the tables
@@ -25,6 +26,7 @@ from __future__ import annotations
 from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
 from proxy.store.history import Branches, Lineage, recall
+from proxy.store.masking import MARK, PRESETS, Masker
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.operations import ListedSession, SessionsQuery, Sort, Spent
 from proxy.store.records import (

@@ -15,6 +15,7 @@ from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
+from proxy.store.masking import Masker
 from proxy.store.migrate import REVISION, current, upgrade
 from proxy.store.operations import ListedSession, SessionsQuery, Spent
 from proxy.store.records import (
@@ -57,6 +58,7 @@ class Store:
         """Work on an open database; `open` is the usual way."""
         self._database = database
         self._branches = Branches()
+        self.masker: Masker | None = None  # masks what is stored
         self._forks = Tasks()
         self.waits_for_beginnings: Final = not database.in_order
         """Whether `settle` waits for what `begin` returned before it asks the database for anything."""
@@ -227,6 +229,8 @@ class Store:
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         """
+        if self.masker is not None:
+            row = self.masker.summary(row)
         return await self._database.write(partial(summaries.keep_summary, key=key, row=row))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
@@ -290,6 +294,8 @@ class Store:
             refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             refused.set_exception(why)
             return refused
+        if self.masker is not None:
+            opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         return self._database.start(write_exchanges, opening, durable=False)
 
@@ -301,6 +307,8 @@ class Store:
         """
         if began is not None and not self._database.in_order:
             await began
+        if self.masker is not None:
+            settlement = self.masker.settlement(settlement)
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await began

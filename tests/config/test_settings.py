@@ -42,7 +42,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "passthrough": ["models", "embeddings"],
             "routes": [],
         },
-        "store": {"url": "sqlite+aiosqlite:///palimpsest.db", "migrate": True, "on_failure": "reject"},
+        "store": {"url": "sqlite+aiosqlite:///palimpsest.db", "migrate": True, "mask": [], "on_failure": "reject"},
         "auth": {"mode": "none", "keys": [], "admin_key": None},
         "sessions": {"headers": ["X-Session-ID"], "body_fields": [], "missing": "infer", "on_disconnect": "cancel"},
         "tokens": {"method": "tiktoken", "calibrate": True},
