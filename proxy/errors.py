@@ -10,8 +10,9 @@
         · TimedOut            408  it did not come in time
         · TooLarge            413  it is over a configured limit
         · LineTooLong         414  its first line is over the limit
-        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
+        · UpgradeRefused      426  it asks for another protocol
         · OverBudget          429  the tenant, or the key, has used up its budget
+        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
       + UpstreamError         502  the provider did not answer
         · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
         · UpstreamBusy        503  all connections are in use
@@ -112,6 +113,13 @@ class LineTooLong(RequestError):
     default_code = "uri_too_long"
 
 
+class UpgradeRefused(RequestError):
+    """The request asks for a protocol that is not served."""
+
+    status = 426
+    default_code = "upgrade_refused"
+
+
 class HeadersTooLarge(RequestError):
     """The headers, or the trailers, are over a limit."""
 
@@ -179,6 +187,7 @@ class StoreUnavailable(PalimpsestError):
     status = 503
     type = "server_error"
     default_code = "store_unavailable"
+    retry_after = 1
 
 
 class ConfigurationError(PalimpsestError):

@@ -36,6 +36,8 @@ _WRITTEN: Final[_Paths] = (
     ("cache_creation_input_tokens",),
 )
 _COMPLETION: Final[_Paths] = (("completion_tokens",),)
+_LASTING: Final[_Paths] = (("cache_creation", "ephemeral_1h_input_tokens"),)
+_LASTING_WRITE: Final = 2.0  # the price of writing to Anthropic's cache for an hour, relative to that of input
 _REASONING: Final[_Paths] = (("completion_tokens_details", "reasoning_tokens"),)
 _TOTAL: Final[_Paths] = (("total_tokens",),)
 
@@ -71,6 +73,7 @@ class Used(Struct, frozen=True, kw_only=True):
     prompt: int  # of the prompt; those that were read from a cache or written to one are part of it
     read: int = 0
     written: int = 0
+    lasting: int = 0  # those of `written` that Anthropic's cache keeps for an hour
     output: int = 0
     reports_cache: bool = False  # whether it says how many were read from a cache, be it none
 
@@ -95,7 +98,8 @@ def used(usage: Mapping[str, Any] | None) -> Used | None:
     (output, _), (reasoning, _) = _reported(usage, _COMPLETION), _reported(usage, _REASONING)
     if reasoning and _reported(usage, _TOTAL)[0] == prompt + output + reasoning:
         output += reasoning  # as a rule, reasoning is part of the completion
-    return Used(prompt=total, read=read, written=written, output=output, reports_cache=reports)
+    lasting = _reported(usage, _LASTING)[0] if written else 0
+    return Used(prompt=total, read=read, written=written, lasting=lasting, output=output, reports_cache=reports)
 
 
 def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
@@ -119,6 +123,8 @@ def input_cost(tokens: Used, dollars: Dollars) -> float:
     """Return what the prompt cost in dollars."""
     rates = dollars.at(tokens.prompt)
     spent = tokens.fresh * rates.input + tokens.read * rates.cached_read + tokens.written * rates.cache_write
+    if tokens.written and rates.cache_write > rates.input:
+        spent += min(tokens.lasting, tokens.written) * (_LASTING_WRITE * rates.input - rates.cache_write)
     return spent / _MILLION
 
 

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import asdict, replace
 
 from proxy.dialects import Message
-from proxy.errors import PalimpsestError
-from proxy.models import cost_of, used
+from proxy.errors import PalimpsestError, StoreUnavailable
+from proxy.models import Used, cost_of, used
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.history import History, size_of
+from proxy.pipeline.outage import LOST, WAITS, SpooledExchange
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import PlanReport, log_line, receipt_of, summary_request_of
 from proxy.pipeline.relay import Answered
@@ -43,6 +45,7 @@ class Exchange:
         self._services = services
         self._opening: asyncio.Future[None] | None = None
         self._stored = prepared.stored
+        self._waits = prepared.history.unplaced is not None  # whether it can only be stored later
         self._settled = False
 
     def mark(self, event: str) -> float:
@@ -60,45 +63,68 @@ class Exchange:
         """Begin to store what is new; upstream is asked meanwhile."""
         services = self._services
         services.counts.values[services.counts.under_way] += 1
-        if self._stored:
+        if self._stored and not self._waits:
             self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
-        """Wait until what is new is stored; raises `StoreUnavailable` if it could not be."""
+        """Wait until what is new is stored. Where it cannot be, the exchange is stored later: upstream was asked."""
         if self._opening is not None:
             try:
-                # Most upstreams take longer than the store; then there is nothing left to shield.
-                await (self._opening if self._opening.done() else asyncio.shield(self._opening))
+                await self._services.store.began(self._opening)
+            except StoreUnavailable:
+                self._warn(WAITS)
+                self._waits = True
             except PalimpsestError:
                 self._stored = False  # there is nothing to settle
                 raise
 
     async def settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
-        """Store how the exchange ended, once; call `then` with what was stored, if there is a reply."""
+        """Store how the exchange ended, once; call `then` with what was stored, if there is a reply.
+
+        An answer was paid for: it is not withheld, whatever becomes of this.
+        """
         if self._settled:
             return
         self._settled = True
+        try:
+            await self._settle(answered, then)
+        except PalimpsestError:
+            raise
+        except Exception as why:  # noqa: BLE001 - whatever it is, the client gets its answer
+            _LOG.exception("an exchange could not be settled as it ended: it is kept as failed")
+            error = f"the proxy could not read the answer: {type(why).__name__}"
+            failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
+            figures = figures_of(self, failed, self._services.knowledge.now, None)
+            with suppress(Exception):
+                await self._services.background.finish(self._store(failed, figures, None, 0, then))
+
+    async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
         prepared, services = self.prepared, self._services
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        if usage is not None:
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
-        now = services.knowledge.now
-        figures = figures_of(self, answered, now)
-        log_exchange(_LOG, log_line(self.report, prepared.history.arrival.kind, answered.status, took))
+        reported = used(answered.usage)
+        figures = figures_of(self, answered, services.knowledge.now, reported)
+        log_exchange(_LOG, log_line(self.report, answered.status, took))
         if not self._stored:
             self._count(figures, answered.status)
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         opening = self._opening
-        waits = opening is not None and not opening.done() and store.waits_for_beginnings
+        waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
         storing = self._store(answered, figures, scale, work, then)
         if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES and figures.miss not in UNSURE:
-            # Nearly always. A submitted write completes even if the caller is cancelled: no task is needed.
-            await storing
+            try:
+                await storing  # nearly always: no task is needed
+            except asyncio.CancelledError:
+                # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
+                services.background.start(self._store(answered, figures, scale, work, then, again=True))
+                raise
         else:
             await services.background.finish(storing)
 
@@ -109,23 +135,63 @@ class Exchange:
         scale: float | None,
         work: int,
         then: Callable[[Settled], None],
+        *,
+        again: bool = False,
     ) -> None:
         services, counts = self._services, self._services.counts
         if figures.miss in UNSURE:  # seldom
             figures = await self._explained(figures, answered)
-        self._count(figures, answered.status)
+        if not again:
+            self._count(figures, answered.status)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
-        began = time.monotonic()
-        counts.values[counts.queue] += 1
+        if not self._waits:
+            began = time.monotonic()
+            counts.values[counts.queue] += 1
+            try:
+                settled = await services.store.settle(settlement, self._opening)
+            except StoreUnavailable:
+                self._warn(WAITS)
+            else:
+                if answered.ids:
+                    await self._keep_ids(settlement, settled, answered.ids)
+                if settled.replies:
+                    then(settled)
+                return
+            finally:
+                counts.values[counts.queue] -= 1
+                _observe(counts, counts.storing, time.monotonic() - began)
+        counts.values[counts.place("palimpsest_fail_open")] += 1
+        await self._spool(settlement)
+
+    async def _keep_ids(self, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
+        """Keep the ids under which the provider keeps the reply; the exchange itself is stored."""
+        node = settled.replies[0] if settled.replies else ""
+        with suppress(StoreUnavailable):
+            await self._services.store.keep_provider_ids(
+                settlement.tenant, settlement.session, settlement.dialect, ids, node
+            )
+
+    async def _spool(self, settlement: Settlement) -> None:
+        """Let the exchange wait until the store can be used."""
+        unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
+        opening = opening_of(self.prepared, self._services.knowledge.now)
+        spooled = SpooledExchange(
+            opening=opening if masker is None else masker.opening(opening),
+            settlement=settlement if masker is None else masker.settlement(settlement),
+            incoming=unplaced.incoming if unplaced is not None else None,
+            infers=unplaced is not None and unplaced.infers,
+        )
         try:
-            settled = await services.store.settle(settlement, self._opening)
-        finally:
-            counts.values[counts.queue] -= 1
-            _observe(counts, counts.storing, time.monotonic() - began)
-        if settled.replies:
-            then(settled)
+            await self._services.outage.keep(spooled)
+        except StoreUnavailable as why:
+            _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
+            self._warn(LOST)
+
+    def _warn(self, warning: str) -> None:
+        if warning not in self.report.warnings:
+            self.report = replace(self.report, warnings=(*self.report.warnings, warning))
 
     async def _explained(self, figures: ExchangeFigures, answered: Answered) -> ExchangeFigures:
         """Return the figures with what the store knows of why the provider's cache missed."""
@@ -136,7 +202,8 @@ class Exchange:
             return replace(figures, miss=cause_of(request, session))
         rows, _ = await store.exchanges(prepared.key, limit=2)
         before = next((row for row in rows if row.id != self.report.exchange), None)
-        return figures_of(self, answered, self._services.knowledge.now, caches=before is None or cached(before))
+        caches = before is None or cached(before)
+        return figures_of(self, answered, self._services.knowledge.now, used(answered.usage), caches=caches)
 
     def _count(self, figures: ExchangeFigures, status: Status) -> None:
         """Count the exchange for Prometheus. Adding to an array costs less than a call of something that does."""
@@ -184,7 +251,7 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
     return Opening(
         dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
-        session=report.session or "",
+        session=history.id or "",
         exchange=report.exchange,
         created_at=now,
         kind=history.arrival.kind,
@@ -221,7 +288,8 @@ def settlement_of(
     prepared, report = exchange.prepared, exchange.report
     history, made, model = prepared.history, report.plan, prepared.request.model
     arrival = history.arrival
-    new_cut = made.cut if made.trimmed or history.borrowed else None
+    # Where the request stands is not known: neither is where its cut does.
+    new_cut = made.cut if (made.trimmed or history.borrowed) and history.unplaced is None else None
     finished = prepared.finishing is not None
     receipt = receipt_of(report, history.standing)
     figures = figures or ExchangeFigures(model=model, policy=made.policy)
@@ -245,7 +313,7 @@ def settlement_of(
     return Settlement(
         dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
-        session=report.session or "",
+        session=history.id or "",
         exchange=report.exchange,
         settled_at=now,
         status=answered.status,
@@ -274,15 +342,18 @@ def settlement_of(
     )
 
 
-def figures_of(exchange: Exchange, answered: Answered, now: int, *, caches: bool = True) -> ExchangeFigures:
+def figures_of(
+    exchange: Exchange, answered: Answered, now: int, all_rounds: Used | None, *, caches: bool = True
+) -> ExchangeFigures:
     """Return what the exchange adds to the statistics; `now` is in milliseconds since 1970.
+
+    `all_rounds` is what the upstream reported.
 
     `caches`: the provider read something of the request before from its cache, as far as that is known.
     """
     prepared, report, timings = exchange.prepared, exchange.report, exchange.timings
     facts, plan = prepared.facts, report.plan
     dollars = facts.dollars
-    all_rounds = used(answered.usage)
     planned, settled = timings.get("planned", 0.0), timings.get("settled", 0.0)
     cost = cost_recalls = cost_saved = cost_cache_saved = cost_missed = 0.0
     miss, missed, priced = "", 0, 0

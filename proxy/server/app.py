@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from mmap import mmap
 from typing import Final
+from urllib.parse import unquote
 
 import anyio
 import orjson
@@ -27,7 +30,7 @@ from proxy.config import Loaded, Policies, Reload, RetentionSettings, Settings, 
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import ChatCompletions, Knowledge, opened
+from proxy.pipeline import AppServices, ChatCompletions, opened
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
@@ -35,7 +38,7 @@ from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Se
 from proxy.server.dependencies import Services
 from proxy.server.limits import MemoryBudget
 from proxy.server.passthrough import Passthrough
-from proxy.store import Store
+from proxy.store import Masker, Store
 from proxy.telemetry import Meters, set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
@@ -43,11 +46,23 @@ _AUDIT: Final = logging.getLogger("palimpsest.audit")
 _SWEEP_SECONDS: Final = 30.0
 _DAY_SECONDS: Final = 86_400
 _CHAT: Final = dialect_named("chat")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
+_RESPONSES: Final = dialect_named("responses")
+_MESSAGES: Final = dialect_named("messages")
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+    b"/v1/messages": _MESSAGES,
+}
+_BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
+_AZURE: Final = b"/openai/"
+_DEPLOYMENT: Final = re.compile(rb"/openai/deployments/([^/]+)(/.+)")
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
+_MASK_SECRET: Final = "masks"  # noqa: S105 - the name of a secret
 _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
@@ -86,11 +101,13 @@ class Application:
         """Serve one ASGI call."""
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
+            path, model = _of_azure(path) if path.startswith(_AZURE) else (path, "")
             dialect = _ROUTES.get(path)
-            connection = ClientConnection(scope, receive, send, dialect or _CHAT)
+            other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
+            connection = ClientConnection(scope, receive, send, dialect or other)
             try:
                 if dialect is not None and scope["method"] == "POST" and self._chat is not None:
-                    await self._chat.serve(connection)
+                    await self._chat.serve(connection, model)
                     return
                 if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
                     await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
@@ -121,32 +138,43 @@ class Application:
         settings = self._settings
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings, self._counts))
-            store = app.store
+            outage, store = app.outage, app.store
             authenticator = Authenticator(
-                settings.auth, await store.secret(_TENANT_SECRET), settings.server.allowed_origins
+                settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
             if self._ended != ():
-                await give_up_pending(store, self._ended)
-            secret = await store.secret(_CACHE_SECRET)
+                await outage.once_back(partial(give_up_pending, marks=self._ended))
+            secret = await outage.secret(_CACHE_SECRET, 1)
+            if settings.store.mask:
+                store.masker = Masker(settings.store.mask, await outage.secret(_MASK_SECRET, 2))
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
             budgets = Budgets(settings.budgets, store, shared, number)
-            app.used_by = budgets.used
+            app.used_by = budgets.used if budgets.rows else None
             api.state.services = Services(
                 settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)
-            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background)
+            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
             if self._loaded is not None:
-                takes = _takes(chat.policies, app.knowledge, authenticator, budgets)
+                takes = _takes(chat.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
             retention = settings.retention
             if retention.days is not None or retention.max_sessions is not None:
                 await stack.enter_async_context(sweeping(store, retention))
             yield
+
+
+def _of_azure(path: bytes) -> tuple[bytes, str]:
+    """Return the path below `/v1` that a path of Azure's stands for, and the model of a deployment's."""
+    found = _DEPLOYMENT.fullmatch(path)
+    if found is not None:
+        return b"/v1" + found[2], unquote(found[1].decode("latin-1"))
+    rest = path.removeprefix(_AZURE)
+    return b"/v1/" + rest.removeprefix(b"v1/"), ""
 
 
 @asynccontextmanager
@@ -180,14 +208,14 @@ async def sweeping(store: Store, retention: RetentionSettings) -> AsyncGenerator
             group.cancel_scope.cancel()
 
 
-def _takes(policies: Policies, knowledge: Knowledge, authenticator: Authenticator, budgets: Budgets) -> Takes:
+def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, budgets: Budgets) -> Takes:
     """Return the settings that can change while serving. Requests under way keep the old ones."""
 
     def take_policies(settings: Settings) -> None:
         policies.current = settings.policies
 
     def take_models(settings: Settings) -> None:
-        knowledge.catalogue = Catalogue(settings.models)
+        app.knowledge.catalogue = Catalogue(settings.models)
 
     def take_level(settings: Settings) -> None:
         set_level(settings.telemetry.log_level)
@@ -197,6 +225,7 @@ def _takes(policies: Policies, knowledge: Knowledge, authenticator: Authenticato
 
     def take_budgets(settings: Settings) -> None:
         budgets.take(settings.budgets)
+        app.used_by = budgets.used if budgets.rows else None
 
     takes: dict[str, Callable[[Settings], None]] = {
         "policies": take_policies,

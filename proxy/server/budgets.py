@@ -44,7 +44,7 @@ class Budgets:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Count in a part of `memory`; without it, in memory of the process's own."""
-        self._budgets = tuple(budgets)
+        self.rows = tuple(budgets)  # those in force
         self._store = store
         self._values = memoryview(budget_memory(1) if memory is None else memory).cast("d")
         self._part = part * _PART
@@ -52,15 +52,12 @@ class Budgets:
 
     def take(self, budgets: Sequence[Budget]) -> None:
         """Hold to these budgets from now on."""
-        self._budgets = tuple(budgets)
-
-    def __bool__(self) -> bool:
-        return bool(self._budgets)
+        self.rows = tuple(budgets)
 
     async def admit(self, caller: Identity) -> None:
         """Count a request; raises `OverBudget` if the caller has used up a budget."""
         now = self._clock()
-        mine = [(row, budget) for row, budget in enumerate(self._budgets) if _is_for(budget, caller.tenant, caller.key)]
+        mine = [(row, budget) for row, budget in enumerate(self.rows) if _is_for(budget, caller.tenant, caller.key)]
         # Counted first and then looked at: of several workers at once none lets in one too many.
         for row, _ in mine:
             self._add(row, _REQUESTS, 1, now)
@@ -79,7 +76,7 @@ class Budgets:
     def used(self, tenant: str, key: str | None, tokens: int) -> None:
         """Count tokens that a request came to."""
         now = self._clock()
-        for row, budget in enumerate(self._budgets):
+        for row, budget in enumerate(self.rows):
             if _is_for(budget, tenant, key):
                 self._add(row, _TOKENS, tokens, now)
 

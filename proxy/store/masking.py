@@ -19,6 +19,7 @@ from proxy.dialects import Message, Request
 from proxy.store.records import Body, Opening, Reply, Settlement, SummaryRow
 from proxy.trimming import Change, Cut, Hidden
 
+_RE2: Final[Any] = re2
 MARK: Final = "[masked:"
 PRESETS: Final[Mapping[str, str]] = {
     "openai": r"\bsk-[A-Za-z0-9_-]{20,}",
@@ -44,7 +45,7 @@ class Masker:
         chosen: list[str] = []
         for pattern in patterns:
             chosen += PRESETS.values() if pattern == "keys" else [PRESETS.get(pattern, pattern)]
-        self._patterns: list[Any] = [re2.compile(pattern) for pattern in chosen]
+        self._patterns = [_RE2.compile(pattern) for pattern in chosen]
         self._secret = secret
         self._known: LRUCache[bytes, Message] = LRUCache(_REMEMBERED)
 
@@ -52,10 +53,11 @@ class Masker:
         """Return a text masked."""
         for pattern in self._patterns:
             if pattern.search(text) is not None:
-                text = pattern.sub(lambda found: self._mark(found.group(0)), text)
+                text = pattern.sub(self._mark, text)
         return text
 
-    def _mark(self, found: str) -> str:
+    def _mark(self, match: Any) -> str:
+        found: str = match.group(0)
         if not found or found.startswith(MARK):
             return found
         digest = hmac.new(self._secret, found.encode("utf-8", "surrogatepass"), sha256).hexdigest()

@@ -85,8 +85,8 @@ def _ordered(query: SessionsQuery) -> Any:
         cursor = _CURSOR.fullmatch(query.after)
         if cursor is None:
             raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
-        value, key = int(cursor[1]), cursor[2]
-        found = found.where(or_(place < value, and_(place == value, SESSIONS.c.session < key)))
+        last, key = int(cursor[1]), cursor[2]
+        found = found.where(or_(place < last, and_(place == last, SESSIONS.c.session < key)))
     return found
 
 
