@@ -559,3 +559,15 @@ def test_what_was_parsed_can_be_forgotten() -> None:
 
     assert message.data == parsed
     assert message.data is not parsed
+
+
+def test_reasoning_that_is_bound_to_what_stands_before_it_is_left_out() -> None:
+    signed = {"role": "assistant", "content": "x", "reasoning_content": "hm", "reasoning_details": [{"data": "y"}]}
+    assert ChatMessage.of(signed).without_reasoning().data == {
+        "role": "assistant",
+        "content": "x",
+        "reasoning_content": "hm",
+    }
+    for plain in ({"role": "assistant", "reasoning_content": "hm"}, {"role": "user", "reasoning_details": []}):
+        message = ChatMessage.of(plain)
+        assert message.without_reasoning() is message
