@@ -222,6 +222,11 @@ class Message(ABC):
         return False
 
     @property
+    def is_compaction(self) -> bool:
+        """Whether it stands for what came before, which the provider has summed up: it is never trimmed."""
+        return False
+
+    @property
     @abstractmethod
     def role(self) -> str:
         """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or the API's own; "" for none."""

@@ -155,3 +155,11 @@ def test_stretches_that_meet_are_one() -> None:
         StaleRange(start=6, stop=7),
     ]
     assert joined_ranges(parts) == (StaleRange(start=0, stop=3), StaleRange(start=5, stop=9))
+
+
+def test_what_the_provider_summed_up_is_never_trimmed() -> None:
+    summed = Item(turn_of([b'{"type":"compaction","encrypted_content":"x"}']))
+    given = entries([API.spoken("user", "one"), summed, *talk(3)])
+    made = planned(given, target={"tokens": 1}, edits=[{"type": "drop_oldest"}])
+    assert made.view[0] is summed
+    assert len(made.view) == 2

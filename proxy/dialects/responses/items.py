@@ -52,7 +52,8 @@ _HOSTED: Final = frozenset(
     }
 )
 """What the provider runs itself: the items hold call and result."""
-MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, "reasoning", "item_reference"})
+_COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
+MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 _TEXTS: Final = frozenset({"input_text", "output_text", "text"})
@@ -157,6 +158,10 @@ class Item(Message):
     @property
     def is_field(self) -> bool:
         return self.kind == INSTRUCTIONS
+
+    @property
+    def is_compaction(self) -> bool:
+        return b'"compaction' in self.raw and any(kind_of(item) in _COMPACTIONS for item in self.items)
 
     def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
         """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""
