@@ -308,6 +308,16 @@ class Message(ABC):
         """Whether an assistant message says anything beside its calls that can be sent back."""
 
     @property
+    def has_reasoning(self) -> bool:
+        """Whether it holds reasoning that what is changed before it may make invalid."""
+        return False
+
+    @property
+    def begins_turn(self) -> bool:
+        """Whether a user speaks."""
+        return self.role == "user" and not self.is_result
+
+    @property
     @abstractmethod
     def attachments(self) -> tuple[Attachment, ...]:
         """The content parts that hold no text, in order."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -24,6 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from proxy import __version__
 from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
@@ -80,9 +82,22 @@ class Application:
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
         self._api = _api(self._opened)
+        if settings.dashboard.enabled:
+            self._api.include_router(dashboard)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
         self._authenticator: Authenticator | None = None
+        self._services: Services | None = None
+
+    def stop(self) -> None:
+        """Be ready for nothing new."""
+        if self._services is not None:
+            self._services.stopping.set()
+
+    def cut_off(self) -> None:
+        """End what is still running: its clients hear why."""
+        if self._services is not None:
+            self._services.app.background.stop_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call."""
@@ -134,8 +149,13 @@ class Application:
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
-            api.state.services = Services(
-                settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget
+            self._services = api.state.services = Services(
+                settings=settings,
+                app=app,
+                authenticator=authenticator,
+                policies=chat.policies,
+                budget=budget,
+                stopping=threading.Event(),
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget)

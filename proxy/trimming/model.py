@@ -189,6 +189,10 @@ class Account(Struct, frozen=True, kw_only=True):
     saved: float  # what trimming saved of that; negative where it cost more so far than it saved
 
 
+UNTRIMMED: Final = "untrimmed:"
+"""What the version of a cut begins with under which nothing is trimmed: upstream refused what that version made."""
+
+
 class Cut(Struct, frozen=True, kw_only=True):
     """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
 
