@@ -282,8 +282,13 @@ class StoreSettings(_Section):
     """Address of the database: a SQLite file or a PostgreSQL database."""
     migrate: bool = True
     """Whether `serve` migrates the database's tables at the start."""
-    on_failure: Literal["reject"] = "reject"
-    """What happens while the database cannot be reached. `reject`: requests are refused with 503."""
+    on_failure: Literal["forward", "reject"] = "forward"
+    """What happens while the database cannot be used. `forward`: requests that bring their whole history are
+    served, and stored later. `reject`: requests are refused with 503."""
+    spool: Text = "palimpsest-spool"
+    """Folder of this machine for what waits for the database."""
+    spool_max_bytes: Count = 1_073_741_824
+    """Most bytes that may wait there. Beyond it requests get 503."""
 
 
 class AuthKey(_Section):

@@ -119,6 +119,7 @@ class Facts(Struct, kw_only=True, eq=False):
     content: bytes | None = None  # the content hash: see `conversation.content_hash`
     body: str | None = None  # the body id: see `conversation.body_of`
     step: tuple[str, str] | None = None  # the node of its last known parent, and its own node there
+    reshaped: bool = False  # whether an earlier version may have given it another canonical form
     ties: Any = None  # what the dialect remembers of it for pairing calls with results
 
 
@@ -249,6 +250,13 @@ class Message(ABC):
     @abstractmethod
     def calls(self) -> tuple[Call, ...]:
         """The tool calls in order; empty for every message that is not an assistant's."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids by which its provider knows it: those of its calls, or of the call that it answers."""
+        if self.answers is not None:
+            return (self.answers,)
+        return tuple([call.id for call in self.calls if call.id])
 
     @property
     @abstractmethod
@@ -612,6 +620,10 @@ class Dialect(ABC):
     @abstractmethod
     def canonical(self, message: Message) -> bytes:
         """Return the form by which a message is recognised when it comes back. Never sent, never raises."""
+
+    def earlier_canonical(self, message: Message) -> bytes | None:  # noqa: ARG002 - most dialects have had one form
+        """Return the form that older versions gave it, where nodes may still have their names by that; else None."""
+        return None
 
     @abstractmethod
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:

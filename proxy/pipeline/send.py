@@ -204,6 +204,7 @@ class UpstreamSender:
                 planning,
                 session=first.session,
                 exchange=first.exchange,
+                kind=first.kind,
                 instructions=len(history.instructions),
                 warnings=(*first.warnings[len(first.plan.warnings) :], RESCUED),
             )
@@ -263,7 +264,7 @@ class UpstreamSender:
             instructions=instructions,
             messages=view,
             add_usage=add_usage,
-            drop_fields=self._drop_fields + (api.state_fields if history.arrival.expanded else ()),
+            drop_fields=(*self._drop_fields, *api.state_fields) if history.arrival.expanded else self._drop_fields,
             cache_key=key,
             tools=prepared.tools if prepared.own_tools else None,
         )

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
@@ -124,14 +125,14 @@ class Application:
         settings = self._settings
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings))
-            store = app.store
+            outage = app.outage
             authenticator = Authenticator(
-                settings.auth, await store.secret(_TENANT_SECRET), settings.server.allowed_origins
+                settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
             if self._ended != ():
-                await give_up_pending(store, self._ended)
-            secret = await store.secret(_CACHE_SECRET)
+                await outage.once_back(partial(give_up_pending, marks=self._ended))
+            secret = await outage.secret(_CACHE_SECRET, 1)
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             api.state.services = Services(
                 settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget

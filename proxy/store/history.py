@@ -29,6 +29,9 @@ from proxy.conversation import (
     Manner,
     Mode,
     content_key,
+    earlier_names,
+    known_prefix,
+    names_under,
     place_append,
     reconcile,
 )
@@ -190,8 +193,12 @@ class HistoryReader:
             prefix=prefix,
         )
         arrival = reconcile(incoming, log)
+        names = self._earlier_names(arrival)
+        if names:
+            self._question = replace(self._question, incoming=replace(incoming, names=names))
+            arrival = reconcile(self._question.incoming, replace(log, prefix=None))
         found = HistorySnapshot(
-            arrival=arrival, updated_at=session.updated_at, scale=session.scale, model=session.model
+            arrival=arrival, names=names, updated_at=session.updated_at, scale=session.scale, model=session.model
         )
         if arrival.kind is Kind.APPEND:
             found = self._of_append(session, found)
@@ -219,6 +226,24 @@ class HistoryReader:
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the depth of each of these nodes that is stored."""
         return tree.depths_of(self._connection, self._key, names)
+
+    def _earlier_names(self, arrival: Arrival) -> Sequence[str]:
+        """Return the nodes of the request's messages, if older versions named the first that is not known.
+
+        A version may change the canonical form of messages. What is stored keeps its names; what is new follows it.
+        """
+        messages, incoming, known = self._question.messages, self._question.incoming, arrival.fresh
+        if arrival.composed or known >= len(messages):
+            return ()
+        facts = messages[known].facts
+        if facts is not None and not facts.reshaped:
+            return ()
+        names = earlier_names(incoming.names[known - 1] if known else ROOT, messages[known:])
+        stored = known_prefix(names, self.depths) if names[0] != incoming.names[known] else 0
+        if not stored:
+            return ()
+        names = [*incoming.names[:known], *names[:stored]]
+        return [*names, *names_under(names[-1], incoming.contents[len(names) :])]
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of some stored messages with this content."""

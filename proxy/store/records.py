@@ -341,6 +341,8 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     """What is known of the conversation."""
 
     arrival: Arrival
+    names: Sequence[str] = ()
+    """The nodes of the request's messages, where older versions named some of them; empty where none did."""
     start: int = 0  # position in its branch of the first message that the request speaks of
     depth: int = 0  # number of messages of the branch that its new messages follow
     marks: Sequence[Mark] = ()  # what was noted about the messages that the client sends again, oldest first

@@ -205,6 +205,10 @@ PROVIDER_IDS: Final = Table(
     sqlite_with_rowid=False,
 )
 """Ids of responses and items that a provider keeps, each with the node of the reply; "" where it became none."""
+EVIDENCE: Final = Table(
+    "evidence", METADATA, *_keys(BigInteger, "piece"), Index(None, "piece"), sqlite_with_rowid=False
+)
+"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`."""
 
 SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
 """What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
@@ -217,6 +221,7 @@ OF_A_SESSION: Final = (
     PROVIDER_IDS,
     CUTS,
     PENDING,
+    EVIDENCE,
     EXCHANGES,
     NODES,
     BODIES,

@@ -11,25 +11,13 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import (
-    FromClause,
-    ScalarSelect,
-    Select,
-    bindparam,
-    delete,
-    except_,
-    func,
-    literal_column,
-    select,
-    true,
-    tuple_,
-)
+from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, delete, except_, func, select, true, tuple_
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Dialect, Message
@@ -291,6 +279,7 @@ def is_message(raw: bytes) -> bool:
 
 # ------------------------------------------------------------------------------------------------------ nodes
 
+Name = TypeVar("Name")
 _AT_ONCE: Final = 500  # names in one question: databases limit them
 
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
@@ -306,21 +295,6 @@ _PARENTS: Final = (
 
 _NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name != "message"])
 _MARK_COLUMNS: Final = Mark.__struct_fields__
-
-_RECORDED: Final = (
-    select(SESSIONS.c.id)
-    .join(NODES, NODES.c.session == SESSIONS.c.session)
-    .where(
-        # In the words of the index, which has no other rows.
-        literal_column("nodes.source = 'upstream' AND nodes.recorded IS NOT NULL"),
-        NODES.c.recorded == bindparam("tenant"),
-        NODES.c.node == bindparam("node"),
-        SESSIONS.c.dialect == bindparam("dialect"),
-        # What a fork was made with came in no exchange of its own: it is the other session's.
-        NODES.c.exchange.is_not(None),
-    )
-    .limit(2)
-)
 
 
 def _text_of(table: FromClause) -> ScalarSelect[str]:
@@ -405,11 +379,6 @@ def parents_of(connection: StoreConnection, key: str, content: str, depth: int, 
     """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
     asked = {"key": key, "content": content, "depth": depth, "most": most}
     return [row.parent for row in connection.execute(_PARENTS, asked)]
-
-
-def recorded_in(connection: StoreConnection, tenant: str, node: str, dialect: str) -> list[str]:
-    """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream."""
-    return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node, "dialect": dialect}).scalars())
 
 
 class ProviderPlace(Struct, frozen=True, kw_only=True):
@@ -568,7 +537,7 @@ def insert_node_rows(
     return [places[node] for _, node, _ in new_nodes]
 
 
-def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:
     """Give names in parts, none too long for one question."""
     for start in range(0, len(names), _AT_ONCE):
         yield names[start : start + _AT_ONCE]

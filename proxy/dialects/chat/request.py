@@ -321,6 +321,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=has_calls(data),
         content=hash_of(canonical(data)),
         body=body_id(raw),
+        reshaped=type(content) is list or (type(content) is str and content != content.strip()),
     )
     return facts, data
 
