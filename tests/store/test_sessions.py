@@ -94,6 +94,7 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
         second = await say(talk, "two", reply("2", HIDDEN))
         assert await store.keep_summary(talk.key, summary("a", second.head, 4))
         assert await store.lease(talk.key, "recipe", "worker", 1_000, 2_000)
+        await store.keep_provider_ids(talk.tenant, talk.session, "chat", ["resp_1"], second.head)
 
     def rows(connection: StoreConnection) -> dict[str, dict[str, int]]:
         counted: dict[str, dict[str, int]] = {}

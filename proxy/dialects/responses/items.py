@@ -240,6 +240,12 @@ class Item(Message):
         return (call_id_of(self.data) or None) if self.is_result else None
 
     @property
+    def ids(self) -> tuple[str, ...]:
+        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers."""
+        named = [item.get("id") for item in self.items if kind_of(item) in {"message", "item_reference"}]
+        return super().ids + tuple([name for name in named if isinstance(name, str) and name])
+
+    @property
     def has_content(self) -> bool:
         return any(_says(item) for item in self.items)
 

@@ -64,6 +64,8 @@ def test_a_turn_is_read_as_one_reply() -> None:
     ]
     assert (TURN.has_content, turn(REASONING, CALL).has_content, turn(SEARCH).has_content) == (True, False, True)
     assert TURN.plain_text == "I look."
+    assert TURN.ids == ("c1", "c2", "msg_1")
+    assert (item(OUTPUT).ids, item({"id": "msg_1"}).ids) == (("c1",), ("msg_1",))
     assert list(TURN.all_texts()) == ["I look.", "look", '{"at": 1}', "draw", "a cat"]
     assert TURN.countable().texts == ("I look.", "look", '{"at": 1}', "draw", "a cat")
     assert TURN.countable().reasoning == "hm"
