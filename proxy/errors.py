@@ -164,6 +164,7 @@ class StoreUnavailable(PalimpsestError):
     status = 503
     type = "server_error"
     default_code = "store_unavailable"
+    retry_after = 1
 
 
 class ConfigurationError(PalimpsestError):

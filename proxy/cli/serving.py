@@ -41,7 +41,9 @@ from uvicorn.config import STARTUP_FAILURE
 from proxy import __version__
 from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
+from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
+from proxy.pipeline import can_serve_without
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.limits import limited_http
 from proxy.store import Store
@@ -87,12 +89,12 @@ def serve(
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)
     try:
-        asyncio.run(_prepare_store(settings, gives_up=several))
+        prepared = asyncio.run(_prepare_store(settings, gives_up=several))
         show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
         if several:
             if FORKS:
                 _load_for_all(settings)
-            crew = Workers(settings.server.workers, _work, (loaded,), sockets, _PATIENCE_SECONDS)
+            crew = Workers(settings.server.workers, _work, (loaded, prepared), sockets, _PATIENCE_SECONDS)
             succeeded = crew.run(show_banner)
         else:
             succeeded = _serve_alone(loaded, sockets, show_banner)
@@ -180,12 +182,15 @@ def _serve_alone(loaded: Loaded, sockets: list[socket.socket], serves: Callable[
     return server.started
 
 
-def _work(loaded: Loaded, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]) -> None:
-    """Serve as one of several workers. The store is migrated already."""
+def _work(
+    loaded: Loaded, prepared: bool, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]
+) -> None:
+    """Serve as one of several workers. `prepared`: the store is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-    migrated = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    _Server(server_config(migrated, worker, loaded), serves, is_worker=True).run(sockets)
+    if prepared:
+        settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
+    _Server(server_config(settings, worker, loaded), serves, is_worker=True).run(sockets)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
@@ -215,15 +220,30 @@ def _cannot_listen(host: str, port: int, why: OSError) -> str:
     return f"Cannot listen on {host}:{port}: {(why.strerror or str(why)).lower()}."
 
 
-async def _prepare_store(settings: Settings, *, gives_up: bool) -> None:
-    """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`."""
-    store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
+    """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`.
+
+    Return False where the store is away and requests can be served without it.
+    """
+    try:
+        store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+    except StoreUnavailable as why:
+        if not can_serve_without(settings):
+            raise
+        _LOG.error("starting without the store: %s", why)
+        return False
     try:
         await store.ready()
         if gives_up:
             await give_up_pending(store)
+    except StoreUnavailable as why:
+        if not can_serve_without(settings):
+            raise
+        _LOG.error("starting without the store: %s", why)
+        return False
     finally:
         await store.close()
+    return True
 
 
 def _banner(settings: Settings, port: int | None = None) -> str:

@@ -255,6 +255,10 @@ class UpstreamSettings(_Section):
     """Address of the provider's API. It replaces the client's `/v1`."""
     api_key: Key | None = None
     """The proxy's own key. Without it, the client's `Authorization` header is forwarded."""
+    anthropic_base_url: BaseUrl = "https://api.anthropic.com/v1"
+    """Address of the provider of `/v1/messages`, the Messages API."""
+    anthropic_api_key: Key | None = None
+    """The proxy's own key there. Without it, the client's key is forwarded; `api_key` never goes there."""
     connect_timeout: Seconds = 10.0
     """Seconds to wait for a connection."""
     read_timeout: Seconds = 600.0
@@ -278,8 +282,13 @@ class StoreSettings(_Section):
     """Address of the database: a SQLite file or a PostgreSQL database."""
     migrate: bool = True
     """Whether `serve` migrates the database's tables at the start."""
-    on_failure: Literal["reject"] = "reject"
-    """What happens while the database cannot be reached. `reject`: requests are refused with 503."""
+    on_failure: Literal["forward", "reject"] = "forward"
+    """What happens while the database cannot be used. `forward`: requests that bring their whole history are
+    served, and stored later. `reject`: requests are refused with 503."""
+    spool: Text = "palimpsest-spool"
+    """Folder of this machine for what waits for the database."""
+    spool_max_bytes: Count = 1_073_741_824
+    """Most bytes that may wait there. Beyond it requests get 503."""
 
 
 class AuthKey(_Section):
@@ -321,7 +330,8 @@ class SessionSettings(_Section):
     headers: tuple[HeaderName, ...] = ("X-Session-ID",)
     """Headers that may hold the session id. The first one in the request is used."""
     body_fields: tuple[FieldPath, ...] = ()
-    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending."""
+    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending, but for those
+    that mean something to a provider: `metadata.user_id`, `prompt_cache_key`, `conversation`."""
     missing: Literal["infer", "stateless", "reject"] = "infer"
     """What happens without an id. `infer` recognises the session by its earlier replies, or starts a new one.
     `stateless` stores nothing. `reject` answers with 400."""
@@ -525,11 +535,12 @@ class Settings(BaseSettings):
                 "server",
                 "host",
             )
-        if self.auth.mode == "passthrough" and self.upstream.api_key is not None:
-            raise contradiction(
-                "auth.mode 'passthrough' forwards each client's own key: remove upstream.api_key, "
-                "or set auth.mode to 'keys'",
-                "upstream",
-                "api_key",
-            )
+        for name in ("api_key", "anthropic_api_key"):
+            if self.auth.mode == "passthrough" and getattr(self.upstream, name) is not None:
+                raise contradiction(
+                    f"auth.mode 'passthrough' forwards each client's own key: remove upstream.{name}, "
+                    "or set auth.mode to 'keys'",
+                    "upstream",
+                    name,
+                )
         return self

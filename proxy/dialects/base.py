@@ -30,7 +30,11 @@ SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 """What of a reply's reasoning is sent back: all, none, or (`auto`) what providers want back."""
 
-DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat"}
+DIALECTS: Final[dict[str, str]] = {
+    "chat": "proxy.dialects.chat",
+    "responses": "proxy.dialects.responses",
+    "messages": "proxy.dialects.messages",
+}
 """Every dialect by its name, with the module that holds it as `DIALECT`."""
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
@@ -208,6 +212,11 @@ class Message(ABC):
     # ------------------------------------------------------------------------------------- reading
 
     @property
+    def listed(self) -> tuple[bytes, ...]:
+        """The JSON texts that the API lists for it: its own, where it does not stand for several."""
+        return (self.raw,)
+
+    @property
     @abstractmethod
     def role(self) -> str:
         """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or the API's own; "" for none."""
@@ -239,10 +248,8 @@ class Message(ABC):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids by which its provider knows it: those of its calls, or of the call that it answers."""
-        if self.answers is not None:
-            return (self.answers,)
-        return tuple([call.id for call in self.calls if call.id])
+        """The ids by which its provider knows it: those of its calls, or of the calls that it answers."""
+        return self.answered or tuple([call.id for call in self.calls if call.id])
 
     @property
     @abstractmethod
@@ -256,7 +263,32 @@ class Message(ABC):
 
     def answers_call(self, call: Call) -> bool:
         """Tell whether it is the result of `call`, which stands in the same span."""
-        return bool(call.id) and self.answers == call.id
+        return bool(call.id) and call.id in self.answered
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The ids of all calls that it answers; in most APIs a message holds one result."""
+        answers = self.answers
+        return () if answers is None else (answers,)
+
+    @property
+    def result_count(self) -> int:
+        """How many results it carries."""
+        return int(self.is_result)
+
+    @property
+    def results(self) -> tuple[Message, ...]:
+        """Each of its results as a message of its own; the very message where it is nothing but one result."""
+        return (self,) if self.is_result else ()
+
+    def with_results(self, results: Sequence[Message | None]) -> Message | None:
+        """Return it with these in the place of its `results`, None leaving one out; None where nothing is left."""
+        return results[0]
+
+    @property
+    def beside(self) -> str:
+        """The text that a user says in the same message as the results."""
+        return ""
 
     @property
     @abstractmethod
@@ -265,13 +297,13 @@ class Message(ABC):
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether it holds reasoning that what is changed before it may make invalid."""
-        return False
+        """Whether it holds reasoning that a change of what stands before it may make invalid."""
+        return self.without_reasoning() is not self
 
     @property
     def begins_turn(self) -> bool:
         """Whether a user speaks."""
-        return self.role == "user" and not self.is_result
+        return self.role == "user" and (not self.is_result or bool(self.beside))
 
     @property
     @abstractmethod
@@ -328,6 +360,13 @@ class Message(ABC):
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Message:
         """Return a reply in the form in which a request carries it; `partial`: it broke off."""
 
+    def without_reasoning(self) -> Message | None:
+        """Return it without reasoning that is valid only behind the very entries that it was made behind.
+
+        The very same message where it has none; None where nothing is left of it.
+        """
+        return self
+
 
 # ------------------------------------------------------------------------------------------ requests
 
@@ -356,6 +395,7 @@ class Request(Struct, frozen=True, kw_only=True):
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
+    notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property
     def new_bytes(self) -> int:
@@ -413,6 +453,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions."""
 
     path: str  # where they are sent, after the upstream's base address
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # what a request of the proxy's own must say beside its body
     parse: Callable[..., Request]
     """Reads a body; raises `InvalidRequest`.
 
@@ -519,7 +560,13 @@ class StreamFilter(ToolFilter, Protocol):
 
     def take(self, event: Event) -> bytes: ...  # reads the next event; returns what is shown now, of what waited too
 
-    def end(self) -> bytes: ...  # takes the round's stream for ended; returns what is still shown
+    def end(
+        self, event: Event | None = None
+    ) -> bytes: ...  # reads the event that ends the round's stream, or its close; returns what is still shown before it
+
+    def closing(
+        self, tail: bytes
+    ) -> bytes: ...  # returns that event, and what came after it, as the client is shown it
 
 
 class ReplySide(Struct, frozen=True, kw_only=True):
@@ -558,6 +605,11 @@ class Dialect(ABC):
     @abstractmethod
     def result(self, call: str, text: str) -> Message:
         """Return a tool result that the proxy makes for the call with this id."""
+
+    def question(self, model: str, instructions: str, text: str) -> bytes:
+        """Return the body of a request of the proxy's own: instructions and one user message, nothing else."""
+        told = (self.spoken("system", instructions).raw, self.spoken("user", text).raw)
+        return b'{"model":%b,"messages":[%b]}' % (write(model), b",".join(told))
 
     @abstractmethod
     def canonical(self, message: Message) -> bytes:

@@ -100,7 +100,7 @@ class ChatCompletions:
             exchange.mark("answered")
             stream = _is_stream(answer, asked=prepared.request.stream)
             if not 200 <= answer.status < 300 or not (stream or prepared.own_tools):
-                await relay_whole(dialect, answer, client, headers_of(answer), settle)
+                await relay_whole(dialect, answer, client, headers_of, settle)
                 return
             await exchange.opened()
             if prepared.own_tools:
@@ -136,7 +136,7 @@ class ChatCompletions:
         await exchange.opened()
         prepared, services, api = exchange.prepared, self._services, exchange.prepared.call.dialect.replies
         reply = entry.message
-        if prepared.stored:
+        if prepared.stored and prepared.history.unplaced is None:
             found = await services.store.body(prepared.key, name_in(entry.ref) or "")
             reply = found[1].without_own_fields() if found is not None else reply
         await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(api.calling,)))
@@ -156,7 +156,7 @@ class ChatCompletions:
         """Wait for the summary that a trim asks for, and plan with it."""
         prepared = exchange.prepared
         policy = prepared.context.policy
-        if policy is None or not prepared.stored or not wanted.urgent:
+        if policy is None or not prepared.stored or not wanted.urgent or prepared.history.unplaced is not None:
             return
         await exchange.opened()  # among workers one makes it: the session must be there for that
         attempt = await self._services.summaries.make(summary_work(prepared, policy, wanted))

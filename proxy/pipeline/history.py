@@ -14,7 +14,7 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, body_id, body_of, fingerprints, version_of
+from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, Mode, body_id, body_of, fingerprints, version_of
 from proxy.dialects import Message, ReasoningMode, Request
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
@@ -28,6 +28,7 @@ from proxy.store import (
     Inferred,
     Mark,
     NodeRow,
+    Room,
     Source,
     StandingCut,
     Store,
@@ -42,7 +43,19 @@ _MARK_WORK: Final = 1024  # work of making an entry of a resent message, in byte
 _VARIANTS: Final = 100_000  # variants that one process remembers at most: some 40 MB
 WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
 
+_SESSIONS: Final = 100_000  # sessions that one process remembers at most
+_UNKNOWN: Final = (None, ROOT)
+_RESENDING: Final = frozenset({Kind.RESEND, Kind.REWIND, Kind.WINDOWED, Kind.FOREIGN})
+
 _NO_HIDDEN: Final[Mapping[str, Hidden]] = {}
+
+
+class Unplaced(Struct, frozen=True, kw_only=True):
+    """What gives a request its place in the history later, when the store can be used."""
+
+    incoming: Incoming
+    infers: bool  # whether its session is to be found out by its last reply
+    room: Room  # in the spool
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -77,6 +90,7 @@ class History(Struct, frozen=True, kw_only=True):
     heard: tuple[int, Hidden] | None = None
     """What other agents said since, to be sent before one of `fresh`: its number, and the messages."""
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
+    unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
 
     @property
     def fork(self) -> int | None:
@@ -95,6 +109,10 @@ class HistoryLoader:
         self._reasoning: ReasoningMode = reasoning
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
         self._offering = threading.Lock()  # `_put_together` may run in several threads
+        self._usage: FIFOCache[str, tuple[Kind, str]] = FIFOCache(_SESSIONS)
+        """By session, how it was asked last, and its first message then: whether it resends its history."""
+        self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_SESSIONS)
+        """By tenant, dialect and node of a reply, the session that has it, where the client names none."""
 
     async def load(
         self, request: Request, context: RequestContext, *, whole: bool = False, known: KnownRequest | None = None
@@ -143,6 +161,39 @@ class HistoryLoader:
             instructions=request.instructions,
             size=size,
         )
+
+    def is_full(self, request: Request, context: RequestContext) -> bool:
+        """Tell whether a request surely brings its whole history."""
+        if context.mode is Mode.APPEND:
+            return False
+        if request.replies or context.session is None or context.mode is Mode.FULL:
+            return True
+        kind, first = self._usage.get(session_key(context.tenant, context.session, context.dialect.name), _UNKNOWN)
+        if kind is Kind.FIRST and request.messages:  # the first request of a session, once more
+            return fingerprints(ROOT, request.messages[:1])[0][0] == first
+        return kind in _RESENDING
+
+    async def unplaced(self, request: Request, context: RequestContext, room: Room) -> History:
+        """Return a request with a whole history as if it stood alone; its place is found later."""
+        alone = await self.without_store(request)
+        incoming = await compute(len(request.raw), _incoming, request, context)
+        session, infers = context.session, False
+        if session is None and incoming.replies:
+            reply = incoming.names[incoming.replies[-1]]
+            session = self._replies.get((context.tenant, context.dialect.name, reply))
+            infers = session is None
+        return replace(
+            alone,
+            id=session or f"ses_{secrets.token_hex(16)}",
+            arrival=replace(alone.arrival, kind=Kind.RESEND if incoming.replies else Kind.FIRST),
+            digest=incoming.digest,
+            unplaced=Unplaced(incoming=incoming, infers=infers, room=room),
+        )
+
+    def remember(self, context: RequestContext, session: str, replies: Iterable[str]) -> None:
+        """Remember the session of replies to a request that named none."""
+        for reply in replies:
+            self._replies[context.tenant, context.dialect.name, reply] = session
 
     def branch(
         self,
@@ -211,6 +262,10 @@ class HistoryLoader:
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
         composed = arrival.kind is Kind.APPEND
+        key = session_key(context.tenant, session, context.dialect.name)
+        if arrival.kind is not Kind.SIDE:
+            with self._offering:
+                self._usage[key] = (arrival.kind, incoming.names[0] if incoming.names else ROOT)
         if composed:
             known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
             nodes = tuple([row.node for row in snapshot.rows])
@@ -219,7 +274,6 @@ class HistoryLoader:
             messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
-            key = session_key(context.tenant, session, context.dialect.name)
             variants = self._new_variants(key, messages, marks)
         new = _new_entries(fresh, snapshot.depth)
         heard = self._heard(snapshot, fresh, model) if snapshot.others else None

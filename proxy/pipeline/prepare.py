@@ -19,10 +19,12 @@ from msgspec.structs import replace
 from proxy.config import Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import LONG_BODY, Message, Request
+from proxy.errors import StoreUnavailable
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
+from proxy.pipeline.outage import AWAY
 from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
@@ -106,8 +108,8 @@ class Preparer:
         key = self._prefixes.key_of(call) if len(call.body) >= LONG_BODY else None
         request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
-        destination = services.upstream.destination(request.model)
-        facts = services.knowledge.facts_at(request.model, destination.base_url)
+        destination = services.upstream.destination(request.model, call.dialect.name)
+        facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
@@ -118,10 +120,9 @@ class Preparer:
             own, tools = offer.names, offer.tools
         whole = False
         while True:
-            if stateless:
-                history = await services.loader.without_store(request)
-            else:
-                history = await services.loader.load(request, context, whole=whole, known=known)
+            history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            if history.unplaced is not None:
+                own, tools = (), request.tools  # what they do needs the store
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -134,6 +135,7 @@ class Preparer:
         if key is not None and history.known is not None:
             self._prefixes.keep(key, history.known)
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
+        warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
@@ -154,7 +156,7 @@ class Preparer:
             report=report_of(
                 made,
                 planning,
-                session=history.id,
+                session=history.id if history.unplaced is None or not history.unplaced.infers else None,
                 exchange=self._new_id(),
                 kind=history.arrival.kind,
                 instructions=len(history.instructions),
@@ -180,6 +182,25 @@ class Preparer:
                 self._session_header,
             )
 
+    async def _history(
+        self,
+        call: ClientRequest,
+        request: Request,
+        context: RequestContext,
+        known: KnownRequest | None,
+        *,
+        whole: bool,
+        stateless: bool,
+    ) -> History:
+        """Find the place of a request; see `HistoryLoader.load`."""
+        services = self._services
+        if stateless:
+            return await services.loader.without_store(request)
+        try:
+            return await services.loader.load(request, context, whole=whole, known=known)
+        except StoreUnavailable as why:
+            return await services.outage.history(request, context, len(call.body), why)
+
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
         body, parse = call.body, call.dialect.requests.parse
@@ -204,7 +225,7 @@ class Preparer:
             made = await plan_of(history, context.policy_name, context.policy, planning)
         wanted = made.summary_request
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
-        warnings += _absent_tools(prepared.tools, made.view)
+        warnings += _absent_tools(prepared.tools, made.view) + prepared.request.notes
         report = report_of(
             made,
             planning,
@@ -250,7 +271,7 @@ class Preparer:
             updated_at=history.updated_at,
             scale=history.scale,
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
-            keeps=history.id is not None,
+            keeps=history.id is not None and history.unplaced is None,
         )
         return planning, lead
 
@@ -316,7 +337,7 @@ def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry |
 
     An agent that called one of `tools` is done; asked again with nothing new, a model would say something else.
     """
-    last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
+    last = next((each for each in reversed(entries) if not each.message.is_result or each.message.beside), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
     return last if finishes else None
 

@@ -59,11 +59,11 @@ HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an ans
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 
 
-async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
+async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
     """Pass on an answer that comes in one piece, or an error, as it is, once what it says is stored."""
     body = await answer.read()
     await settle(read_answer(dialect, body, answer.status))
-    await send_whole(client, answer.status, headers, body)
+    await send_whole(client, answer.status, headers(answer), body)  # they tell how settling went
 
 
 async def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:

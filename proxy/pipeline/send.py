@@ -38,6 +38,8 @@ _REORDERED: Final[Mapping[RoleOrder, str]] = {
 }
 """The warning of a request whose roles were put in another order."""
 
+_PROVIDERS_OWN: Final = frozenset({"metadata.user_id", "prompt_cache_key", "conversation"})
+"""Fields that may name the session and mean something to the provider, too: they are sent."""
 _MODELS: Final = 1024  # models about which refusals are remembered; their names come from clients
 _LEAST_REPLY: Final = 256  # tokens that are left for a reply whose length nobody names
 _MARGIN: Final = 0.8
@@ -81,6 +83,7 @@ class UpstreamSender:
         self._cache_secret = cache_secret
         self._dropped = frozenset({b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)})
         """Headers that do not go upstream, beside those that never do."""
+        self._drop_fields = tuple([path for path in settings.sessions.body_fields if path not in _PROVIDERS_OWN])
         self._refuses_usage: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
         """(address, model) of those that refuse to be asked for their usage."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
@@ -264,7 +267,7 @@ class UpstreamSender:
             instructions=instructions,
             messages=view,
             add_usage=add_usage,
-            drop_fields=settings.sessions.body_fields,
+            drop_fields=self._drop_fields,
             cache_key=key,
             tools=prepared.tools if prepared.own_tools else None,
         )

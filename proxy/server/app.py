@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 import orjson
@@ -36,7 +37,16 @@ from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
+_RESPONSES: Final = dialect_named("responses")
+_MESSAGES: Final = dialect_named("messages")
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+    b"/v1/messages": _MESSAGES,
+}
+_BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
@@ -75,7 +85,8 @@ class Application:
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
             dialect = _ROUTES.get(path)
-            connection = ClientConnection(scope, receive, send, dialect or _CHAT)
+            other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
+            connection = ClientConnection(scope, receive, send, dialect or other)
             try:
                 if dialect is not None and scope["method"] == "POST" and self._chat is not None:
                     await self._chat.serve(connection)
@@ -109,14 +120,14 @@ class Application:
         settings = self._settings
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings))
-            store = app.store
+            outage = app.outage
             authenticator = Authenticator(
-                settings.auth, await store.secret(_TENANT_SECRET), settings.server.allowed_origins
+                settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
             if self._ended != ():
-                await give_up_pending(store, self._ended)
-            secret = await store.secret(_CACHE_SECRET)
+                await outage.once_back(partial(give_up_pending, marks=self._ended))
+            secret = await outage.secret(_CACHE_SECRET, 1)
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             api.state.services = Services(
                 settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget

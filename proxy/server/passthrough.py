@@ -11,17 +11,32 @@ from typing import Final
 from unicodedata import category, normalize
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+from msgspec import Struct
+
 from proxy.config import Settings
 from proxy.dialects import headers
 from proxy.errors import ClientLeft, Forbidden, PalimpsestError
 from proxy.pipeline import Background
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ClientConnection
-from proxy.upstream import Answer, Upstream
+from proxy.upstream import Answer, Destination, Upstream
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
 """What no decoded segment may hold, or upstream could read another path than was checked."""
 _CONTROL: Final = frozenset({"Cc", "Cf"})  # control and invisible characters
+
+
+class _Body(Struct, frozen=True, kw_only=True):
+    """What is read of a body that is passed on."""
+
+    model: str = ""
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+_MESSAGES: Final = b"/messages/"
+_COUNT: Final = b"/messages/count_tokens"  # it spends and changes nothing: any key may be used for it
+_VERSION: Final = b"anthropic-version"  # the header that every request to Anthropic has, whatever its path
 _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 """What a shared key may be used for: nobody deletes or replaces what belongs to all."""
 
@@ -37,6 +52,7 @@ class Passthrough:
         self._upstream = upstream
         self._own_headers = frozenset(name.lower().encode() for name in settings.sessions.headers)
         self._allowed = frozenset(settings.upstream.passthrough)
+        self._limit = settings.server.max_body_bytes
 
     async def serve(self, connection: ClientConnection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
@@ -44,9 +60,14 @@ class Passthrough:
             caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
             if caller.admin:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
-            if not self._upstream.base.forwards_credentials:
+            anthropic = path.startswith(_MESSAGES) or _VERSION in connection.first
+            base = self._upstream.anthropic if anthropic else self._upstream.base
+            if path == _COUNT and connection.method == "POST":
+                await connection.serve(self._count(connection, path), self._background)
+                return
+            if not base.forwards_credentials:
                 self._check(connection.method, path)
-            await connection.serve(self._relay(connection, path), self._background)
+            await connection.serve(self._relay(connection, path, base, connection.pieces()), self._background)
         except ClientLeft:
             pass
         except PalimpsestError as why:
@@ -68,18 +89,25 @@ class Passthrough:
                 code="passthrough_not_allowed",
             )
 
-    async def _relay(self, connection: ClientConnection, path: bytes) -> None:
-        base = self._upstream.base
+    async def _count(self, connection: ClientConnection, path: bytes) -> None:
+        """Have tokens counted where the request itself would go: its model tells."""
+        body = await connection.body(self._limit)
+        destination = self._upstream.destination(_model_in(body), "messages")
+        await self._relay(connection, path, destination, body)
+
+    async def _relay(
+        self, connection: ClientConnection, path: bytes, base: Destination, content: bytes | AsyncIterable[bytes]
+    ) -> None:
         sent = headers.to_upstream(
             connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
         )
         length = connection.first.get(b"content-length")
-        body: bytes | AsyncIterable[bytes] = connection.pieces()
-        if length is not None and length != b"0":
+        body = content
+        if not isinstance(body, bytes) and length is not None and length != b"0":
             sent.append((b"content-length", length))
-        elif connection.first.get(b"transfer-encoding") is None:
-            body = b"".join([piece async for piece in connection.pieces()])
-        target = path + (b"?" + connection.query if connection.query else b"")
+        elif not isinstance(body, bytes) and connection.first.get(b"transfer-encoding") is None:
+            body = b"".join([piece async for piece in body])
+        target = path + (b"?" + connection.query if connection.query and base.forwards_query else b"")
         answer = await self._upstream.ask(base, connection.method, target.decode("latin-1"), sent, body)
         try:
             await _return(answer, connection)
@@ -101,6 +129,14 @@ def is_odd(segment: bytes) -> bool:
     if any(category(character) in _CONTROL for character in text) or "/" in text or "\\" in text:
         return True
     return text != "" and not text.strip(" .")
+
+
+def _model_in(body: bytes) -> str:
+    """Return the model that a body names; empty where it names none."""
+    try:
+        return _BODY.decode(body).model
+    except (msgspec.DecodeError, RecursionError):
+        return ""
 
 
 async def _return(answer: Answer, connection: ClientConnection) -> None:

@@ -12,6 +12,8 @@
     schema      the tables
     migrate     making the tables, and bringing them up to date
     database    what a database offers: units of work; URLs; errors
+    circuit     whether the store can be used; asks again and again while it cannot
+    spool       a file of what waits until it can
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
 
@@ -48,4 +50,5 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.schema import METADATA
+from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
 from proxy.store.store import Store

@@ -115,7 +115,7 @@ class _Inference:
         self._spoken = [
             place
             for place, message in enumerate(request.messages)
-            if message.role == "assistant" or message.answers is not None
+            if message.role == "assistant" or message.answered
         ]
         replies = [place for place in self._spoken if request.messages[place].role == "assistant"]
         self._newest = (replies or self._spoken)[-1]

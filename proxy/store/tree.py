@@ -596,7 +596,7 @@ def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tup
     The branch ends at the node `end`, which has this `depth`.
     """
     for row in reversed(path_to(connection, key, end, below=depth - _NEAR)):
-        if row.message.role != "tool":
+        if row.message.role != "tool" or row.message.beside:
             return calls_of(row.message, partial=row.partial)
     return ()
 

@@ -35,6 +35,7 @@ from proxy.trimming.model import (
     PriceSource,
     ReadySummary,
     Step,
+    Stretch,
     Summary,
     SummaryRequest,
 )

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import aiohttp
 from msgspec import Struct
+from msgspec.structs import replace
 from multidict import CIMultiDict
 from pydantic import SecretStr
 from yarl import URL
@@ -46,6 +47,7 @@ class Destination(Struct, frozen=True, kw_only=True):
     forwards_credentials: bool  # whether the client's own `Authorization` goes along
     forwards_query: bool = False  # whether the query string of the client's request goes along: it may hold a key too
     setting: str = "upstream.base_url"  # the setting that names the address, for error messages
+    api_key: bytes | None = None  # the `x-api-key` to send instead of the client's, where the API wants that
 
 
 class _Decompressor(Protocol):
@@ -227,7 +229,17 @@ class Upstream:
             forwards_credentials=settings.api_key is None and not shares_key,
             forwards_query=True,
         )
-        """Where everything goes that no route takes."""
+        """Where everything goes that no route takes, and that is for no other provider."""
+        self.anthropic: Final = Destination(
+            base_url=settings.anthropic_base_url,
+            authorization=None,
+            forwards_credentials=settings.anthropic_api_key is None and not shares_key,
+            forwards_query=True,
+            setting="upstream.anthropic_base_url",
+            api_key=_plain(settings.anthropic_api_key),
+        )
+        """Where the Messages API goes that no route takes."""
+        self._bases = {"messages": self.anthropic}  # by dialect; all others go to `base`
         self._routes = [
             (
                 route.models,
@@ -240,6 +252,11 @@ class Upstream:
             )
             for route in settings.routes
         ]
+        self._keyed = [
+            replace(destination, api_key=_plain(route.api_key))
+            for route, (_, destination) in zip(settings.routes, self._routes, strict=True)
+        ]
+        """The routes in their order, as the Messages API is sent there."""
         self._session = open_session(
             connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout, limit=settings.max_connections
         )
@@ -248,15 +265,15 @@ class Upstream:
         """Close every connection."""
         await self._session.close()
 
-    def destination(self, model: str) -> Destination:
-        """Return where a request for `model` goes: the first route that matches, else the base.
+    def destination(self, model: str, dialect: str = "chat") -> Destination:
+        """Return where a request for `model` goes: the first route that matches, else the base of its dialect.
 
-        The client's own key goes to the base only, never to a route, and so does its query string.
+        The client's own key goes to a base only, never to a route, and so does its query string.
         """
-        for patterns, destination in self._routes:
+        for place, (patterns, destination) in enumerate(self._routes):
             if any(fnmatchcase(model, pattern) for pattern in patterns):
-                return destination
-        return self.base
+                return self._keyed[place] if dialect in self._bases else destination
+        return self._bases.get(dialect, self.base)
 
     async def ask(
         self,
@@ -273,6 +290,8 @@ class Upstream:
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
+        if destination.api_key is not None:
+            headers = [*headers, (b"x-api-key", destination.api_key)]
         if not path.isascii():  # bytes that no URL may hold
             path = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", path)
         body: RequestBody | AsyncIterable[bytes] | None = None
@@ -351,6 +370,10 @@ def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:
     if number is None and (found := _ERRNO.search(str(why.os_error))) is not None:  # several addresses failed
         number = int(found[1])
     return os.strerror(number).lower() if number is not None else "no address answers"
+
+
+def _plain(key: SecretStr | None) -> bytes | None:
+    return None if key is None else key.get_secret_value().encode()
 
 
 def _bearer(key: SecretStr | None) -> bytes | None:

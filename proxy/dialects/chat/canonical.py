@@ -217,13 +217,13 @@ def _function(value: Any) -> Any:
     form = _object(value)
     form.pop("parsed_arguments", None)  # OpenAI's `parse()`: the arguments once more
     if "arguments" in form:
-        form["arguments"] = arguments = _arguments(form["arguments"])
+        form["arguments"] = arguments = arguments_form(form["arguments"])
         if arguments == {}:
             del form["arguments"]
     return form
 
 
-def _arguments(value: Any) -> Any:
+def arguments_form(value: Any) -> Any:
     """Return arguments as JSON where they are an object or an array, else as they are: text stays a string."""
     if not isinstance(value, str):
         try:
