@@ -24,6 +24,7 @@ from proxy.pipeline import (
     session_document,
     session_id_of,
     session_view,
+    spool_at,
     summary_document,
     timestamp,
     valid_id,
@@ -133,6 +134,7 @@ def delete(
         return row
 
     row = _with_store(config, work)
+    spool_at(load(config)).drop(row.key)
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
 
 

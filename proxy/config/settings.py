@@ -233,6 +233,8 @@ class ServerSettings(_Section):
     Without it, half of what the machine or the container has."""
     max_connections_per_address: Annotated[int, Field(ge=0)] = 0
     """Most connections from one address to one worker. 0: any number."""
+    drain_timeout: Annotated[int, Field(ge=0)] = 30
+    """Seconds that running answers may take after a signal to stop. Then they end with an error."""
     allowed_origins: tuple[Origin, ...] = ()
     """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
 
@@ -338,6 +340,14 @@ class SessionSettings(_Section):
     on_disconnect: Literal["cancel", "finish"] = "cancel"
     """What happens when the client disconnects early. `cancel` ends the upstream request, `finish` completes
     and stores it."""
+
+
+class ResponsesSettings(_Section):
+    """Requests to `/v1/responses` that name an earlier response."""
+
+    state: Literal["upstream", "proxy"] = "upstream"
+    """Who adds what came before where a request has `previous_response_id` or `conversation`. `upstream` passes it
+    on as it is. `proxy` takes the field out and sends the stored conversation, trimmed."""
 
 
 class TokenSettings(_Section):
@@ -462,6 +472,13 @@ class ModelRule(_Section):
     """How its provider caches."""
 
 
+class DashboardSettings(_Section):
+    """The pages at `/ui`."""
+
+    enabled: bool = True
+    """Whether there is a dashboard."""
+
+
 class TelemetrySettings(_Section):
     """Logs."""
 
@@ -489,6 +506,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     auth: AuthSettings = AuthSettings()
     sessions: SessionSettings = SessionSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     tokens: TokenSettings = TokenSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     """The model that writes summaries."""
@@ -499,6 +517,7 @@ class Settings(BaseSettings):
     """Facts about models, added to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name. The first policy that matches a request is used."""
+    dashboard: DashboardSettings = DashboardSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod

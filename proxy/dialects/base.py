@@ -217,6 +217,11 @@ class Message(ABC):
         return (self.raw,)
 
     @property
+    def is_field(self) -> bool:
+        """Whether it stands for a field of the request, and is none of its entries."""
+        return False
+
+    @property
     @abstractmethod
     def role(self) -> str:
         """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or the API's own; "" for none."""
@@ -395,6 +400,10 @@ class Request(Struct, frozen=True, kw_only=True):
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
+    untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
+    state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
+    references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
+    keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
     notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property
@@ -479,6 +488,10 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]  # puts messages in such an order
     refuses_usage: Callable[[bytes], bool]
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
+    state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds
+    opening_error: Callable[[bytes], bytes | None] | None = None
+    """Reads how a stream begins: the body of the error that it begins with, "" where it begins with none, None where
+    that is not told yet. None in the function's place: an error is told by the status."""
 
 
 # ------------------------------------------------------------------------------------------- replies
@@ -492,6 +505,7 @@ class Replies(Struct, frozen=True, kw_only=True):
     usage: JsonObject | None  # in the form of Chat Completions, which receipts and prices read
     model: str | None  # the model that answered, as it calls itself
     error: str | None  # what the error says, where it is one
+    ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
 
 
 class StreamReader(Protocol):

@@ -15,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, Mode, body_id, body_of, fingerprints, version_of
-from proxy.dialects import Message, ReasoningMode, Request
+from proxy.dialects import Dialect, Message, ReasoningMode, Request
+from proxy.errors import NotFound
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.prefix import KnownRequest
@@ -28,6 +29,7 @@ from proxy.store import (
     Inferred,
     Mark,
     NodeRow,
+    ProviderState,
     Room,
     Source,
     StandingCut,
@@ -102,8 +104,9 @@ class History(Struct, frozen=True, kw_only=True):
 class HistoryLoader:
     """Finds the place of one request after another. One for the life of the process."""
 
-    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode) -> None:
-        """Read from `store`; count new messages with `counter`."""
+    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode, *, expands: bool = False) -> None:
+        """Read from `store`; count new messages with `counter`. `expands`: a provider's state comes from the store."""
+        self._expands = expands
         self._store = store
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
@@ -126,6 +129,8 @@ class HistoryLoader:
         """
         size = request.new_bytes if known is not None else len(request.raw)
         incoming = await compute(size, _incoming, request, context, known)
+        if request.state:
+            return await self._of_provider(request, incoming, context, whole=whole)
         if context.session is not None:
             return await self._load(request, incoming, context.session, context, whole=whole, known=known)
         found = Inferred()
@@ -145,6 +150,30 @@ class HistoryLoader:
         new = f"ses_{secrets.token_hex(16)}"
         made = await self._load(request, incoming, new, context, whole=whole)
         return replace(made, vouched=found.vouched, doubt=found.doubt)
+
+    async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:
+        """Raise `NotFound` for an id of something that the provider keeps and the tenant did not get here.
+
+        With a key that tenants share the provider itself cannot tell whose it is.
+        """
+        for name in await self._store.foreign_ids(tenant, dialect.name, names):
+            raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code="not_found")
+
+    async def _of_provider(
+        self, request: Request, incoming: Incoming, context: RequestContext, *, whole: bool
+    ) -> History:
+        """Find the place of a request that goes on from what the provider holds."""
+        place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
+        if self._expands and place is None:
+            raise NotFound(
+                f"Previous response with id '{request.state}' not found.",
+                param=context.dialect.requests.state_fields[0],
+                code="previous_response_not_found",
+            )
+        session = context.session or (place.session if place is not None else f"ses_{secrets.token_hex(16)}")
+        node = place.node if place is not None and place.session == session else None
+        state = ProviderState(node=node, expands=self._expands)
+        return await self._load(request, incoming, session, context, whole=whole, state=state)
 
     async def without_store(self, request: Request) -> History:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
@@ -220,6 +249,7 @@ class HistoryLoader:
         *,
         whole: bool,
         known: KnownRequest | None = None,
+        state: ProviderState | None = None,
     ) -> History:
         policy = context.policy
         snapshot = await self._store.recall(
@@ -236,6 +266,7 @@ class HistoryLoader:
                 merging=policy is not None and policy.agents == "merge",
                 instructed=bool(request.instructions),
                 recipe=policy.summarizing.recipe if policy is not None else None,
+                state=state,
             )
         )
         if snapshot.names:
@@ -261,7 +292,7 @@ class HistoryLoader:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
-        composed = arrival.kind is Kind.APPEND
+        composed = arrival.composed
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
@@ -287,7 +318,7 @@ class HistoryLoader:
             entries=known + new,
             nodes=nodes,
             fresh=fresh,
-            instructions=request.instructions or snapshot.instructions,
+            instructions=_instructions(request, snapshot),
             size=_size_of(request, snapshot.rows),
             variants=variants,
             standing=snapshot.cut,
@@ -404,6 +435,15 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
         answers=answers,
         manner=manner,
     )
+
+
+def _instructions(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
+    """Return the instructions to send. Those in the place of a provider's state go before the request's own."""
+    if not snapshot.arrival.expanded:
+        return request.instructions or snapshot.instructions
+    fields = [message for message in request.instructions if message.is_field]
+    items = [message for message in snapshot.instructions if not message.is_field]
+    return (*fields, *items, *[message for message in request.instructions if not message.is_field])
 
 
 def _known_of(

@@ -16,7 +16,7 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.config import Policies, Settings
+from proxy.config import OFF, Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import LONG_BODY, Message, Request
 from proxy.errors import StoreUnavailable
@@ -109,6 +109,8 @@ class Preparer:
         request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model, call.dialect.name)
+        kept_there = request.untouched or request.references
+        context = await self._with_provider(call, request, context, destination) if kept_there else context
         facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
@@ -201,6 +203,16 @@ class Preparer:
         except StoreUnavailable as why:
             return await services.outage.history(request, context, len(call.body), why)
 
+    async def _with_provider(
+        self, call: ClientRequest, request: Request, context: RequestContext, destination: Destination
+    ) -> RequestContext:
+        """Check what a request names that the provider keeps. What the provider adds to is not trimmed here."""
+        if request.references and not destination.forwards_credentials:
+            await self._services.loader.check_owned(call.tenant, call.dialect, request.references)
+        if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
+            return replace(context, policy_name=OFF, policy=None)
+        return context
+
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
         body, parse = call.body, call.dialect.requests.parse
@@ -273,7 +285,7 @@ class Preparer:
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
             keeps=history.id is not None and history.unplaced is None,
         )
-        return planning, lead
+        return (replace(planning, keeps_loop=True) if request.keeps_loop else planning), lead
 
     async def _plan(
         self, history: History, context: RequestContext, model: str, planning: PlanningContext

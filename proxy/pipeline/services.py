@@ -150,7 +150,8 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
         except StoreUnavailable:
             if not bare:
                 raise
-        loader = HistoryLoader(store, counter, settings.upstream.reasoning)
+        expands = settings.responses.state == "proxy"
+        loader = HistoryLoader(store, counter, settings.upstream.reasoning, expands=expands)
         outage = Outage(store, spool, loader, forwards=forwards)
         background = Background()
         stack.push_async_callback(background.drain)

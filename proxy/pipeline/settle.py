@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import asdict, replace
 
+from proxy.conversation import node_id
 from proxy.dialects import Message
 from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import cost
@@ -98,7 +99,8 @@ class Exchange:
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        if usage is not None:
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
@@ -132,14 +134,28 @@ class Exchange:
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
+                if answered.ids:
+                    await self._keep_ids(settlement, settled, answered.ids)
                 if settled.replies:
+                    self._remember(settled.replies)
                     then(settled)
                 return
         await self._spool(settlement)
 
+    async def _keep_ids(self, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
+        """Keep the ids under which the provider keeps the reply; the exchange itself is stored."""
+        node = settled.replies[0] if settled.replies else ""
+        with suppress(StoreUnavailable):
+            await self._services.store.keep_provider_ids(
+                settlement.tenant, settlement.session, settlement.dialect, ids, node
+            )
+
     async def _spool(self, settlement: Settlement) -> None:
         """Let the exchange wait until the store can be used."""
         unplaced = self.prepared.history.unplaced
+        if unplaced is not None and not unplaced.infers:
+            replies = [reply.body.message for reply in settlement.replies]
+            self._remember([node_id(unplaced.incoming.digest, reply) for reply in replies])
         spooled = SpooledExchange(
             opening=opening_of(self.prepared, self._services.knowledge.now),
             settlement=settlement,
@@ -151,6 +167,12 @@ class Exchange:
         except StoreUnavailable as why:
             _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
             self._warn(LOST)
+
+    def _remember(self, replies: Iterable[str]) -> None:
+        """Remember where a conversation without a name stands: the store may be away at its next turn."""
+        context, session = self.prepared.context, self.prepared.history.id
+        if context.session is None and session is not None:
+            self._services.loader.remember(context, session, replies)
 
     def _warn(self, warning: str) -> None:
         if warning not in self.report.warnings:

@@ -7,7 +7,7 @@ from typing import Final
 from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
-from proxy.errors import Forbidden
+from proxy.errors import Forbidden, Stopping
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import (
     AUTHENTICATED,
@@ -34,6 +34,8 @@ async def readyz(services: OpenServices) -> Response:
 
     `degraded`: requests that bring their whole history are served all the same, and stored later.
     """
+    if services.stopping.is_set():
+        raise Stopping("The proxy stops.")
     why = await services.app.store.health()
     if why is None:
         return json_response({"status": "ready"})

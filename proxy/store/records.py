@@ -316,6 +316,13 @@ class BranchRow(Struct, frozen=True, kw_only=True):
 DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 
 
+class ProviderState(Struct, frozen=True, kw_only=True):
+    """What a request goes on from that does not say it: an earlier reply, by an id of the provider's."""
+
+    node: str | None  # the reply, where it is stored; None: where the session stands
+    expands: bool = False  # whether the proxy sends what came before, in the provider's place
+
+
 class HistoryQuery(Struct, frozen=True, kw_only=True):
     """A request, as far as what is read depends on it."""
 
@@ -331,6 +338,7 @@ class HistoryQuery(Struct, frozen=True, kw_only=True):
     instructed: bool = False  # whether it brings instructions of its own
     recipe: str | None = None  # recipe of the summaries that are wanted; None where there can be none
     dialect: str = CHAT
+    state: ProviderState | None = None  # what the request goes on from; None where it says or leaves that itself
 
 
 class HistorySnapshot(Struct, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
+_RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
+_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
@@ -160,8 +162,8 @@ class Store:
         if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
             circuit.returns = True
             circuit.open(StoreUnavailable(_RETURNS))
-        if circuit.down is not None:
-            raise StoreUnavailable(circuit.down.message)
+        if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
+            raise StoreUnavailable((circuit.down or _AWAY).message)
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -228,6 +230,8 @@ class Store:
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
+        if self.spool is not None and self.spool.flag[0]:
+            await asyncio.to_thread(self.spool.drop, key)
         return await self._write(partial(tree.delete_session, key=key))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
@@ -273,6 +277,27 @@ class Store:
         if not is_plain(request.tenant):
             return Inferred()
         return await self._read(partial(infer, request=request), short=True)
+
+    async def provider_place(self, tenant: str, dialect: str, name: str) -> tree.ProviderPlace | None:
+        """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+        if not is_plain(tenant):
+            return None
+        unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
+        return await self._database.read(unit, short=True)
+
+    async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
+        """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+        if not is_plain(tenant):
+            return list(names)
+        return await self._database.read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
+
+    async def keep_provider_ids(
+        self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
+    ) -> None:
+        """Keep that these ids came with the reply at a node of a session."""
+        key = session_key(tenant, session, dialect)
+        unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
+        await self._database.write(unit)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
@@ -360,7 +385,7 @@ class Store:
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
-        """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.
+        """Return name and message of the text whose name begins with `prefix`, 8 to 40 hexadecimal digits.
 
         None where there is none, or more than one.
         """
@@ -388,7 +413,9 @@ class Store:
             refused.set_exception(StoreUnavailable(self.circuit.down.message))
             return refused
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        return self._database.start(write_exchanges, opening, durable=False)
+        future = self._database.start(write_exchanges, opening, durable=False)
+        future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
+        return future
 
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
@@ -433,6 +460,11 @@ class Store:
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+
+
+def _noticed(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def _opened(address: Address) -> Database:

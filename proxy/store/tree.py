@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -43,6 +44,7 @@ from proxy.store.schema import (
     INSTRUCTIONS,
     NODES,
     OF_A_SESSION,
+    PROVIDER_IDS,
     SECRETS,
     SESSIONS,
     insert_into,
@@ -179,7 +181,7 @@ def make_secret(connection: StoreConnection, name: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------ texts
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
+_PREFIX: Final = re.compile(r"[0-9a-f]{8,40}", re.ASCII)
 _BEYOND_HEX: Final = "g"
 
 _TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
@@ -378,6 +380,68 @@ def parents_of(connection: StoreConnection, key: str, content: str, depth: int, 
     """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
     asked = {"key": key, "content": content, "depth": depth, "most": most}
     return [row.parent for row in connection.execute(_PARENTS, asked)]
+
+
+class ProviderPlace(Struct, frozen=True, kw_only=True):
+    """Where something came from that a provider keeps."""
+
+    session: str  # id of the session
+    node: str  # the reply; "" where it became none
+
+
+_PLACE_OF_PIECE: Final = (
+    select(SESSIONS.c.id, PROVIDER_IDS.c.node)
+    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+    .where(
+        PROVIDER_IDS.c.piece == bindparam("piece", type_=PROVIDER_IDS.c.piece.type),
+        SESSIONS.c.tenant == bindparam("tenant"),
+        SESSIONS.c.dialect == bindparam("dialect"),
+    )
+    .order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session)
+    .limit(1)
+)
+
+
+def provider_place(connection: StoreConnection, tenant: str, dialect: str, name: str) -> ProviderPlace | None:
+    """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+    asked = {"piece": _piece(tenant, dialect, name), "tenant": tenant, "dialect": dialect}
+    row = connection.execute(_PLACE_OF_PIECE, asked).one_or_none()
+    return None if row is None else ProviderPlace(session=row.id, node=row.node)
+
+
+_KNOWN_PIECES: Final = (
+    select(PROVIDER_IDS.c.piece)
+    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+    .where(
+        PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
+        SESSIONS.c.tenant == bindparam("tenant"),
+        SESSIONS.c.dialect == bindparam("dialect"),
+    )
+)
+
+
+def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
+    """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+    pieces = {name: _piece(tenant, dialect, name) for name in names}
+    known: set[int] = set()
+    for some in in_parts(list(pieces.values())):
+        asked = {"pieces": some, "tenant": tenant, "dialect": dialect}
+        known.update(connection.execute(_KNOWN_PIECES, asked).scalars())
+    return [name for name, piece in pieces.items() if piece not in known]
+
+
+def keep_provider_ids(
+    connection: StoreConnection, key: str, *, tenant: str, dialect: str, names: Collection[str], node: str
+) -> None:
+    """Keep that these ids came with the reply at a node of a session."""
+    pieces = dict.fromkeys(_piece(tenant, dialect, name) for name in names)
+    if session_of(connection, key) is not None:
+        insert_new(connection, PROVIDER_IDS, [{"session": key, "piece": piece, "node": node} for piece in pieces])
+
+
+def _piece(tenant: str, dialect: str, name: str) -> int:
+    named = f"{tenant}\x00{dialect}\x00{name}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(named, digest_size=8, person=b"palimpsest-prov").digest(), "big", signed=True)
 
 
 def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list[NodeRow]:

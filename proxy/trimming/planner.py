@@ -245,7 +245,7 @@ class _Planning:
         else:
             made, fired = self._trimmed(fired, running, costs)
         if made is not None:
-            made = unbound(made, self.base, self.history)
+            made = unbound(made, self.base, self.history, keeps_loop=self.context.keeps_loop)
         cut, earlier = self.cut, clipped(self.cut.gaps, self.start, self.end) if self.cut is not None else ()
         if made is not None:
             earlier = earlier if self.same else ()

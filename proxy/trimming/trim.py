@@ -200,11 +200,11 @@ def trim(
     )
 
 
-def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory) -> Trim:
+def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_loop: bool = False) -> Trim:
     """Return a trim that leaves out the reasoning which it makes invalid: all from the first change on.
 
     Providers take reasoning only behind the very messages that it was made behind. `before` is what was sent until
-    now, of the log that `base` is.
+    now, of the log that `base` is. With `keeps_loop` the reasoning of a tool loop that is under way stays.
     """
     draft = made.draft
     sent = base.sent_as(before)
@@ -216,17 +216,22 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory) -> Trim:
     first = 0 if draft.summary != before.summary else next(changed, None)
     if first is None:
         return made
-    messages, hidden = without_reasoning(draft.messages, draft.hidden, range(first, len(sent)))
-    bound = [
-        at
-        for at in range(first, len(sent))
-        if messages[at] is not draft.messages[at] or hidden.get(at) != draft.hidden.get(at)
-    ]
+    reach = range(first, _loop_start(draft) if keeps_loop else len(sent))
+    messages, hidden = without_reasoning(draft.messages, draft.hidden, reach)
+    bound = [at for at in reach if messages[at] is not draft.messages[at] or hidden.get(at) != draft.hidden.get(at)]
     if not bound:
         return made
     tokens = tuple([0 if message is None else count for message, count in zip(messages, draft.tokens, strict=True)])
     stretch = Stretch(start=draft.position(first), stop=draft.position(bound[-1]) + 1)
     return replace(made, draft=replace(draft, messages=messages, tokens=tokens, hidden=hidden), stale=stretch)
+
+
+def _loop_start(draft: Draft) -> int:
+    """Return the place where a tool loop begins that is under way; that after the last message where none is."""
+    entries = draft.entries
+    if not entries[-1].message.is_result:
+        return len(entries)
+    return next((at + 1 for at in range(len(entries) - 1, -1, -1) if entries[at].message.role == "user"), 0)
 
 
 def rescue(

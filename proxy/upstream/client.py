@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Final, Protocol
 
 import aiohttp
@@ -24,6 +26,8 @@ from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
+LAST_STATUS: Final = 599
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what no header may hold
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _GZIP: Final = frozenset({b"gzip", b"x-gzip"})
@@ -131,9 +135,27 @@ class Answer:
         self._error_of = error_of
         self._body: bytes | None = None
         self._inflater: Inflater | None = None
+        self._ahead = b""  # what was read of the body and is to be read again
         encoding = (self.header(b"content-encoding") or b"").lower()
         self.encoding: Final = b"" if encoding == b"identity" else encoding
         """The content encoding in lower case; empty where the body is sent as it is."""
+
+    async def opening(self, told: Callable[[bytes], bytes | None], seconds: float) -> bytes | None:
+        """Return what `told` returns of the beginning of the body, which is read again afterwards.
+
+        None where it has returned nothing else in so many seconds, or by the end.
+        """
+        text, found = b"", None
+        try:
+            async with asyncio.timeout(seconds):
+                while found is None and (piece := await self.chunk(plain=True)):
+                    text += piece
+                    found = told(text)
+        except (TimeoutError, UpstreamError):  # whoever reads on meets it
+            pass
+        finally:
+            self._ahead = text
+        return found
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this name."""
@@ -148,7 +170,7 @@ class Answer:
     @property
     def ended(self) -> bool:
         """Whether all of the body is known to have been returned."""
-        return self._content.at_eof() and (self._inflater is None or self._inflater.complete)
+        return not self._ahead and self._content.at_eof() and (self._inflater is None or self._inflater.complete)
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         """Return what has come of the body since the last call, at least one byte; nothing at its end.
@@ -156,6 +178,9 @@ class Answer:
         `plain` undoes the content encoding, where it is `readable`. Raises `UpstreamTimeout` if nothing came
         for `read_timeout`, `UpstreamUnreachable` if the connection broke, after all that came was returned.
         """
+        if self._ahead:
+            ahead, self._ahead = self._ahead, b""
+            return ahead
         if plain and self.encoding:
             return await self._decoded()
         return await self._piece()
@@ -311,6 +336,11 @@ class Upstream:
             )
         except _FAILURES as why:
             raise error_of(why) from why
+        if response.status > LAST_STATUS or _CONTROL.search(b"".join(chain.from_iterable(response.raw_headers))):
+            response.close()
+            raise UpstreamUnreachable(
+                f"{origin_of(destination.base_url).name} did not answer with valid HTTP. Check {destination.setting}."
+            )
         return Answer(response, error_of)
 
 

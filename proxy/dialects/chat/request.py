@@ -99,6 +99,8 @@ class _Talk(Struct, frozen=True, kw_only=True):
 
 def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
     """Return the request; `values` are those of all fields but the messages."""
+    if "system" in values and "max_tokens" in values:
+        raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
     tools = values.pop("tools", None)
     if tools is not None and not is_array(tools):
         raise wrong_type("tools", "an array of objects", tools)

@@ -31,7 +31,7 @@ _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more i
 _DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
 
 
-class Ties(Struct, frozen=True, kw_only=True):
+class BlockTies(Struct, frozen=True, kw_only=True):
     """What ties a message to those beside it: enough for spans and the protocol check."""
 
     role: str
@@ -53,7 +53,7 @@ class MessagesMessage(Message):
         """Wrap `raw`, as `Message` does."""
         super().__init__(raw, data, facts)
         self._calls: tuple[Call, ...] | None = None
-        self._ties: Ties | None = None
+        self._ties: BlockTies | None = None
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -97,11 +97,11 @@ class MessagesMessage(Message):
         return self._calls
 
     @property
-    def ties(self) -> Ties:
+    def ties(self) -> BlockTies:
         """What ties it to other messages. It is remembered with the text."""
         if self._ties is None:
             facts = self.facts
-            known: Ties | None = facts.ties if facts is not None else None
+            known: BlockTies | None = facts.ties if facts is not None else None
             self._ties = known or _ties(self.data)
             if facts is not None and known is None and len(self._ties.ids) + len(self._ties.answers) <= _MOST_IDS:
                 facts.ties = self._ties
@@ -502,7 +502,7 @@ def _call(block: JsonObject) -> Call:
     )
 
 
-def _ties(data: JsonObject) -> Ties:
+def _ties(data: JsonObject) -> BlockTies:
     """Read what ties a message to others, whatever it is."""
     role, blocks = role_of(data), blocks_of(data)
     if role == "tool":
@@ -515,9 +515,9 @@ def _ties(data: JsonObject) -> Ties:
                 leads = leads and alone
             else:
                 alone = False
-        return Ties(role=role, answers=tuple(answers), leads=leads, alone=alone)
+        return BlockTies(role=role, answers=tuple(answers), leads=leads, alone=alone)
     ids = tuple([_call(block).id for block in blocks if is_call(block)]) if role == "assistant" else ()
-    return Ties(role=role, ids=ids, empty=not blocks)
+    return BlockTies(role=role, ids=ids, empty=not blocks)
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:

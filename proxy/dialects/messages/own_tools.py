@@ -117,24 +117,24 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
     def _is_broken(self, block: JsonObject) -> bool:
         return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])
 
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> Ending:
+    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
         """Decide how the round ends for the client.
 
         `later`: rounds came before it; `said`: the client has text from those; `may_ask`: upstream may be asked again.
         """
         own, broken = bool(self.own), self.broken
         if self.others:
-            return Ending(stop=self.stop)
+            return RoundEnding(stop=self.stop)
         if not own and not broken:
             empty = later and not said and not self.says and self.stop not in CUT_OFF
-            return Ending(text=SAID_NOTHING if empty else "", stop=self.stop)
+            return RoundEnding(text=SAID_NOTHING if empty else "", stop=self.stop)
         if may_ask and not broken:
-            return Ending(again=True, stop="")
+            return RoundEnding(again=True, stop="")
         text = "" if self.says else BROKE_OFF if broken else STOPPED
-        return Ending(text=text, stop=self.stop if self.stop in CUT_OFF else ENDED)
+        return RoundEnding(text=text, stop=self.stop if self.stop in CUT_OFF else ENDED)
 
 
-class Ending(Struct, frozen=True, kw_only=True):
+class RoundEnding(Struct, frozen=True, kw_only=True):
     """How one round of a reply ends for the client."""
 
     again: bool = False  # not at all: another round follows, and the client is not told of this end
@@ -190,9 +190,9 @@ class MessagesBodyFilter:
 
     def give_up(self) -> bytes:
         self.next(may_ask=False)
-        return self._shown([], Ending(text=STOPPED, stop=ENDED))
+        return self._shown([], RoundEnding(text=STOPPED, stop=ENDED))
 
-    def _shown(self, blocks: Sequence[Any], how: Ending) -> bytes:
+    def _shown(self, blocks: Sequence[Any], how: RoundEnding) -> bytes:
         """Return the reply that ends with these blocks, in the body of the last round."""
         said = [*blocks, *([{"type": "text", "text": how.text}] if how.text else [])]
         self.last = as_stored({"role": "assistant", "content": said})

@@ -28,7 +28,7 @@ from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import decides_itself, marked
 from proxy.dialects.messages.canonical import canonical
-from proxy.dialects.messages.message import MessagesMessage, Ties, as_stored
+from proxy.dialects.messages.message import BlockTies, MessagesMessage, as_stored
 from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
 from proxy.dialects.messages.reply import CALLING, MessageReader, error_body, error_words, made_answer, read_body
 from proxy.dialects.messages.request import compose, parse_messages_request
@@ -40,7 +40,7 @@ OPENING: Final = "[The beginning of this conversation is not shown.]"
 """What stands before a conversation that would begin with a reply."""
 
 
-class Problem(StrEnum):
+class BrokenRule(StrEnum):
     """What can be wrong with a message. The value says it, and reads on as a note of the repair."""
 
     MISSING = "tool call without a result"
@@ -55,15 +55,15 @@ class Problem(StrEnum):
 
 
 _CURES: Final = {
-    Problem.MISSING: "a result was put in",
-    Problem.BEHIND: "put first",
-    Problem.SYSTEM: "said by the user",
-    Problem.BEGINNING: "a text was put before it",
+    BrokenRule.MISSING: "a result was put in",
+    BrokenRule.BEHIND: "put first",
+    BrokenRule.SYSTEM: "said by the user",
+    BrokenRule.BEGINNING: "a text was put before it",
 }
 """How a problem is cured where that is not by leaving out."""
 
 
-class _Walk:
+class _TurnWalk:
     """One reading of the messages: what stays and is put in, in order, and what is wrong."""
 
     __slots__ = ("_ids", "messages", "problems", "sources")
@@ -71,7 +71,7 @@ class _Walk:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages: list[Message] = []
         self.sources: list[int | None] = []
-        self.problems: list[tuple[int, Problem]] = []  # positions, and what is wrong with the message there
+        self.problems: list[tuple[int, BrokenRule]] = []  # positions, and what is wrong with the message there
         self._ids: set[str] = set()  # of all calls so far
         ties = _ties_of(messages)
         if _are_sound(ties):  # most histories are, and they are read at every request
@@ -90,16 +90,16 @@ class _Walk:
                 if ids:
                     self._results(start, ids, messages, ties, position)
             elif ties[start].empty:
-                self.problems.append((start, Problem.EMPTY))
+                self.problems.append((start, BrokenRule.EMPTY))
             elif role == "system" and (not self.messages or self.messages[-1].role == "assistant"):
-                self.problems.append((start, Problem.SYSTEM))
+                self.problems.append((start, BrokenRule.SYSTEM))
                 self._keep(None, MESSAGES.spoken("user", messages[start].text))
             else:
                 self._keep(start, messages[start])
 
     def _keep(self, source: int | None, message: Message) -> None:
         if not self.messages and message.role == "assistant":
-            self.problems.append((source or 0, Problem.BEGINNING))
+            self.problems.append((source or 0, BrokenRule.BEGINNING))
             self.messages.append(MESSAGES.spoken("user", OPENING))
             self.sources.append(None)
         self.messages.append(message)
@@ -107,17 +107,17 @@ class _Walk:
 
     def _orphans(self, position: int, message: Message) -> None:
         """Keep what stands beside results that answer nothing."""
-        self.problems += [(position, Problem.ORPHAN)] * message.result_count
+        self.problems += [(position, BrokenRule.ORPHAN)] * message.result_count
         if (left := message.with_results([None] * message.result_count)) is not None:
             self._keep(None, left)
 
-    def _reply(self, position: int, message: Message, ties: Ties) -> Collection[str]:
+    def _reply(self, position: int, message: Message, ties: BlockTies) -> Collection[str]:
         """Keep of a reply what keeps the rules; return the ids of its calls."""
         ids: dict[str, None] = {}
         kept: set[int] = set()
         for index, identity in enumerate(ties.ids):
             if not identity or identity in ids or identity in self._ids:
-                self.problems.append((position, Problem.TWICE if identity else Problem.NAMELESS))
+                self.problems.append((position, BrokenRule.TWICE if identity else BrokenRule.NAMELESS))
             else:
                 kept.add(index)
                 ids[identity] = None
@@ -127,11 +127,11 @@ class _Walk:
         elif ids or (not ties.empty and message.has_content):
             self._keep(None, message.with_calls(kept))
         else:
-            self.problems.append((position, Problem.EMPTY))
+            self.problems.append((position, BrokenRule.EMPTY))
         return ids
 
     def _results(
-        self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties], stop: int
+        self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[BlockTies], stop: int
     ) -> None:
         """Keep the user's turn that answers the calls of a reply, or make one that does."""
         run = range(block + 1, stop)
@@ -151,22 +151,22 @@ class _Walk:
                     waiting[answered] = False
                     results.append(result)
                 else:
-                    self.problems.append((at, Problem.SECOND if answered in waiting else Problem.ORPHAN))
+                    self.problems.append((at, BrokenRule.SECOND if answered in waiting else BrokenRule.ORPHAN))
             if (left := messages[at].with_results([None] * messages[at].result_count)) is not None:
                 beside.append(left)
         if behind and results:
-            self.problems.append((block, Problem.BEHIND))
+            self.problems.append((block, BrokenRule.BEHIND))
         missing = [answered for answered, waits in waiting.items() if waits]
-        self.problems += [(block, Problem.MISSING)] * len(missing)
+        self.problems += [(block, BrokenRule.MISSING)] * len(missing)
         for message in (*results, *[MESSAGES.result(answered, NO_RESULT) for answered in missing], *beside):
             self._keep(None, message)
 
 
-def _ties_of(messages: Sequence[Message]) -> list[Ties]:
+def _ties_of(messages: Sequence[Message]) -> list[BlockTies]:
     return [message.ties for message in cast("Sequence[MessagesMessage]", messages)]
 
 
-def _are_sound(ties: Sequence[Ties]) -> bool:
+def _are_sound(ties: Sequence[BlockTies]) -> bool:
     """Tell whether messages with these ties, in a row, break no rule."""
     used: set[str] = set()
     waiting: set[str] = set()
@@ -191,7 +191,7 @@ def _are_sound(ties: Sequence[Ties]) -> bool:
     return not waiting
 
 
-def _are_answers(run: Sequence[Ties], ids: Collection[str]) -> bool:
+def _are_answers(run: Sequence[BlockTies], ids: Collection[str]) -> bool:
     """Tell whether messages with results, in a row, are the turn that answers these calls."""
     waiting = set(ids)
     for each in run:
@@ -266,14 +266,14 @@ class MessagesDialect(Dialect):
         return tuple(found)
 
     def problems(self, messages: Sequence[Message]) -> list[str]:
-        return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
+        return [f"message {position}: {problem}" for position, problem in _TurnWalk(messages).problems]
 
     def repair(self, messages: Sequence[Message]) -> Repaired:
-        walk = _Walk(messages)
+        walk = _TurnWalk(messages)
         found = Counter(problem for _, problem in walk.problems)
         notes = [
             f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
-            for problem in Problem
+            for problem in BrokenRule
             if found[problem]
         ]
         return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))

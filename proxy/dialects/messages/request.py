@@ -67,6 +67,8 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
         parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
+        keeps_loop=_is_enabled(values.get("thinking")),
+        untouched=_goes_on(values.get("thread")),
         notes=(MANAGED,) if values.get("context_management") else (),
     )
 
@@ -220,6 +222,16 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         body=body_id(raw),
     )
     return facts, data
+
+
+def _is_enabled(thinking: Any) -> bool:
+    """Tell whether thinking is switched on in the older way, in which a reply amid a tool loop begins with thinking."""
+    return is_object(thinking) and thinking.get("type") == "enabled"
+
+
+def _goes_on(thread: Any) -> bool:
+    """Tell whether a request goes on with a thread of messages that the provider holds."""
+    return is_object(thread) and thread.get("type") == "continue"
 
 
 def _refuse_other_apis(values: Mapping[str, Any], messages: Sequence[Message]) -> None:

@@ -20,7 +20,7 @@ from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.own_tools import STOPPED
 from proxy.dialects.jsontext import added, is_object, read, write
 from proxy.dialects.messages.message import is_call
-from proxy.dialects.messages.own_tools import ENDED, Ending, ReplyRound
+from proxy.dialects.messages.own_tools import ENDED, ReplyRound, RoundEnding
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
 from proxy.dialects.sse import Event
 
@@ -147,7 +147,7 @@ class MessagesStreamFilter:
             self.said = True
             return self._as_it_came(event, data)
         round_, said = self._round, any(message.has_content for message in self.reply.replies.messages)
-        how: Ending = round_.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
+        how: RoundEnding = round_.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
         self.again = how.again
         if how.again:
             return b""

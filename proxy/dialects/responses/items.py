@@ -154,6 +154,10 @@ class Item(Message):
     def listed(self) -> tuple[bytes, ...]:
         return (_without(self.raw, ("type",)),) if self.kind == INSTRUCTIONS else tuple(self.raws)
 
+    @property
+    def is_field(self) -> bool:
+        return self.kind == INSTRUCTIONS
+
     def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
         """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""
         placed = [

@@ -37,8 +37,17 @@ from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import CALLS, Item, Placed, as_stored, call_id_of, kind_of, turn_of
 from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
-from proxy.dialects.responses.reply import DONE, ENDS, ResponseReader, error_body, error_event, made_answer, read_body
-from proxy.dialects.responses.request import compose, parse_responses_request
+from proxy.dialects.responses.reply import (
+    DONE,
+    ENDS,
+    ResponseReader,
+    error_body,
+    error_event,
+    made_answer,
+    opening_error,
+    read_body,
+)
+from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_responses_request
 
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
@@ -193,6 +202,8 @@ class ResponsesDialect(Dialect):
         demanded_order=_no_order,
         reordered=_as_they_are,
         refuses_usage=_never,
+        state_fields=STATE_FIELDS,
+        opening_error=opening_error,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=read_body,

@@ -16,13 +16,14 @@ from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.completion import words_of
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
 from proxy.dialects.responses.items import Item, as_stored, kind_of, turn_of
-from proxy.dialects.sse import Event
+from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError
 
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 """Names of the events that end a stream. `[DONE]` is what some servers send."""
 _ENDED: Final = frozenset({DONE, "incomplete"})
+_OPENINGS: Final = frozenset({"response.created", "response.in_progress", "response.queued"})
 _RUNNING: Final = frozenset({"queued", "in_progress"})
 _DELTAS: Final = {
     "response.output_text.delta": ("output_text", "text"),
@@ -72,7 +73,18 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         usage=usage_of(data.get("usage")),
         model=data["model"] if isinstance(data.get("model"), str) else None,
         error=error,
+        ids=_ids(data, output),
     )
+
+
+def _ids(data: JsonObject, output: list[bytes]) -> tuple[str, ...]:
+    """Return the ids under which the provider keeps a response and its items."""
+    if data.get("store") is False:
+        return ()
+    conversation = data.get("conversation")
+    named = [data.get("id"), conversation.get("id") if is_object(conversation) else conversation]
+    named += [orjson.loads(raw).get("id") for raw in output]
+    return tuple([name for name in named if isinstance(name, str) and name])
 
 
 def usage_of(usage: Any) -> JsonObject | None:
@@ -87,6 +99,25 @@ def usage_of(usage: Any) -> JsonObject | None:
         "completion_tokens_details": usage.get("output_tokens_details"),
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+def opening_error(text: bytes) -> bytes | None:
+    """Return the body of the error that a stream begins with; "" where it begins with none, None if not told yet."""
+    for event in EventDecoder().feed(text):
+        try:
+            data = read(event.data or b"")
+        except ValueError:
+            continue
+        kind = data.get("type") if is_object(data) else None
+        if kind in _OPENINGS:
+            continue
+        if kind == "error":
+            return write({"error": data.get("error") or data})
+        response = data.get("response") if is_object(data) else None
+        if kind == "response.failed" and is_object(response):
+            return write({"error": response.get("error")})
+        return b""
+    return None
 
 
 class ResponseReader:

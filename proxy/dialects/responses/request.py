@@ -144,7 +144,8 @@ def _request(
     model, stream = model_of(values), values.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise wrong_type("stream", "a boolean or null", stream)
-    limit = values.get("max_output_tokens")
+    limit, state = values.get("max_output_tokens"), _state_of(values)
+    references = _references(messages)
     return Request(
         raw=body,
         fields=fields,
@@ -159,6 +160,9 @@ def _request(
         replies=tuple([at for at, each in enumerate(messages) if each.role == "assistant"]),
         parameters=values,
         has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
+        untouched=bool(state) or values.get("background") is True,
+        state=state,
+        references=(state, *references) if state else tuple(references),
     )
 
 
@@ -180,13 +184,13 @@ def compose(
         [message.without_own_fields() for message in (*lead, *(request.messages if messages is None else messages))]
     )
     if sent != (*request.instructions, *request.messages):
-        told = [message for message in sent if is_field(message)]
-        if told != [message for message in request.instructions if is_field(message)]:
+        told = [message for message in sent if message.is_field]
+        if told != [message for message in request.instructions if message.is_field]:
             changes["instructions"] = write("\n\n".join([message.text for message in told])) if told else None
-        listed = [message for message in sent if not is_field(message)]
+        listed = [message for message in sent if not message.is_field]
         if request.parameters.get("store") is False:
             listed = [left for message in listed if (left := _without_unkept(message)) is not None]
-        if listed != [message for message in (*request.instructions, *request.messages) if not is_field(message)]:
+        if listed != [message for message in (*request.instructions, *request.messages) if not message.is_field]:
             changes[_LISTED] = b"[%b]" % b",".join([raw for message in listed for raw in message.listed])
     for path in drop_fields:
         name, *rest = path.split(".")
@@ -202,11 +206,6 @@ def compose(
     return emitted({name: text for name, text in request.fields.items() if name not in changes} | changes)
 
 
-def is_field(message: Message) -> bool:
-    """Tell whether it stands for the field `instructions`, and is no item of the input."""
-    return message.data.get("type") == INSTRUCTIONS
-
-
 def _without_unkept(message: Message) -> Message | None:
     """Return an entry as it may be sent where the provider keeps nothing: reasoning needs its encrypted content.
 
@@ -218,22 +217,20 @@ def _without_unkept(message: Message) -> Message | None:
     return message.without_reasoning() if unkept else message
 
 
-def is_stateful(request: Request) -> bool:
-    """Tell whether the provider holds the state that the request goes on from, or answers it in the background."""
-    values = request.parameters
-    return any(values.get(name) for name in STATE_FIELDS) or values.get("background") is True
+def _state_of(values: Mapping[str, Any]) -> str:
+    """Return the id of the state from which a request goes on; "" without one."""
+    previous, conversation = (values.get(name) for name in STATE_FIELDS)
+    state = previous or (conversation.get("id") if is_object(conversation) else conversation)
+    return state if isinstance(state, str) else ""
 
 
-def response_ids_of(request: Request) -> list[str]:
-    """Return the ids of what the provider keeps and the request names: responses, conversations, items."""
-    values: list[Any] = [request.parameters.get("previous_response_id")]
-    conversation: Any = request.parameters.get("conversation")
-    values.append(conversation.get("id") if is_object(conversation) else conversation)
-    for message in request.messages:
-        values += [item.get("id") for item in items_in(message) if kind_of(item) == "item_reference"]
-    return [value for value in values if isinstance(value, str) and value]
+def _references(messages: Sequence[Item]) -> list[str]:
+    """Return the ids of the items that stand for what the provider keeps."""
+    turns = [item for message in messages if message.role == "assistant" for item in message.items]
+    named = [item.get("id") for item in turns if _is_reference(item)]
+    return [name for name in named if isinstance(name, str)]
 
 
-def items_in(message: Message) -> list[JsonObject]:
-    """Return the items of an entry."""
-    return message.items if isinstance(message, Item) else []
+def _is_reference(item: JsonObject) -> bool:
+    """Tell whether an item is a reference; so is reasoning without its content."""
+    return kind_of(item) == "item_reference" or (kind_of(item) == "reasoning" and not item.get("encrypted_content"))
