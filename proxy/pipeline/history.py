@@ -296,7 +296,7 @@ class HistoryLoader:
         if masker is not None:
             fresh = tuple([replace(body, message=masker.message(body.message)) for body in brought])
         variants: tuple[tuple[str, Message], ...] = ()
-        composed = arrival.composed
+        composed = arrival.kind is Kind.APPEND or arrival.expanded
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
@@ -322,7 +322,9 @@ class HistoryLoader:
             entries=known + new,
             nodes=nodes,
             fresh=fresh,
-            instructions=_instructions(request, snapshot),
+            instructions=_expanded(request, snapshot)
+            if arrival.expanded
+            else request.instructions or snapshot.instructions,
             size=_size_of(request, snapshot.rows),
             variants=variants,
             standing=snapshot.cut,
@@ -441,10 +443,8 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
     )
 
 
-def _instructions(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
-    """Return the instructions to send. Those in the place of a provider's state go before the request's own."""
-    if not snapshot.arrival.expanded:
-        return request.instructions or snapshot.instructions
+def _expanded(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
+    """Return the instructions to send in the place of a provider's state: those stored go before the request's own."""
     fields = [message for message in request.instructions if message.is_field]
     items = [message for message in snapshot.instructions if not message.is_field]
     return (*fields, *items, *[message for message in request.instructions if not message.is_field])

@@ -35,8 +35,8 @@ from proxy.trimming.model import (
     Prices,
     PriceSource,
     ReadySummary,
+    StaleRange,
     Step,
-    Stretch,
     Summary,
     SummaryRequest,
 )
