@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import orjson
 import typer
