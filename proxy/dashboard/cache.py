@@ -37,7 +37,7 @@ _MILLION: Final = 1_000_000
 _COLUMNS: Final = ("cause", "requests", "tokens_missed", "cost_missed")
 
 
-class ToolUse(Struct, kw_only=True):
+class DeclaredTool(Struct, kw_only=True):
     """What is known of one tool, over the sessions that were looked through."""
 
     name: str
@@ -53,7 +53,7 @@ class ToolUse(Struct, kw_only=True):
 class Inventory(Struct, frozen=True, kw_only=True):
     """The tools of the sessions that were looked through."""
 
-    tools: tuple[ToolUse, ...]
+    tools: tuple[DeclaredTool, ...]
     sessions: int
     complete: bool  # whether these are all of the time that was asked for
 
@@ -63,7 +63,7 @@ async def read_inventory(
 ) -> Inventory:
     """Look through the newest sessions for their tools, for a moment; `count` counts the tokens of a definition."""
     until = time.monotonic() + _SECONDS
-    found: dict[str, ToolUse] = {}
+    found: dict[str, DeclaredTool] = {}
     looked = 0
     after: str | None = None
     while True:
@@ -80,7 +80,7 @@ async def read_inventory(
 async def _add_session(
     store: Store,
     session: SessionRow,
-    found: dict[str, ToolUse],
+    found: dict[str, DeclaredTool],
     count: Callable[[bytes, str], int],
     facts: Callable[[SessionRow], ModelFacts],
 ) -> None:
@@ -97,7 +97,7 @@ async def _add_session(
         if name is None:  # the provider runs it, and nobody here sees its calls
             continue
         tokens = count(bytes(definition), session.model or "")
-        use = found.setdefault(name, ToolUse(name=name))
+        use = found.setdefault(name, DeclaredTool(name=name))
         use.tokens = max(use.tokens, tokens)
         use.sessions += 1
         use.requests += session.requests
@@ -161,9 +161,9 @@ def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"cause": row["group"], "name": name, "meaning": meaning, **told}
 
 
-def _tool(use: ToolUse) -> dict[str, Any]:
+def _tool(use: DeclaredTool) -> dict[str, Any]:
     never = not use.calls and use.sessions >= ENOUGH
-    return {each: getattr(use, each) for each in ToolUse.__struct_fields__} | {"removable": never}
+    return {each: getattr(use, each) for each in DeclaredTool.__struct_fields__} | {"removable": never}
 
 
 def removable(tools: Sequence[Mapping[str, Any]]) -> list[str]:

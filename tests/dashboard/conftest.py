@@ -118,7 +118,7 @@ def _chromium() -> str | None:
     return named or next(filter(None, places), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open an event loop runs in this thread, where others could not
 def browser() -> Iterator[Browser]:
     path = _chromium()
     if path is None:

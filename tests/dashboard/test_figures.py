@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dashboard.cache import ENOUGH, CacheData, Inventory, ToolUse, cache_page
+from proxy.dashboard.cache import ENOUGH, CacheData, Inventory, DeclaredTool, cache_page
 from proxy.dashboard.overview import OverviewData, RangeQuery, overview_page
 from proxy.dashboard.render import _TEMPLATES
 from proxy.dashboard.text import dollars, milliseconds, number, percent, short
@@ -68,7 +68,12 @@ def test_the_cache_page_tells_causes_and_tools(filled: Proxy) -> None:
 
 def stats(group: str, *rows: dict[str, Any]) -> dict[str, Any]:
     """Return what the statistics say of these groups."""
-    nothing = dict.fromkeys(SUMS, 0) | {"tokens_saved": 0, "cost_untrimmed": 0, "cost_saved_net": 0, "sessions": 1}
+    nothing: dict[str, Any] = dict.fromkeys(SUMS, 0) | {
+        "tokens_saved": 0,
+        "cost_untrimmed": 0,
+        "cost_saved_net": 0,
+        "sessions": 1,
+    }
     nothing |= {"added_ms_mean": 1.0, "upstream_ms_mean": 1.0}
     data = [nothing | row for row in rows]
     total = nothing | {name: sum(row[name] for row in data) for name in nothing} | {"group": "total"}
@@ -126,7 +131,9 @@ def test_days_without_requests_count_as_nothing_and_the_net_saving_adds_up() -> 
 
 def test_a_tool_is_called_removable_only_after_enough_sessions() -> None:
     def advice(sessions: int, calls: int) -> bool:
-        use = ToolUse(name="t", tokens=50, sessions=sessions, requests=100, calls=calls, tokens_sent=5_000, cost=0.1)
+        use = DeclaredTool(
+            name="t", tokens=50, sessions=sessions, requests=100, calls=calls, tokens_sent=5_000, cost=0.1
+        )
         inventory = Inventory(tools=(use,), sessions=sessions, complete=True)
         found = CacheData(asked=RangeQuery(), misses=stats("miss"), models=stats("model"), inventory=inventory)
         removable: bool = cache_page(found, admin=False).data["tools"][0]["removable"]
