@@ -41,7 +41,11 @@ class Match(Section, frozen=True):
 
     def covers(self, tenant: str, model: str) -> bool:
         """Tell whether requests of `tenant` for `model` are meant. Case counts."""
-        return _fits(tenant, self.tenants) and _fits(model, self.models)
+        return self.covers_tenant(tenant) and _fits(model, self.models)
+
+    def covers_tenant(self, tenant: str) -> bool:
+        """Tell whether any requests of `tenant` are meant."""
+        return _fits(tenant, self.tenants)
 
 
 class Keep(Section, frozen=True):
@@ -65,7 +69,9 @@ class Pin(Section, frozen=True):
 
     def fits(self, message: Message) -> bool:
         """Tell whether `message` is pinned."""
-        return message.role in self.roles and is_found(self.regex, message.text)
+        if message.role in self.roles:
+            return is_found(self.regex, message.text)
+        return message.is_result and "user" in self.roles and is_found(self.regex, message.beside)
 
 
 def _only_tool_output(edit: Edit) -> Edit:
@@ -86,6 +92,11 @@ class Policy(Section, frozen=True):
     """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
     target: Target | None = None
     """How far to trim; without it each edit runs once."""
+    trim_at: Literal["turn", "any"] = "turn"
+    """`turn`: where reasoning is sent, a trim waits for the next user message, unless the request would pass 1.25 times
+    the trigger, or the window. Trimming makes reasoning behind it invalid. Never under `every_request`."""
+    agents: Literal["separate", "merge"] = "separate"
+    """`merge`: an agent that resends its own history is also sent what other agents of the session said since."""
     keep: Keep = Keep()
     """What is sent verbatim, whatever the edits say."""
     pin: tuple[Pin, ...] = ()
@@ -146,7 +157,7 @@ class Policy(Section, frozen=True):
         """Yield what a trim may leave that is so near to the trigger that the next request fires it again."""
         for unit in ("tokens", "ratio"):
             above = getattr(self.trigger, unit, None)
-            named = [(getattr(self.target, unit, None), ("target", unit))]
+            named: list[tuple[float | None, Place]] = [(getattr(self.target, unit, None), ("target", unit))]
             for place, edit in enumerate(self.edits):
                 own = edit if edit.type == "recent_window" and unit == "tokens" else getattr(edit, "target", None)
                 named.append((getattr(own, unit, None), ("edits", place)))
@@ -158,7 +169,8 @@ class Policy(Section, frozen=True):
     @cached_property
     def version(self) -> str:
         """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
-        content = self.model_dump(mode="json", exclude={"match", "extends"}, exclude_none=True)
+        beside = {"match", "extends", "trim_at", "agents"}  # they say when to trim and what there is to trim, not how
+        content = self.model_dump(mode="json", exclude=beside, exclude_none=True)
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from proxy.dialects import Span
 from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
-from proxy.trimming.draft import Draft, Result
+from proxy.trimming.draft import Draft, Result, ResultChanges
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
@@ -75,8 +75,10 @@ class _ResultClearing:
         self._draft = draft
         results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
         self._old = results[: max(0, len(results) - edit.keep)]
+        self._changes = ResultChanges(draft, edit.type)
         # Results that are stubs, or stay since no stub is cheaper.
-        self._settled = {result.place for result in results if self._is_cleared(result.place)}
+        self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
+        self._shortened: set[int] = set()  # places of calls whose arguments were looked at
 
     def changes(self) -> Iterator[Change]:
         """Yield the stubs, the oldest first, and after the last one of a call its arguments."""
@@ -93,33 +95,32 @@ class _ResultClearing:
         """Yield what clearing one result and the arguments of its call changes: nothing if it is protected."""
         if result.place in self._draft.protected:
             return
-        if result.place not in self._settled:
+        if (result.place, result.index) not in self._settled:
             change = self._stub(result)
             if change is not None:
-                yield change
-            self._settled.add(result.place)
+                yield self._changes.keep(change)
+            self._settled.add((result.place, result.index))
         if self._edit.clear_inputs:
             yield from self._inputs(result.span)
 
     def _stub(self, result: Result) -> Change | None:
         """Return the change that puts a stub in the place of a result; None where none would be cheaper."""
-        draft, position = self._draft, result.place
-        message = draft.messages[position]
-        if message is None or draft.tokens[position] <= _CHEAPEST:
+        if self._draft.tokens[result.place] <= _CHEAPEST:
             return None
-        entry = draft.entries[position]
-        stub = stub_of(entry.tokens, self._short(entry.ref), self._digest(entry.message.text))
+        stub = stub_of(result.tokens, self._short(result.ref), self._digest(result.original.text))
         reason = f"not among the newest {self._edit.keep} tool results"
-        change = draft.replacing(position, self._edit.type, reason, message.with_text(stub))
-        self._words.update(words_of(stub if change.freed > 0 else message.text))
+        change = self._changes.change(result, reason, result.message.with_text(stub))
+        self._words.update(words_of(stub if change.freed > 0 else result.message.text))
         return change if change.freed > 0 else None
 
     def _inputs(self, span: Span) -> Iterator[Change]:
         """Yield the change that shortens the arguments of calls, once no result of them is still to be cleared."""
         draft, block = self._draft, self._draft.messages[span.start]
-        left = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
-        if block is None or self._is_cleared(span.start) or not self._settled.issuperset(left):
+        results = draft.remaining(span.start + 1, span.stop)
+        left = {(at, index) for at, message in results for index in range(message.result_count)}
+        if block is None or self._is_changed(span.start) or not left <= self._settled or span.start in self._shortened:
             return
+        self._shortened.add(span.start)
         reason = "all results of its calls are cleared"
         arguments = [
             (shorter_text if call.custom else shorter_arguments)(call.arguments, self._argument_digest)
@@ -146,10 +147,13 @@ class _ResultClearing:
         """The words of all that is not going to be cleared, stubs included."""
         texts: list[str] = []
         for at, message in self._draft.remaining():
-            if not message.is_result or at in self._settled:
-                texts.append(message.text)
-                if not self._edit.clear_inputs:
-                    texts += [said for call in message.calls for said in (call.name, call.arguments)]
+            if message.is_result:
+                results = enumerate(message.results)
+                texts += [message.beside, *(each.text for index, each in results if (at, index) in self._settled)]
+                continue
+            texts.append(message.text)
+            if not self._edit.clear_inputs:
+                texts += [said for call in message.calls for said in (call.name, call.arguments)]
         return words_of("\n".join(texts))
 
     @cached_property
@@ -162,9 +166,12 @@ class _ResultClearing:
         return mentions
 
     def _short(self, ref: str) -> str:
-        """Return the beginning of a ref that no other ref of the session has, without what all refs begin with."""
-        bare = ref.removeprefix(_REF_PREFIX)
-        return bare if self._beginnings[bare[:_REF_DIGITS]] > 1 else bare[:_REF_DIGITS]
+        """Return the beginning of a ref that no other ref of the session has, without what all refs begin with.
+
+        Which of several results of one message it names still follows: `9f3ac41e-2`.
+        """
+        name, dash, number = ref.removeprefix(_REF_PREFIX).partition("-")
+        return (name if self._beginnings[name[:_REF_DIGITS]] > 1 else name[:_REF_DIGITS]) + dash + number
 
     @cached_property
     def _beginnings(self) -> Counter[str]:
@@ -172,14 +179,26 @@ class _ResultClearing:
         refs = {entry.ref.removeprefix(_REF_PREFIX) for entry in self._draft.entries}
         return Counter(ref[:_REF_DIGITS] for ref in refs)
 
-    def _is_cleared(self, position: int) -> bool:
+    def _is_changed(self, place: int) -> bool:
         made_by = self._draft.made_by
-        return bool(made_by) and self._edit.type in made_by[position]
+        return bool(made_by) and self._edit.type in made_by[place]
+
+    def _is_stub(self, result: Result) -> bool:
+        if not self._is_changed(result.place):
+            return False
+        # Of several in one message, some may not be cleared yet.
+        whole = self._draft.messages[result.place]
+        return whole is result.message or is_stub(result.message.text, self._short(result.ref))
 
 
 def stub_of(tokens: int, ref: str, digest: str) -> str:
     """Return the stub of a result that cost so many tokens."""
     return f"[cleared {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
+
+
+def is_stub(text: str, ref: str) -> bool:
+    """Tell whether a text is a stub that names `ref`."""
+    return text.startswith("[cleared ") and f" tokens; ref={ref}" in text
 
 
 def shorter_arguments(arguments: str, digest: Digest) -> str:
