@@ -182,6 +182,7 @@ class SqliteDatabase:
         self._reader = threading.local()
         self._connections = [near]  # what the readers have opened
         self._probing: asyncio.Future[None] | None = None
+        self._writing_since: float | None = None  # when the transaction began that the writer is in
         # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
         self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
         self._writer.start()
@@ -194,7 +195,7 @@ class SqliteDatabase:
             try:
                 return self._read_here(unit)
             except sqlite3.Error as why:
-                if getattr(why, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                if not _is_busy(why):
                     raise _reported(why) from why
             finally:
                 self._near_lock.release()
@@ -234,7 +235,13 @@ class SqliteDatabase:
         future = self._probing = asyncio.get_running_loop().create_future()
         probe = partial(_probe_file, unit, self._path, self._file if same else None)
         threading.Thread(target=_in_thread, args=(probe, future), name="palimpsest-probe", daemon=True).start()
-        await asyncio.shield(future)
+        try:
+            await asyncio.shield(future)
+        except StoreUnavailable as why:
+            # The lock may be our own: an import, say, is one long transaction.
+            since = self._writing_since
+            if not _is_busy(why.__cause__) or since is None or time.monotonic() - since > BUSY_SECONDS:
+                raise
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
@@ -306,6 +313,7 @@ class SqliteDatabase:
                 raw.executescript(_DURABLE if durable else _PASSING)
                 self._durable = durable
             self._begin(raw)
+            self._writing_since = time.monotonic()
             try:
                 outcomes: list[_Outcome] = []
                 with _borrowed_turn(writes):
@@ -325,6 +333,8 @@ class SqliteDatabase:
             # The transaction as a whole failed (locked, full, or the one item in it): nothing is kept.
             _roll_back(raw)
             return [(write, None, _reported(why)) for write in writes]
+        finally:
+            self._writing_since = None
         return outcomes
 
     @staticmethod
@@ -452,6 +462,11 @@ def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> N
             raw.execute("COMMIT")
         finally:
             _roll_back(raw)
+
+
+def _is_busy(why: BaseException | None) -> bool:
+    """Tell whether somebody else has the lock."""
+    return getattr(why, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:

@@ -154,10 +154,10 @@ class Store:
             await asyncio.shield(self._renewing)
         await self._database.probe(probe, same=self.circuit.down is None)
 
-    async def _guarded(self, ask: Callable[..., Awaitable[Any]], *given: Any, **named: Any) -> Any:
+    async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
         """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
         if self._direct:
-            return await ask(*given, **named)
+            return await ask()
         circuit, loop = self.circuit, asyncio.get_running_loop()
         if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
             circuit.returns = True
@@ -172,7 +172,7 @@ class Store:
                     circuit.watched = True
                     loop.call_later(SLOW_SECONDS, circuit.watch)
                 try:
-                    return await ask(*given, **named)
+                    return await ask()
                 finally:
                     del circuit.waiting[limit]
         except TimeoutError as why:
@@ -183,12 +183,10 @@ class Store:
             raise
 
     async def _read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        found: Result = await self._guarded(self._database.read, unit, short=short)
-        return found
+        return await self._guarded(lambda: self._database.read(unit, short=short))
 
     async def _write(self, unit: Unit[Result], *, again: bool = True) -> Result:
-        made: Result = await self._guarded(self._database.write, unit, again=again)
-        return made
+        return await self._guarded(lambda: self._database.write(unit, again=again))
 
     async def secret(self, name: str) -> bytes:
         """Return 32 random bytes, made at the first call with this name and the same for ever after."""
@@ -399,7 +397,7 @@ class Store:
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
         if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
-            await self._guarded(asyncio.shield, future)
+            await self._guarded(lambda: asyncio.shield(future))
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -407,7 +405,7 @@ class Store:
         The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
         where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
-        return await self._guarded(self._settle, settlement, began)
+        return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if began is not None and not self._database.in_order:
