@@ -10,7 +10,8 @@
         · TimedOut            408  it did not come in time
         · TooLarge            413  it is over a configured limit
         · LineTooLong         414  its first line is over the limit
-        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
+        · UpgradeRefused      426  it asks for another protocol
+      · HeadersTooLarge     431  its headers, or its trailers, are over a limit
       + UpstreamError         502  the provider did not answer
         · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
         · UpstreamBusy        503  all connections are in use
@@ -109,6 +110,13 @@ class LineTooLong(RequestError):
 
     status = 414
     default_code = "uri_too_long"
+
+
+class UpgradeRefused(RequestError):
+    """The request asks for a protocol that is not served."""
+
+    status = 426
+    default_code = "upgrade_refused"
 
 
 class HeadersTooLarge(RequestError):

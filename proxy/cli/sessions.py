@@ -180,7 +180,9 @@ def compact_session(
                 raise InvalidRequest("The policy 'off' has no summaries. Name another policy.", param="--policy")
             # One response may be rejected, and a long history takes several.
             patience = 3 * settings.summarizer.timeout
-            return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
+            return await compact(
+                row, now, now.policy, Caller(tenant=row.tenant, dialect=row.dialect), means, patience=patience
+            )
 
     made = asyncio.run(run())
     if as_json:

@@ -257,6 +257,10 @@ class UpstreamSettings(_Section):
     """Address of the provider's API. It replaces the client's `/v1`."""
     api_key: Key | None = None
     """The proxy's own key. Without it, the client's `Authorization` header is forwarded."""
+    anthropic_base_url: BaseUrl = "https://api.anthropic.com/v1"
+    """Address of the provider of `/v1/messages`, the Messages API."""
+    anthropic_api_key: Key | None = None
+    """The proxy's own key there. Without it, the client's key is forwarded; `api_key` never goes there."""
     connect_timeout: Seconds = 10.0
     """Seconds to wait for a connection."""
     read_timeout: Seconds = 600.0
@@ -328,13 +332,22 @@ class SessionSettings(_Section):
     headers: tuple[HeaderName, ...] = ("X-Session-ID",)
     """Headers that may hold the session id. The first one in the request is used."""
     body_fields: tuple[FieldPath, ...] = ()
-    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending."""
+    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending, but for those
+    that mean something to a provider: `metadata.user_id`, `prompt_cache_key`, `conversation`."""
     missing: Literal["infer", "stateless", "reject"] = "infer"
     """What happens without an id. `infer` recognises the session by its earlier replies, or starts a new one.
     `stateless` stores nothing. `reject` answers with 400."""
     on_disconnect: Literal["cancel", "finish"] = "cancel"
     """What happens when the client disconnects early. `cancel` ends the upstream request, `finish` completes
     and stores it."""
+
+
+class ResponsesSettings(_Section):
+    """Requests to `/v1/responses` that name an earlier response."""
+
+    state: Literal["upstream", "proxy"] = "upstream"
+    """Who adds what came before where a request has `previous_response_id` or `conversation`. `upstream` passes it
+    on as it is. `proxy` takes the field out and sends the stored conversation, trimmed."""
 
 
 class TokenSettings(_Section):
@@ -486,6 +499,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     auth: AuthSettings = AuthSettings()
     sessions: SessionSettings = SessionSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     tokens: TokenSettings = TokenSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     """The model that writes summaries."""
@@ -532,11 +546,12 @@ class Settings(BaseSettings):
                 "server",
                 "host",
             )
-        if self.auth.mode == "passthrough" and self.upstream.api_key is not None:
-            raise contradiction(
-                "auth.mode 'passthrough' forwards each client's own key: remove upstream.api_key, "
-                "or set auth.mode to 'keys'",
-                "upstream",
-                "api_key",
-            )
+        for name in ("api_key", "anthropic_api_key"):
+            if self.auth.mode == "passthrough" and getattr(self.upstream, name) is not None:
+                raise contradiction(
+                    f"auth.mode 'passthrough' forwards each client's own key: remove upstream.{name}, "
+                    "or set auth.mode to 'keys'",
+                    "upstream",
+                    name,
+                )
         return self

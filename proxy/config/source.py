@@ -34,7 +34,12 @@ from proxy.errors import ConfigurationError
 
 DEFAULT_FILE: Final = Path("config.yaml")  # the file that is read if none is named. It need not exist.
 
-SECRETS: Final = frozenset({("upstream", "api_key"), ("auth", "key"), ("auth", "admin_key"), ("summarizer", "api_key")})
+SECRETS: Final = frozenset(
+    {
+        *(("upstream", "api_key"), ("upstream", "anthropic_api_key"), ("summarizer", "api_key")),
+        *(("auth", "key"), ("auth", "admin_key")),
+    }
+)
 """Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
 
 _PREFIX: Final = "PALIMPSEST_"

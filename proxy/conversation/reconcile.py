@@ -14,6 +14,8 @@ in which they are recognised:
     side      nothing of it is stored, it holds no assistant message, and the session resends: a question
               beside the conversation, a new root, and the head stays where it is
 
+A request that names a state which the provider keeps (`provider_state`) goes where that state is stored.
+
 A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its instructions
 are other than the conversation's, and so are its tools (the model, where neither has tools). A title is asked for in
 this manner, often with the first question word for word, and while that is answered.
@@ -44,6 +46,7 @@ class Kind(StrEnum):
     WINDOWED = "windowed"
     FOREIGN = "foreign"
     SIDE = "side"
+    PROVIDER_STATE = "provider_state"
 
 
 class Mode(StrEnum):
@@ -133,6 +136,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     fresh: int  # number of its messages that the branch of `base` holds already: those from here on are new
     at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
     beside: bool = False  # whether the session has gone on from elsewhere: the head stays
+    expanded: bool = False  # whether the history comes from the store in the place of a provider's state
 
     @property
     def moves_head(self) -> bool:
@@ -142,7 +146,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     @property
     def composed(self) -> bool:
         """Whether the history comes from the store: the client sent only what is new."""
-        return self.kind is Kind.APPEND
+        return self.kind is Kind.APPEND or self.expanded
 
 
 def reconcile(incoming: Incoming, log: Log) -> Arrival:

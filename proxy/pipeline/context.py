@@ -55,7 +55,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     @property
     def caller(self) -> Caller:
         """On whose behalf a summary is made."""
-        return Caller(tenant=self.tenant, headers=tuple(self.headers), query=self.query)
+        return Caller(tenant=self.tenant, headers=tuple(self.headers), query=self.query, dialect=self.dialect.name)
 
 
 class RequestContext(Struct, frozen=True, kw_only=True):

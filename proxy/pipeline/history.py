@@ -15,22 +15,27 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, Mode, body_id, body_of, fingerprints, version_of
-from proxy.dialects import Message, ReasoningMode, Request
+from proxy.dialects import Dialect, Message, ReasoningMode, Request
+from proxy.errors import NotFound
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.prefix import KnownRequest
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
+    Doubt,
     HistoryQuery,
     HistorySnapshot,
+    Inferred,
     Mark,
     NodeRow,
+    ProviderState,
     Room,
     Source,
     StandingCut,
     Store,
     SummaryRow,
+    UnnamedRequest,
     session_key,
 )
 from proxy.tokens import TokenCounter
@@ -83,6 +88,7 @@ class History(Struct, frozen=True, kw_only=True):
     attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
     known: KnownRequest | None = None  # what the next request of the session need not read again; None for a short one
+    doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
     unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
 
@@ -96,8 +102,9 @@ class History(Struct, frozen=True, kw_only=True):
 class HistoryLoader:
     """Finds the place of one request after another. One for the life of the process."""
 
-    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode) -> None:
-        """Read from `store`; count new messages with `counter`."""
+    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode, *, expands: bool = False) -> None:
+        """Read from `store`; count new messages with `counter`. `expands`: a provider's state comes from the store."""
+        self._expands = expands
         self._store = store
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
@@ -115,23 +122,56 @@ class HistoryLoader:
 
         `known` is the request before, with which this one has its first `request.known` messages in common.
 
-        A request that names no session goes on with the one session of the tenant that holds the last reply
-        that the client sends, with every reply before it, as recorded from upstream. Where several sessions
-        do, nobody knows which is meant: it becomes a new session.
+        A request that names no session goes on with the session of the tenant that its replies came from: see
+        `store.evidence`. Where nobody knows which is meant, it becomes a new session.
         """
         size = request.new_bytes if known is not None else len(request.raw)
         incoming = await compute(size, _incoming, request, context, known)
+        if request.state:
+            return await self._of_provider(request, incoming, context, whole=whole)
         if context.session is not None:
             return await self._load(request, incoming, context.session, context, whole=whole, known=known)
-        vouched = 0
-        if incoming.replies:
-            last = incoming.replies[-1]
-            found = await self._store.recorded(context.tenant, incoming.names[last], context.dialect.name)
-            if len(found) == 1:
-                return await self._load(request, incoming, found[0], context, whole=whole)
-            vouched = last + 1 if found else 0
+        found = Inferred()
+        if incoming.replies or incoming.answers:
+            found = await self._store.infer(
+                UnnamedRequest(
+                    tenant=context.tenant,
+                    dialect=context.dialect.name,
+                    messages=request.messages,
+                    names=incoming.names,
+                    contents=incoming.contents,
+                    instructions=version_of(request.instructions) if request.instructions else None,
+                )
+            )
+            if found.session is not None:
+                return await self._load(request, incoming, found.session, context, whole=whole)
         new = f"ses_{secrets.token_hex(16)}"
-        return replace(await self._load(request, incoming, new, context, whole=whole), vouched=vouched)
+        made = await self._load(request, incoming, new, context, whole=whole)
+        return replace(made, vouched=found.vouched, doubt=found.doubt)
+
+    async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:
+        """Raise `NotFound` for an id of something that the provider keeps and the tenant did not get here.
+
+        With a key that tenants share the provider itself cannot tell whose it is.
+        """
+        for name in await self._store.foreign_ids(tenant, dialect.name, names):
+            raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code="not_found")
+
+    async def _of_provider(
+        self, request: Request, incoming: Incoming, context: RequestContext, *, whole: bool
+    ) -> History:
+        """Find the place of a request that goes on from what the provider holds."""
+        place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
+        if self._expands and place is None:
+            raise NotFound(
+                f"Previous response with id '{request.state}' not found.",
+                param=context.dialect.requests.state_fields[0],
+                code="previous_response_not_found",
+            )
+        session = context.session or (place.session if place is not None else f"ses_{secrets.token_hex(16)}")
+        node = place.node if place is not None and place.session == session else None
+        state = ProviderState(node=node, expands=self._expands)
+        return await self._load(request, incoming, session, context, whole=whole, state=state)
 
     async def without_store(self, request: Request) -> History:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
@@ -151,7 +191,7 @@ class HistoryLoader:
 
     def is_full(self, request: Request, context: RequestContext) -> bool:
         """Tell whether a request surely brings its whole history."""
-        if context.mode is Mode.APPEND:
+        if context.mode is Mode.APPEND or request.state:
             return False
         if request.replies or context.session is None or context.mode is Mode.FULL:
             return True
@@ -165,9 +205,10 @@ class HistoryLoader:
         alone = await self.without_store(request)
         incoming = await compute(len(request.raw), _incoming, request, context)
         session, infers = context.session, False
-        if session is None and incoming.replies:
-            reply = incoming.names[incoming.replies[-1]]
-            session = self._replies.get((context.tenant, context.dialect.name, reply))
+        if session is None and (incoming.replies or incoming.answers):
+            if incoming.replies:
+                reply = incoming.names[incoming.replies[-1]]
+                session = self._replies.get((context.tenant, context.dialect.name, reply))
             infers = session is None
         return replace(
             alone,
@@ -207,6 +248,7 @@ class HistoryLoader:
         *,
         whole: bool,
         known: KnownRequest | None = None,
+        state: ProviderState | None = None,
     ) -> History:
         policy = context.policy
         snapshot = await self._store.recall(
@@ -222,8 +264,11 @@ class HistoryLoader:
                 whole=whole,
                 instructed=bool(request.instructions),
                 recipe=policy.summarizing.recipe if policy is not None else None,
+                state=state,
             )
         )
+        if snapshot.names:
+            incoming = replace(incoming, names=snapshot.names)
         made = _made_before(request, snapshot, known)
         work = _MARK_WORK * (len(snapshot.marks) - len(made))
         if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
@@ -245,7 +290,7 @@ class HistoryLoader:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
-        composed = arrival.kind is Kind.APPEND
+        composed = arrival.composed
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
@@ -267,7 +312,7 @@ class HistoryLoader:
             entries=known + _new_entries(fresh, snapshot.depth),
             nodes=nodes,
             fresh=fresh,
-            instructions=request.instructions or snapshot.instructions,
+            instructions=_instructions(request, snapshot),
             size=_size_of(request, snapshot.rows),
             variants=variants,
             standing=snapshot.cut,
@@ -363,6 +408,15 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
         answers=answers,
         manner=manner,
     )
+
+
+def _instructions(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
+    """Return the instructions to send. Those in the place of a provider's state go before the request's own."""
+    if not snapshot.arrival.expanded:
+        return request.instructions or snapshot.instructions
+    fields = [message for message in request.instructions if message.is_field]
+    items = [message for message in snapshot.instructions if not message.is_field]
+    return (*fields, *items, *[message for message in request.instructions if not message.is_field])
 
 
 def _known_of(

@@ -19,12 +19,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.config import Settings
-from proxy.conversation import Incoming, body_of
+from proxy.conversation import Incoming, body_of, version_of
 from proxy.dialects import Message, Request, dialect_named
 from proxy.errors import StoreUnavailable
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History, HistoryLoader
-from proxy.store import HistoryQuery, Opening, Settlement, Spool, SpooledRecord, Store, session_key, spool_name
+from proxy.store import (
+    HistoryQuery,
+    Opening,
+    Settled,
+    Settlement,
+    Spool,
+    SpooledRecord,
+    Store,
+    UnnamedRequest,
+    session_key,
+    spool_name,
+)
 
 _LOG: Final = logging.getLogger("palimpsest.outage")
 
@@ -47,6 +58,7 @@ class SpooledExchange(Struct, frozen=True, kw_only=True):
     same: bool = False  # whether the messages of the settlement, which are left out, are those of the opening
     incoming: Incoming | None = None  # by which it gets its place; None where that is known
     infers: bool = False  # whether its session is the one that holds its last reply, if there is one
+    ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
 
 
 def encode(spooled: SpooledExchange) -> bytes:
@@ -227,7 +239,9 @@ class Outage:
             try:
                 if spooled.incoming is not None:
                     spooled = await placed(spooled, spooled.incoming, store)  # noqa: PLW2901
-                await store.settle(spooled.settlement, store.begin(spooled.opening))
+                settled = await store.settle(spooled.settlement, store.begin(spooled.opening))
+                if spooled.ids:
+                    await keep_ids(store, spooled.settlement, settled, spooled.ids)
             except StoreUnavailable:
                 raise
             except Exception as why:  # noqa: BLE001 - it would keep all others from being stored
@@ -238,17 +252,28 @@ class Outage:
         _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
 
 
+async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
+    """Keep the ids under which the provider keeps the reply of an exchange that is stored."""
+    node = settled.replies[0] if settled.replies else ""
+    await store.keep_provider_ids(settlement.tenant, settlement.session, settlement.dialect, ids, node)
+
+
 async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> SpooledExchange:
     """Give an exchange its place in the history, as the request would have got it."""
     opening, settlement = spooled.opening, spooled.settlement
     session, vouched, messages = opening.session, 0, opening.messages
-    if spooled.infers and incoming.replies:
-        last = incoming.replies[-1]
-        found = await store.recorded(opening.tenant, incoming.names[last], opening.dialect)
-        if len(found) == 1:
-            session = found[0]
-        else:
-            vouched = last + 1 if found else 0
+    if spooled.infers:
+        found = await store.infer(
+            UnnamedRequest(
+                tenant=opening.tenant,
+                dialect=opening.dialect,
+                messages=[body.message for body in messages],
+                names=incoming.names,
+                contents=incoming.contents,
+                instructions=version_of(opening.instructions) if opening.instructions else None,
+            )
+        )
+        session, vouched = found.session or session, found.vouched
     snapshot = await store.recall(
         HistoryQuery(
             dialect=opening.dialect,

@@ -52,6 +52,7 @@ class Answered(Struct, kw_only=True):
     asked_again: bool = False  # whether upstream was asked again for the rest of the reply
     first_usage: JsonObject | None = None
     """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
+    ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
 
 
 Settle = Callable[[Answered], Awaitable[None]]
@@ -83,7 +84,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
     if not found.messages:
         error = found.error or _NO_REPLY
-        return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status)
+        return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids)
     return Answered(
         status=Status.COMPLETE,
         replies=tuple([(message, False) for message in found.messages]),
@@ -91,6 +92,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         usage=found.usage,
         model=found.model,
         upstream_status=status,
+        ids=found.ids,
     )
 
 
@@ -141,6 +143,7 @@ class StreamRelay:
             usage=found.usage,
             model=found.model,
             upstream_status=self._answer.status,
+            ids=found.ids,
         )
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(left=left)

@@ -31,11 +31,14 @@ _REORDERED: Final[Mapping[RoleOrder, str]] = {
 }
 """The warning of a request whose roles were put in another order."""
 
+_PROVIDERS_OWN: Final = frozenset({"metadata.user_id", "prompt_cache_key", "conversation"})
+"""Fields that may name the session and mean something to the provider, too: they are sent."""
 _MODELS: Final = 1024  # models about which refusals are remembered; their names come from clients
 _LEAST_REPLY: Final = 256  # tokens that are left for a reply whose length nobody names
 _MARGIN: Final = 0.8
 """How much of a window is filled after an overflow. What is left is text of another kind than what went, and
 the two counts of it may differ by a fourth; and the next turns need room too."""
+_OPENING_SECONDS: Final = 2.0  # how long the first events of a stream wait for the one that shows that all is well
 _TRIALS: Final = 2  # plans that are made after an overflow: a second one where the first seems too long by its bytes
 _LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image has many bytes and few tokens.)
 
@@ -68,6 +71,7 @@ class UpstreamSender:
         self._cache_secret = cache_secret
         self._dropped = frozenset({b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)})
         """Headers that do not go upstream, beside those that never do."""
+        self._drop_fields = tuple([path for path in settings.sessions.body_fields if path not in _PROVIDERS_OWN])
         self._refuses_usage: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
         """(address, model) of those that refuse to be asked for their usage."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
@@ -92,6 +96,8 @@ class UpstreamSender:
         )
         attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=adds_usage, orders=known)
         answer = await self._ask(attempt)
+        if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
+            answer = await self._past_opening(attempt, policy, answer, replanned)
         if answer.status >= 400 and policy is not None:
             answer = await self._reordered(attempt, answer)
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
@@ -138,9 +144,30 @@ class UpstreamSender:
             answer = await self._ask(attempt)
         return answer
 
-    async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer) -> bool:
-        """Tell whether the request was refused for its length and got shorter; then the answer is closed."""
-        overflow = attempt.prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer))
+    async def _past_opening(
+        self, attempt: Attempt, policy: Policy, answer: Answer, replanned: Callable[[PlanReport], None]
+    ) -> Answer:
+        """Ask again, for less, where a stream begins with the error that the request is too long."""
+        opening_error = attempt.prepared.call.dialect.requests.opening_error
+        if opening_error is None or not 200 <= answer.status < 300 or not answer.readable:
+            return answer
+        try:
+            error = await answer.opening(opening_error, _OPENING_SECONDS)
+        except BaseException:  # nobody else holds the answer yet, and it occupies a connection
+            await answer.aclose()
+            raise
+        if not error or not await self._rescued(attempt, policy, answer, error):
+            return answer
+        replanned(attempt.report)
+        return await self._ask(attempt)
+
+    async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer, error: bytes | None = None) -> bool:
+        """Tell whether the request was refused for its length and got shorter; then the answer is closed.
+
+        `error` is the body of an error that came in a stream.
+        """
+        status, body = (answer.status, await _read(answer)) if error is None else (400, error)
+        overflow = attempt.prepared.call.dialect.requests.overflow_of(status, body)
         if overflow is None:
             return False
         try:
@@ -177,6 +204,7 @@ class UpstreamSender:
                 planning,
                 session=first.session,
                 exchange=first.exchange,
+                kind=first.kind,
                 instructions=len(history.instructions),
                 warnings=(*first.warnings[len(first.plan.warnings) :], RESCUED),
             )
@@ -229,14 +257,14 @@ class UpstreamSender:
             lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
             instructions, view = whole[:lead], whole[lead:]
         key = None
-        if settings.cache.key == "session" and facts.takes_key and history.id is not None:
+        if settings.cache.key == "session" and facts.takes_key and history.id is not None and not request.untouched:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
         return api.compose(
             request,
             instructions=instructions,
             messages=view,
             add_usage=add_usage,
-            drop_fields=settings.sessions.body_fields,
+            drop_fields=(*self._drop_fields, *api.state_fields) if history.arrival.expanded else self._drop_fields,
             cache_key=key,
             tools=prepared.tools if prepared.own_tools else None,
         )

@@ -11,7 +11,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from proxy.config import Settings
-from proxy.dialects import Message
+from proxy.dialects import Dialect, Message
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue, ModelFacts
 from proxy.pipeline.background import Background
@@ -49,9 +49,9 @@ class Knowledge:
         self._calibration = calibration
         self._countable: set[str] = set()  # models whose vocabulary is there
 
-    def facts(self, model: str) -> ModelFacts:
-        """Return what is known of the model at the upstream that serves it."""
-        return self.catalogue.facts(model, self._upstream.destination(model).base_url)
+    def facts(self, model: str, dialect: Dialect) -> ModelFacts:
+        """Return what is known of the model at the upstream that serves it in this dialect."""
+        return self.facts_at(model, self._upstream.destination(model, dialect.name).base_url + dialect.requests.path)
 
     def facts_at(self, model: str, base_url: str) -> ModelFacts:
         """Return what is known of the model at an address."""
@@ -150,7 +150,8 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
         except StoreUnavailable:
             if not bare:
                 raise
-        loader = HistoryLoader(store, counter, settings.upstream.reasoning)
+        expands = settings.responses.state == "proxy"
+        loader = HistoryLoader(store, counter, settings.upstream.reasoning, expands=expands)
         outage = Outage(store, spool, loader, forwards=forwards)
         background = Background()
         stack.push_async_callback(background.drain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +17,7 @@ from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import cost
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.outage import LOST, WAITS, SpooledExchange
+from proxy.pipeline.outage import LOST, WAITS, SpooledExchange, keep_ids
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import PlanReport, log_line, receipt_of, summary_request_of
 from proxy.pipeline.relay import Answered
@@ -99,11 +99,12 @@ class Exchange:
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        if usage is not None:
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
-        log_exchange(_LOG, log_line(self.report, prepared.history.arrival.kind, answered.status, took))
+        log_exchange(_LOG, log_line(self.report, answered.status, took))
         if not self._stored:
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
@@ -130,6 +131,8 @@ class Exchange:
         if not self._waits:
             try:
                 settled = await services.store.settle(settlement, self._opening)
+                if answered.ids:
+                    await keep_ids(services.store, settlement, settled, answered.ids)
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
@@ -137,9 +140,9 @@ class Exchange:
                     self._remember(settled.replies)
                     then(settled)
                 return
-        await self._spool(settlement)
+        await self._spool(settlement, answered.ids)
 
-    async def _spool(self, settlement: Settlement) -> None:
+    async def _spool(self, settlement: Settlement, ids: Sequence[str]) -> None:
         """Let the exchange wait until the store can be used."""
         unplaced = self.prepared.history.unplaced
         if unplaced is not None and not unplaced.infers:
@@ -150,6 +153,7 @@ class Exchange:
             settlement=settlement,
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
+            ids=tuple(ids),
         )
         try:
             await self._services.outage.keep(spooled)

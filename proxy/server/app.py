@@ -6,6 +6,7 @@ There is no global state: two applications in one process share nothing that cha
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -38,8 +40,19 @@ from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
+_RESPONSES: Final = dialect_named("responses")
+_MESSAGES: Final = dialect_named("messages")
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+    b"/v1/messages": _MESSAGES,
+}
+_BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
+_AZURE: Final = b"/openai/"
+_DEPLOYMENT: Final = re.compile(rb"/openai/deployments/([^/]+)(/.+)")
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
@@ -87,11 +100,13 @@ class Application:
         """Serve one ASGI call."""
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
+            path, model = _of_azure(path) if path.startswith(_AZURE) else (path, "")
             dialect = _ROUTES.get(path)
-            connection = ClientConnection(scope, receive, send, dialect or _CHAT)
+            other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
+            connection = ClientConnection(scope, receive, send, dialect or other)
             try:
                 if dialect is not None and scope["method"] == "POST" and self._chat is not None:
-                    await self._chat.serve(connection)
+                    await self._chat.serve(connection, model)
                     return
                 if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
                     await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
@@ -141,10 +156,19 @@ class Application:
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget)
-            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background)
+            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
             if self._loaded is not None:
                 await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, app.knowledge)).running())
             yield
+
+
+def _of_azure(path: bytes) -> tuple[bytes, str]:
+    """Return the path below `/v1` that a path of Azure's stands for, and the model of a deployment's."""
+    found = _DEPLOYMENT.fullmatch(path)
+    if found is not None:
+        return b"/v1" + found[2], unquote(found[1].decode("latin-1"))
+    rest = path.removeprefix(_AZURE)
+    return b"/v1/" + rest.removeprefix(b"v1/"), ""
 
 
 def _takes(policies: Policies, knowledge: Knowledge) -> Takes:

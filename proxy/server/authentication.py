@@ -18,7 +18,8 @@ from proxy.config import AuthSettings
 from proxy.errors import Forbidden, InvalidRequest, Unauthenticated
 from proxy.pipeline import DEFAULT_TENANT
 
-_SINGLE: Final = (b"authorization", b"host")
+_KEYS: Final = (b"authorization", b"x-api-key", b"api-key")  # where clients send their key
+_SINGLE: Final = (*_KEYS, b"host")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # they spend and change nothing
 _JSON: Final = b"application/json"
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -64,7 +65,7 @@ class Authenticator:
             self._check_origin(headers)
         if self._mode == "none" and self._admin is None:
             return _EVERYBODY
-        token = _token(headers.get(b"authorization", b""))
+        token = _credential(headers)
         if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
             return Identity(tenant="", admin=True)
         if self._mode == "none":
@@ -131,6 +132,14 @@ def _is_local(host: bytes) -> bool:
     text = host.decode("latin-1")
     name, _, port = text.rpartition(":")
     return (name if name and port.isdigit() else text).lower() in _LOCAL_NAMES
+
+
+def _credential(headers: Mapping[bytes, bytes]) -> str:
+    """Return the key of a request, empty without one; raises `Unauthenticated` for two that differ."""
+    found = {token for name in _KEYS if (value := headers.get(name)) and (token := _token(value))}
+    if len(found) > 1:
+        raise Unauthenticated("The headers Authorization, x-api-key and api-key hold different keys. Send one of them.")
+    return next(iter(found), "")
 
 
 def _token(authorization: bytes) -> str:

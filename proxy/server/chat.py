@@ -10,8 +10,12 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from proxy.config import Settings
 from proxy.dialects import Dialect, dialect_named
+from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
@@ -159,6 +163,15 @@ async def bounded(
     raise TooLarge(f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes.")
 
 
+def _with_model(body: bytes, model: str) -> bytes:
+    """Return the body of a request with the model, if it names none; what is no object is told by who reads it."""
+    try:
+        fields = RawFields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    return body if "model" in fields or not fields else with_field(body, fields, "model", write(model))
+
+
 class ChatEndpoint:
     """The hot endpoint. One for the life of the process."""
 
@@ -179,11 +192,13 @@ class ChatEndpoint:
         self._authenticator = authenticator
         self._chat = chat
 
-    async def serve(self, connection: ClientConnection) -> None:
-        """Answer one request."""
+    async def serve(self, connection: ClientConnection, model: str = "") -> None:
+        """Answer one request; `model` is the one that its path names."""
         try:
             with self._budget.reserve() as memory:
                 call = await self._call(connection, memory)
+                if model:
+                    call = replace(call, body=_with_model(call.body, model))
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft:
             pass

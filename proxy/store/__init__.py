@@ -3,6 +3,7 @@
     store       what the other rooms use; start here
     records     what goes in and what comes out, as plain data
     history     what is known of a conversation when a request comes in: one read
+    evidence    which session a request without an id belongs to
     exchanges   how an exchange begins and how it is settled: one transaction each
     tree        a session's rows: its nodes, texts, instructions, what clients were not shown
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
+from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.records import (
@@ -35,6 +37,7 @@ from proxy.store.records import (
     Mark,
     NodeRow,
     Opening,
+    ProviderState,
     Reply,
     SessionRow,
     Settled,

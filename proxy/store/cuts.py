@@ -15,6 +15,7 @@ and of a cut also
            known, as in cuts that were stored before there were gaps: all they dropped is under `drop`
     summary, account
            the summary that stands in the place of some gaps, and what input had cost
+    stale  [[start, stop], …]: where reasoning is left out
 
 `why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
 """
@@ -37,7 +38,7 @@ from proxy.dialects.jsontext import is_array, is_object
 from proxy.store.database import Row, StoreConnection
 from proxy.store.records import StandingCut, dialect_of
 from proxy.store.schema import CUTS, insert_new, matching
-from proxy.trimming import Account, Change, Cut, Gap, Summary
+from proxy.trimming import Account, Change, Cut, Gap, Stretch, Summary
 
 # -------------------------------------------------------------------------------------- changes and cuts as text
 
@@ -45,6 +46,7 @@ _Run: TypeAlias = tuple[int, list[int]]
 _Drop: TypeAlias = tuple[int, int, list[_Run]]
 _Put: TypeAlias = tuple[int, int, int, int, int, str | None]
 _Gap: TypeAlias = tuple[int, int, int, int, int]
+_Stretch: TypeAlias = tuple[int, int]
 _Why: TypeAlias = dict[tuple[str, str], int]
 
 
@@ -69,6 +71,7 @@ class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
     kept: list[str] | None = None
     summary: Summary | None = None
     account: Account | None = None
+    stale: list[_Stretch] = []
 
 
 class Decided(Struct, frozen=True, kw_only=True):
@@ -79,6 +82,7 @@ class Decided(Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] | None  # the nodes before it that lie in no gap; None where it is not known
     summary: Summary | None = None
     account: Account | None = None
+    stale: tuple[Stretch, ...] = ()
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -108,6 +112,7 @@ def encode_cut(
     kept: Sequence[str] | None,
     summary: Summary | None = None,
     account: Account | None = None,
+    stale: Iterable[Stretch] = (),
 ) -> str:
     """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown.
 
@@ -120,7 +125,16 @@ def encode_cut(
     ]
     drop, put = _rows_of(changes, why)
     names = None if kept is None else list(kept)
-    cut = _CutText(why=list(why), drop=drop, put=put, gaps=rows, kept=names, summary=summary, account=account)
+    cut = _CutText(
+        why=list(why),
+        drop=drop,
+        put=put,
+        gaps=rows,
+        kept=names,
+        summary=summary,
+        account=account,
+        stale=[(each.start, each.stop) for each in stale],
+    )
     try:
         return _ENCODER.encode(cut).decode()
     except UnicodeEncodeError:
@@ -139,7 +153,14 @@ def decode_cut(text: str, dialect: Dialect) -> Decided:
         gaps.append(Gap(start=start, stop=stop, edit=edit, reason=reason, tokens=tokens, tool_calls=tool_calls))
     kept = None if read.kept is None else tuple(read.kept)
     changes = _changes_in(read, dialect)
-    return Decided(changes=changes, gaps=tuple(gaps), kept=kept, summary=read.summary, account=read.account)
+    return Decided(
+        changes=changes,
+        gaps=tuple(gaps),
+        kept=kept,
+        summary=read.summary,
+        account=read.account,
+        stale=tuple([Stretch(start=start, stop=stop) for start, stop in read.stale]),
+    )
 
 
 def encode_data(data: Mapping[str, Any]) -> str:
@@ -302,6 +323,7 @@ def standing_cut(row: Any, decided: Decided) -> StandingCut:
         gaps=decided.gaps,
         summary=decided.summary,
         account=decided.account,
+        stale=decided.stale,
     )
     return StandingCut(cut=cut, node=row.node, kept=decided.kept)
 
@@ -322,7 +344,7 @@ def keep_cut(
     `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not known:
     whoever reads the cut then must read the whole branch.
     """
-    changes = encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account)
+    changes = encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account, cut.stale)
     row = {name: getattr(cut, name) for name in _OF_CUT} | {
         "session": key,
         "node": node,

@@ -25,6 +25,7 @@ from proxy.conversation import (
     TWIN_MS,
     AnsweredEarlier,
     Placement,
+    Witness,
     body_of,
     content_hash,
     is_placed_anew,
@@ -38,6 +39,7 @@ from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
+from proxy.store.evidence import keep_evidence
 from proxy.store.records import (
     Body,
     Cursor,
@@ -439,6 +441,7 @@ class ExchangeEnd:
             reply = settlement.replies[0]
             self.session_row["calls"] = tree.encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
         self._keep_hidden(heads, carried, renamed)
+        self._keep_evidence(line, heads)
         head = heads[0] if moves_head else self._session.head
         return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads))
 
@@ -594,6 +597,19 @@ class ExchangeEnd:
                     count += tree.add_hidden(connection, session.key, [said], exchange=row.exchange)
         if count:
             self.session_row["hidden"] = session.hidden + count
+
+    def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
+        """Keep what the replies are known by when the client sends them back, those that it brought included."""
+        settlement = self._settlement
+        vouched = zip(line[: settlement.vouched], settlement.messages, strict=False)
+        said = [
+            *((place.node, body.message) for place, body in vouched),
+            *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
+        ]
+        witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
+        begins = settlement.base == ROOT and settlement.kind != "side"
+        first = line[0].node if line and begins else None
+        keep_evidence(self._connection, self._session.key, witness, said, first)
 
     def _asked(self) -> list[tree.NewNode]:
         """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""

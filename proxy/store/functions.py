@@ -1,8 +1,8 @@
 """Exchanges as PostgreSQL's own functions take them: those of many callers in one statement.
 
 What an exchange comes to is computed here, as if its base were the root of a tree, by the code that writes it anywhere
-else (`begin`, `ExchangeEnd`), over a connection that keeps the rows and reads nothing. The functions, which migration 7
-makes, lock the sessions, check what was taken for granted, add where the base stands, and return what they wrote. What
+else (`begin`, `ExchangeEnd`), over a connection that keeps the rows and reads nothing. The functions, which migrations
+make, lock the sessions, check what was taken for granted, add where the base stands, and return what they wrote. What
 cannot be computed without reading, and what does not hold, is left to `write_exchanges`.
 """
 
@@ -175,6 +175,7 @@ def plain_end(settlement: Settlement) -> PlainEnd | None:
             "new_bodies": sorted(keeper.rows["bodies"], key=_BODIES),
             "new_nodes": keeper.rows["nodes"],
             "cut": cuts[0] if cuts else None,
+            "evidence": keeper.rows["evidence"],
         }
     return PlainEnd(row=row, settled=settled)
 

@@ -26,7 +26,7 @@ from proxy.store.sqlite import create_file, sqlite_engine
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISION: Final = "0007"
+REVISION: Final = "0012"
 """The newest migration: the tables that this version of the program works with."""
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, TypeAlias, cast
 import sqlalchemy
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import Executable, event
+from sqlalchemy import BigInteger, Executable, event
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
@@ -281,7 +281,8 @@ class _PostgresStatement(CompiledStatement):
         numbers = {name: number for number, name in enumerate(order, 1)}
 
         def any_of(found: re.Match[str]) -> str:
-            return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::VARCHAR[])"
+            kind = "BIGINT" if isinstance(self.binds[found[2]].type, BigInteger) else "VARCHAR"
+            return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::{kind}[])"
 
         self.text = _LIST.sub(any_of, self.text)
         self.pick = picker(order)

@@ -313,6 +313,13 @@ class BranchRow(Struct, frozen=True, kw_only=True):
 DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 
 
+class ProviderState(Struct, frozen=True, kw_only=True):
+    """What a request goes on from that does not say it: an earlier reply, by an id of the provider's."""
+
+    node: str | None  # the reply, where it is stored; None: where the session stands
+    expands: bool = False  # whether the proxy sends what came before, in the provider's place
+
+
 class HistoryQuery(Struct, frozen=True, kw_only=True):
     """A request, as far as what is read depends on it."""
 
@@ -327,12 +334,15 @@ class HistoryQuery(Struct, frozen=True, kw_only=True):
     instructed: bool = False  # whether it brings instructions of its own
     recipe: str | None = None  # recipe of the summaries that are wanted; None where there can be none
     dialect: str = CHAT
+    state: ProviderState | None = None  # what the request goes on from; None where it says or leaves that itself
 
 
 class HistorySnapshot(Struct, frozen=True, kw_only=True):
     """What is known of the conversation."""
 
     arrival: Arrival
+    names: Sequence[str] = ()
+    """The nodes of the request's messages, where older versions named some of them; empty where none did."""
     start: int = 0  # position in its branch of the first message that the request speaks of
     depth: int = 0  # number of messages of the branch that its new messages follow
     marks: Sequence[Mark] = ()  # what was noted about the messages that the client sends again, oldest first

@@ -14,11 +14,11 @@ from proxy.store import cuts, exchanges, history, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
+from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.migrate import current, probe, require_current, upgrade
 from proxy.store.records import (
-    CHAT,
     BranchRow,
     Cursor,
     ExchangeRow,
@@ -270,11 +270,32 @@ class Store:
             return await self._read(unit)
         return await self._read(unit, short=True)
 
-    async def recorded(self, tenant: str, node: str, dialect: str = CHAT) -> list[str]:
-        """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""
+    async def infer(self, request: UnnamedRequest) -> Inferred:
+        """Return the session that a request without an id belongs to, or why there is none; see `evidence`."""
+        if not is_plain(request.tenant):
+            return Inferred()
+        return await self._read(partial(infer, request=request), short=True)
+
+    async def provider_place(self, tenant: str, dialect: str, name: str) -> tree.ProviderPlace | None:
+        """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
         if not is_plain(tenant):
-            return []
-        return await self._read(partial(tree.recorded_in, tenant=tenant, node=node, dialect=dialect), short=True)
+            return None
+        unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
+        return await self._read(unit, short=True)
+
+    async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
+        """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+        if not is_plain(tenant):
+            return list(names)
+        return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
+
+    async def keep_provider_ids(
+        self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
+    ) -> None:
+        """Keep that these ids came with the reply at a node of a session."""
+        key = session_key(tenant, session, dialect)
+        unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
+        await self._write(unit)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""

@@ -34,6 +34,7 @@ from proxy.trimming.model import (
     PriceSource,
     ReadySummary,
     Step,
+    Stretch,
     Summary,
     SummaryRequest,
 )

@@ -22,13 +22,25 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
-from proxy.trimming.draft import Draft, clipped
+from proxy.trimming.draft import Draft, clipped, joined_stretches
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
-from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
+from proxy.trimming.model import (
+    Change,
+    Cut,
+    Entry,
+    Gap,
+    Hidden,
+    Plan,
+    PlanningContext,
+    Size,
+    Stretch,
+    Summary,
+    SummaryRequest,
+)
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
-from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
+from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim, unbound
 
 OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
@@ -196,6 +208,8 @@ class _Planning:
             warnings += more
         else:
             made, fired = self._trimmed(fired, running, costs)
+        if made is not None:
+            made = unbound(made, self.base, self.history, keeps_loop=self.context.keeps_loop)
         cut, earlier = self.cut, clipped(self.cut.gaps, self.start, self.end) if self.cut is not None else ()
         if made is not None:
             earlier = earlier if self.same else ()
@@ -345,11 +359,22 @@ class _Planning:
             changes=below + made.changes,
             tokens=view.tokens - sum([draft.tokens[at] for at, _ in beyond]),
             messages=len(view.messages) - len(beyond),
-            tool_calls=view.size.tool_calls - sum([message.is_result for _, message in beyond]),
+            tool_calls=view.size.tool_calls - sum([message.result_count for _, message in beyond]),
             gaps=joined([*left, *made.gaps]),
             summary=summary,
+            stale=self._stale(made),
             account=account_after(costs, made.balance, self.tokens) if costs is not None else None,
         )
+
+    def _stale(self, made: Trim) -> tuple[Stretch, ...]:
+        """Return where reasoning is left out after a trim."""
+        stale = [] if made.stale is None else [made.stale]
+        for each in self.cut.stale if self.cut is not None else ():
+            # What lies before `start` was not looked at; of the rest another version decided anew.
+            stop = each.stop if self.same else min(each.stop, self.start)
+            if each.start < stop:
+                stale.append(replace(each, stop=stop))
+        return joined_stretches(stale)
 
     def _is_shared(self, made: Trim, view: View, fork: int) -> bool:
         """Tell whether a trim can be kept at `fork`: there is no other one, and nothing beyond is changed."""
@@ -358,6 +383,7 @@ class _Planning:
         if view.notes:  # what was repaired depends on all of it
             return False
         reaches = [change.position + 1 for change in made.changes] + [gap.stop for gap in made.gaps]
+        reaches += [made.stale.stop] if made.stale is not None else []
         summary = made.draft.summary
         return max(reaches, default=0) <= fork and (summary is None or summary.until <= fork)
 
@@ -459,7 +485,7 @@ class View(Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> Size:
         """How much it is. Each message is read for its tool results: ask only where these matter."""
-        calls = sum([message.is_result for message in self.messages])
+        calls = sum([message.result_count for message in self.messages])
         return Size(tokens=self.tokens, messages=len(self.messages), tool_calls=calls)
 
 

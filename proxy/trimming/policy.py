@@ -63,7 +63,9 @@ class Pin(Section, frozen=True):
 
     def fits(self, message: Message) -> bool:
         """Tell whether `message` is pinned."""
-        return message.role in self.roles and is_found(self.regex, message.text)
+        if message.role in self.roles:
+            return is_found(self.regex, message.text)
+        return message.is_result and "user" in self.roles and is_found(self.regex, message.beside)
 
 
 def _only_tool_output(edit: Edit) -> Edit:

@@ -33,6 +33,8 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "upstream": {
             "base_url": "https://api.openai.com/v1",
             "api_key": None,
+            "anthropic_base_url": "https://api.anthropic.com/v1",
+            "anthropic_api_key": None,
             "connect_timeout": 10,
             "read_timeout": 600,
             "max_connections": 1000,

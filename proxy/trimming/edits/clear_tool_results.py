@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from proxy.dialects import Message, Span
+from proxy.dialects import Span
 from proxy.textscan import JsonValue, Number, digest_of, is_items, is_members, read, words_of, write
-from proxy.trimming.draft import Draft, Result
+from proxy.trimming.draft import Draft, Result, ResultChanges
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
@@ -71,9 +71,11 @@ class _ResultClearing:
         self._draft = draft
         results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
         self._old = results[: max(0, len(results) - edit.keep)]
-        self._cleared = {result.place for result in results if self._is_stub(result.place)}
+        stubs = [result for result in results if self._is_stub(result)]
+        self._cleared = {(result.place, result.index) for result in stubs}
+        self._changes = ResultChanges(draft, edit.type)
         self._known: set[str] | None = None
-        self._spare = sum(edit.digest_chars - len(self._digest_at(position)) for position in self._cleared)
+        self._spare = sum(edit.digest_chars - len(digest_in(stub.message.text, stub.ref)) for stub in stubs)
 
     def changes(self) -> Iterator[Change]:
         """Yield the stubs, the oldest first, and after the last one of a call its arguments."""
@@ -88,13 +90,13 @@ class _ResultClearing:
 
     def _cleared_by(self, result: Result) -> Iterator[Change]:
         """Yield what clearing one result changes: nothing if it is protected, a stub, or cheaper as it is."""
-        if result.place in self._draft.protected or result.place in self._cleared:
+        if result.place in self._draft.protected or (result.place, result.index) in self._cleared:
             return
         change = self._stub(result)
         if change is None:
             return
-        self._cleared.add(result.place)
-        yield change
+        self._cleared.add((result.place, result.index))
+        yield self._changes.keep(change)
         if self._edit.clear_inputs:
             yield from self._inputs(result.span)
 
@@ -103,36 +105,37 @@ class _ResultClearing:
 
         That depends on the result alone, so that what stays at one trim stays at the next.
         """
-        draft, edit, position = self._draft, self._edit, result.place
-        message = draft.messages[position]
-        if message is None or draft.tokens[position] <= _CHEAPEST:
+        edit, message = self._edit, result.message
+        if self._draft.tokens[result.place] <= _CHEAPEST:
             return None
         room = max(0, self._spare + _ADVANCE * edit.digest_chars)
         budget = min(_LONGEST * edit.digest_chars, edit.digest_chars + room)
-        original = draft.entries[position].message.text
+        original = result.original.text
         digest = digest_of(original, budget, self._words()) if budget else ""
-        change = self._with_digest(result, message, digest)
-        if change.freed <= 0 and self._with_digest(result, message, "").freed <= 0:
+        change = self._with_digest(result, digest)
+        if change.freed <= 0 and self._with_digest(result, "").freed <= 0:
             self._words().update(words_of(message.text))
             return None
         while change.freed <= 0:
             digest = digest_of(original, int(len(digest) * _SHORTER), self._words())
-            change = self._with_digest(result, message, digest)
+            change = self._with_digest(result, digest)
         self._spare = self._spare + edit.digest_chars - len(digest)
         self._words().update(words_of(digest))
         return change
 
-    def _with_digest(self, result: Result, message: Message, digest: str) -> Change:
-        entry = self._draft.entries[result.place]
+    def _with_digest(self, result: Result, digest: str) -> Change:
         arguments = result.call.arguments if result.call is not None else ""
-        stub = stub_of(result.tool, arguments, entry.tokens, entry.ref, digest)
+        stub = stub_of(result.tool, arguments, result.tokens, result.ref, digest)
         reason = f"not among the newest {self._edit.keep} tool results"
-        shorter = message.with_text(stub)
-        return self._draft.replacing(result.place, self._edit.type, reason, shorter)
+        return self._changes.change(result, reason, result.message.with_text(stub))
 
     def _inputs(self, span: Span) -> Iterator[Change]:
         draft, block = self._draft, self._draft.messages[span.start]
-        left = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
+        left = [
+            (at, index)
+            for at, message in draft.remaining(span.start + 1, span.stop)
+            for index in range(message.result_count)
+        ]
         if block is None or not self._cleared.issuperset(left):
             return
         reason = "all results of its calls are cleared"
@@ -149,20 +152,24 @@ class _ResultClearing:
         if self._known is None:
             texts: list[str] = []
             for at, message in self._draft.remaining():
-                if not message.is_result or at in self._cleared:
+                if message.is_result:
+                    results = enumerate(message.results)
+                    texts += [result.text for index, result in results if (at, index) in self._cleared]
+                    texts.append(message.beside)
+                else:
                     texts.append(message.text)
                     if not self._edit.clear_inputs:
                         texts += [said for call in message.calls for said in (call.name, call.arguments)]
             self._known = words_of("\n".join(texts))
         return self._known
 
-    def _is_stub(self, position: int) -> bool:
-        made_by = self._draft.made_by
-        return bool(made_by) and self._edit.type in made_by[position]
-
-    def _digest_at(self, position: int) -> str:
-        stub = self._draft.messages[position]
-        return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
+    def _is_stub(self, result: Result) -> bool:
+        made_by, place = self._draft.made_by, result.place
+        if not made_by or self._edit.type not in made_by[place]:
+            return False
+        message = self._draft.messages[place]
+        # Of several in one message, some may not be cleared yet.
+        return message is result.message or is_stub(result.message.text, result.ref)
 
 
 def stub_of(tool: str, arguments: str, tokens: int, ref: str, digest: str) -> str:
@@ -171,6 +178,11 @@ def stub_of(tool: str, arguments: str, tokens: int, ref: str, digest: str) -> st
     called = _cut(arguments, _ARGUMENTS)
     said = f"{named} {called}" if called not in ("", "{}") else named
     return f"[cleared: {said}; {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
+
+
+def is_stub(text: str, ref: str) -> bool:
+    """Tell whether a text is a stub that names `ref`."""
+    return text.startswith("[cleared: ") and f"; ref={ref}" in text
 
 
 def digest_in(stub: str, ref: str) -> str:
