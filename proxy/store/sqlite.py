@@ -64,6 +64,8 @@ _BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the even
 _LENT_SECONDS: Final = 0.01  # after this time the event loop goes on, whether the writer is done or not
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
+_LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
+_LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
 _PROBE_MS: Final = 500  # how long a probe waits for another process's lock
 _LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes is full
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
@@ -228,6 +230,12 @@ class SqliteDatabase:
             loop.call_soon(self._hand_over)
         return future
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the writer is in a long transaction: an import, say."""
+        since = self._writing_since
+        return since is not None and _LONG_SECONDS < time.monotonic() - since < _LONGEST_SECONDS
+
     async def probe(self, unit: Unit[None], *, same: bool) -> None:
         """Write and read the file that `path` names, in a thread of its own."""
         if self._probing is not None and not self._probing.done():
@@ -238,9 +246,7 @@ class SqliteDatabase:
         try:
             await asyncio.shield(future)
         except StoreUnavailable as why:
-            # The lock may be our own: an import, say, is one long transaction.
-            since = self._writing_since
-            if not _is_busy(why.__cause__) or since is None or time.monotonic() - since > BUSY_SECONDS:
+            if not (_is_busy(why.__cause__) and self.is_busy):  # the lock is our own
                 raise
 
     async def close(self) -> None:

@@ -78,7 +78,7 @@ class Store:
         self._direct = direct
         self._renewing: asyncio.Task[None] | None = None
         self.spool: Final = spool
-        self.circuit: Final = Circuit(self._probe)
+        self.circuit: Final = Circuit(self._probe, lambda: self._database.is_busy)
         self._branches = Branches()
         self._tasks = Tasks()
         self._closed = False
@@ -122,8 +122,8 @@ class Store:
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
         found = self.circuit.down or await self.circuit.health(_HEALTH_SECONDS)
-        if found is not None and not self._closed:
-            self.circuit.open(found)
+        if found is not None and self.circuit.down is None and not self._closed:
+            self._tasks.follow(self.circuit.suspect())
         return found
 
     def direct(self) -> Store:
