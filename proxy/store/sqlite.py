@@ -239,7 +239,7 @@ class SqliteDatabase:
     async def probe(self, unit: Unit[None], *, same: bool) -> None:
         """Write and read the file that `path` names, in a thread of its own."""
         if self._probing is not None and not self._probing.done():
-            raise StoreUnavailable("The store cannot be used. The disk does not answer: look at the system's log.")
+            raise TimeoutError
         future = self._probing = asyncio.get_running_loop().create_future()
         probe = partial(_probe_file, unit, self._path, self._file if same else None)
         threading.Thread(target=_in_thread, args=(probe, future), name="palimpsest-probe", daemon=True).start()
