@@ -82,9 +82,8 @@ class ChatCompletions:
             # The client left, the server stops, or this is a bug: the exchange must not stay pending.
             answered = Answered(status=Status.FAILED, error=f"internal error: {type(why).__name__}")
             if isinstance(why, asyncio.CancelledError):
-                answered = Answered(
-                    status=Status.CANCELLED, error=STOPPED if STOPPED in why.args else "the client left"
-                )
+                told = STOPPED if STOPPED in why.args else "the client left"
+                answered = Answered(status=Status.CANCELLED, error=told)
             await self._settle(exchange, answered)
             raise
 

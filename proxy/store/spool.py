@@ -277,7 +277,7 @@ class Spool:
             _unlock(self._file)
 
     def _stored_until(self) -> int:
-        _, until = _STATE.unpack_from(self.flag, _STATE_AT)
+        until: int = _STATE.unpack_from(self.flag, _STATE_AT)[1]
         return max(until, _PAGE)
 
     def _find_end(self) -> None:

@@ -44,7 +44,7 @@ from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
 _RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
-_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
+_AWAY: Final = "The store cannot be used. It is away."
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
@@ -121,7 +121,9 @@ class Store:
 
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
-        found = self.circuit.down or await self.circuit.health(_HEALTH_SECONDS)
+        found = self.circuit.down
+        if found is None:
+            found = await self.circuit.health(_HEALTH_SECONDS)
         if found is not None and self.circuit.down is None and not self._closed:
             self._tasks.follow(self.circuit.suspect())
         return found
@@ -163,7 +165,7 @@ class Store:
             circuit.returns = True
             circuit.open(StoreUnavailable(_RETURNS))
         if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
-            raise StoreUnavailable((circuit.down or _AWAY).message)
+            raise StoreUnavailable(_AWAY if circuit.down is None else circuit.down.message)
         limit = asyncio.timeout(None)
         try:
             async with limit:

