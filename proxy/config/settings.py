@@ -472,6 +472,13 @@ class ModelRule(_Section):
     """How its provider caches."""
 
 
+class DashboardSettings(_Section):
+    """The pages at `/ui`."""
+
+    enabled: bool = True
+    """Whether there is a dashboard."""
+
+
 class TelemetrySettings(_Section):
     """Logs."""
 
@@ -510,6 +517,7 @@ class Settings(BaseSettings):
     """Facts about models, added to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name. The first policy that matches a request is used."""
+    dashboard: DashboardSettings = DashboardSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod

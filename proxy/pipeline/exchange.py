@@ -72,7 +72,7 @@ class ChatCompletions:
                 return
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
-            sent = await self._sender.send(exchange.prepared, exchange.replanned)
+            sent = await self._sender.send(exchange.prepared, exchange.replanned, self._preparer.untrimmed)
             exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:

@@ -25,7 +25,7 @@ from proxy.pipeline.services import AppServices
 from proxy.store import Body, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
 from proxy.telemetry import log_exchange
 from proxy.tokens import TokenCounter
-from proxy.trimming import Cut, Hidden, SummaryRequest, outside_gaps
+from proxy.trimming import UNTRIMMED, Cut, Hidden, SummaryRequest, outside_gaps
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 
@@ -52,10 +52,10 @@ class Exchange:
         self.timings[event] = took
         return took
 
-    def replanned(self, report: PlanReport) -> None:
-        """Note that upstream found the request too long, and that the shorter plan of `report` is sent."""
+    def replanned(self, report: PlanReport, event: str) -> None:
+        """Note what became of the request ("overflowed", "refused"), and that the plan of `report` is sent instead."""
         self.report = report
-        self.mark("overflowed")
+        self.mark(event)
 
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
@@ -242,6 +242,7 @@ def settlement_of(
         base=arrival.base,
         at_head=arrival.at_head,
         moves_head=arrival.moves_head,
+        resends=arrival.resends,
         messages=history.fresh,
         arrivals=made.decided[len(history.nodes) :],
         policy_version=made.version,
@@ -254,6 +255,7 @@ def settlement_of(
         tokens_sent=report.tokens_sent,
         receipt=receipt,
         kept=_kept(history, new_cut) if new_cut is not None else None,
+        heard=history.heard if prepared.context.policy is not None else None,
         vouched=history.vouched,
         scale=scale,
         finished=finished,
@@ -274,8 +276,8 @@ def _reply(message: Message, partial: bool, hidden: Hidden | None, model: str, c
 
 
 def _kept(history: History, cut: Cut) -> Kept | None:
-    """Return what the cut left; None where the request did not speak of the whole history before it."""
-    if history.start:
+    """Return what the cut left; None for all, and where the request did not speak of the whole history before it."""
+    if history.start or cut.version.startswith(UNTRIMMED):
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]
     places = [place for place, _ in outside_gaps(before, cut.gaps, lambda item: item[1].position)]

@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from proxy import __version__
 from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
@@ -81,6 +82,8 @@ class Application:
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
         self._api = _api(self._opened)
+        if settings.dashboard.enabled:
+            self._api.include_router(dashboard)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
         self._authenticator: Authenticator | None = None

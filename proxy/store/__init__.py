@@ -30,9 +30,11 @@ from proxy.store.history import Branches, Lineage, recall
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.records import (
     Body,
+    BranchRow,
     ExchangeRow,
     HistoryQuery,
     HistorySnapshot,
+    InstructionsRow,
     Kept,
     Mark,
     NodeRow,

@@ -385,7 +385,7 @@ class Store:
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
-        """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.
+        """Return name and message of the text whose name begins with `prefix`, 8 to 40 hexadecimal digits.
 
         None where there is none, or more than one.
         """

@@ -52,6 +52,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         },
         "auth": {"mode": "none", "keys": [], "admin_key": None},
         "sessions": {"headers": ["X-Session-ID"], "body_fields": [], "missing": "infer", "on_disconnect": "cancel"},
+        "responses": {"state": "upstream"},
         "tokens": {"method": "tiktoken", "calibrate": True},
         "summarizer": {"model": None, "base_url": None, "api_key": None, "timeout": 60, "background": True},
         "finish": {"tools": []},
@@ -59,6 +60,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "cache": {"key": "none", "breakpoints": "auto"},
         "models": [],
         "policies": {},
+        "dashboard": {"enabled": True},
         "telemetry": {"log_format": "text", "log_level": "info"},
     }
 
