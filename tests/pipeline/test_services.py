@@ -24,8 +24,13 @@ TOOLS = b'[{"type":"function","function":{"name":"look","parameters":{"type":"ob
 RULE = ModelRule(match=("mine*",), context_window=4096, prices=ModelPrices(input=2, cached_read=0.5))
 
 
+def _destination(model: str, dialect: str) -> SimpleNamespace:
+    del model, dialect
+    return SimpleNamespace(base_url="http://127.0.0.1:9/v1")
+
+
 def knowledge(calibration: Calibration | None = None, *rules: ModelRule) -> Knowledge:
-    upstream: Any = SimpleNamespace(destination=lambda *_: SimpleNamespace(base_url="http://127.0.0.1:9/v1"))
+    upstream: Any = SimpleNamespace(destination=_destination)
     return Knowledge(TokenCounter("estimate"), Catalogue(rules), upstream, calibration, lambda: 100.5)
 
 
