@@ -10,14 +10,16 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.store import cuts, exchanges, history, summaries, tree
+from proxy.store import cuts, exchanges, history, operations, rollups, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
+from proxy.store.masking import Masker
 from proxy.store.migrate import current, probe, require_current, upgrade
+from proxy.store.operations import ListedSession, SessionsQuery, Spent
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -37,6 +39,7 @@ from proxy.store.records import (
     require_plain,
     session_key,
 )
+from proxy.store.rollups import StatsQuery, StatsRow
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
@@ -80,6 +83,7 @@ class Store:
         self.spool: Final = spool
         self.circuit: Final = Circuit(self._probe)
         self._branches = Branches()
+        self.masker: Masker | None = None  # masks what is stored
         self._tasks = Tasks()
         self._closed = False
         self.waits_for_beginnings = not database.in_order
@@ -347,6 +351,8 @@ class Store:
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         """
+        if self.masker is not None:
+            row = self.masker.summary(row)
         return await self._write(partial(summaries.keep_summary, key=key, row=row))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
@@ -412,6 +418,8 @@ class Store:
             refused = asyncio.get_running_loop().create_future()
             refused.set_exception(StoreUnavailable(self.circuit.down.message))
             return refused
+        if self.masker is not None:
+            opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
@@ -433,6 +441,8 @@ class Store:
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if began is not None and not self._database.in_order:
             await asyncio.shield(began)
+        if self.masker is not None:
+            settlement = self.masker.settlement(settlement)
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await asyncio.shield(began)
@@ -460,6 +470,45 @@ class Store:
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+
+    # -------------------------------------------------------------------------------- statistics
+
+    async def stats(self, query: StatsQuery) -> list[StatsRow]:
+        """Return the sums over exchanges in each group; see `rollups`."""
+        if not _are_plain(query.tenant, query.policy, query.model):
+            return []
+        return await self._read(partial(rollups.stats, query=query))
+
+    async def totals(self, query: StatsQuery) -> StatsRow:
+        """Return the sums over all groups."""
+        return await self._read(partial(rollups.totals, query=query))
+
+    async def listed(self, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+        """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
+        if not _are_plain(query.tenant, query.model):
+            return [], None
+        return await self._read(partial(operations.list_sessions, query=query))
+
+    async def forms(self, key: str, exchange: str) -> dict[str, Message]:
+        """Return by node the text in which clients sent a message back, up to an exchange."""
+        return await self._read(partial(operations.forms_of, key=key, exchange=exchange))
+
+    async def sweep(self, *, before: int | None, most: int | None) -> int:
+        """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
+        keys = await self._read(partial(operations.sessions_to_delete, before=before, most=most))
+        return sum([await self.delete(key) for key in keys])
+
+    async def erase(self, tenant: str) -> int:
+        """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
+        number = 0
+        while keys := await self._read(partial(operations.sessions_of, tenant=tenant)):
+            number += sum([await self.delete(key) for key in keys])
+        await self._write(partial(operations.forget_tenant, tenant=tenant))
+        return number
+
+    async def spent(self, tenant: str, since: int) -> Spent:
+        """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
+        return await self._read(partial(operations.spent, tenant=tenant, since=since))
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

@@ -12,7 +12,19 @@ from msgspec.structs import replace
 from proxy.conversation import ROOT, fingerprints
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store import Body, Inferred, Opening, Reply, Settled, Settlement, Status, Store, UnnamedRequest, session_key
+from proxy.store import (
+    Body,
+    ExchangeFigures,
+    Inferred,
+    Opening,
+    Reply,
+    Settled,
+    Settlement,
+    Status,
+    Store,
+    UnnamedRequest,
+    session_key,
+)
 
 _IDS = count(1)
 
@@ -68,6 +80,9 @@ def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), *
         tokens_before=100,
         tokens_sent=60,
         receipt={"finish_reasons": ["stop"]},
+        figures=ExchangeFigures(
+            model="model", policy="default", tokens_before=100, tokens_sent=60, cost=0.5, added_ms=1.25
+        ),
     )
     return replace(plain, **changes)
 
