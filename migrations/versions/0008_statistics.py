@@ -63,8 +63,8 @@ BEGIN
                 session text, id text, answered boolean, base text, follows_head boolean, first_node text,
                 asked text, status text, settled_at bigint, tokens_before bigint, tokens_sent bigint, receipt text,
                 cost float8, nodes text, replies text, head text, messages int, rounds int, tokens bigint, calls text,
-                scale float8, requests int, tokens_saved bigint, arrival text, new_bodies json,
-                new_nodes json, cut json{column})
+                scale float8, requests int, tokens_saved bigint, arrival text,{column} new_bodies json,
+                new_nodes json, cut json)
             CROSS JOIN LATERAL (
                 SELECT * FROM sessions s WHERE s.session = x.session AND s.session = ANY (held) LIMIT 1
             ) s
@@ -170,7 +170,7 @@ def _function(*, counts: bool) -> str:
     added = f""", counted AS ({_adding("rollups", _ROLLUP_KEYS)}
         ), counted_by_session AS ({_adding("session_rollups", _SESSION_KEYS)}
         )"""
-    return _FUNCTION.format(column=", figures json", counts=added)
+    return _FUNCTION.format(column=" figures json,", counts=added)
 
 
 def upgrade() -> None:

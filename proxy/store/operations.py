@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
 from proxy.store.rollups import HOUR
-from proxy.store.schema import BODIES, FORMS, ROLLUPS, SESSION_ROLLUPS, SESSIONS
+from proxy.store.schema import BODIES, FORMS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS
 from proxy.store.tree import session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
@@ -33,6 +33,8 @@ class SessionsQuery(Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     model: str | None = None
     key: str | None = None  # the internal name of the one that is asked for
+    name: str | None = None  # a part of its id
+    agent: str | None = None  # an agent that spoke in it
     limit: int = 50
     after: str | None = None  # the cursor of the page before
 
@@ -73,6 +75,7 @@ def _ordered(query: SessionsQuery) -> Any:
         source = SESSIONS.outerjoin(sums, sums.c.session == SESSIONS.c.session)
     found: Any = select(SESSIONS, place.label("place")).select_from(source)
     found = found.order_by(place.desc(), SESSIONS.c.session.desc()).where(SESSIONS.c.tokens >= query.min_tokens)
+    found = found.where(*_like(query))
     exact = ((SESSIONS.c.tenant, query.tenant), (SESSIONS.c.model, query.model), (SESSIONS.c.session, query.key))
     for column, value in exact:
         if value is not None:
@@ -88,6 +91,15 @@ def _ordered(query: SessionsQuery) -> Any:
         last, key = int(cursor[1]), cursor[2]
         found = found.where(or_(place < last, and_(place == last, SESSIONS.c.session < key)))
     return found
+
+
+def _like(query: SessionsQuery) -> Iterator[ColumnElement[bool]]:
+    """Yield what a session must be like."""
+    if query.name is not None:
+        yield SESSIONS.c.id.icontains(query.name, autoescape=True)
+    if query.agent is not None:
+        spoke = select(NODES.c.node).where(NODES.c.session == SESSIONS.c.session, NODES.c.agent == query.agent)
+        yield spoke.exists()
 
 
 def _saved() -> Any:
