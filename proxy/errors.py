@@ -19,6 +19,7 @@
         · UpstreamTimeout     504  no connection or no answer in time
       · InternalError         500  a bug in this project
       · Overloaded            503  no memory, or no connection, is left for the request
+      · Stopping              503  the process stops
       · StoreUnavailable      503  the database cannot be read or written
       · ConfigurationError         stops the start (exit code 2)
       · ClientLeft                 the client closed its connection; nothing can be sent
@@ -178,6 +179,14 @@ class Overloaded(PalimpsestError):
 
     status = 503
     default_code = "overloaded"
+    retry_after = 1
+
+
+class Stopping(PalimpsestError):
+    """The process stops before the answer was complete."""
+
+    status = 503
+    default_code = "stopping"
     retry_after = 1
 
 

@@ -16,6 +16,7 @@ import typer
 
 from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
 from proxy.config import Policies, Settings, load
+from proxy.dialects import Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.pipeline import (
     DEFAULT_TENANT,
@@ -25,6 +26,7 @@ from proxy.pipeline import (
     session_document,
     session_id_of,
     session_view,
+    spool_at,
     summary_document,
     timestamp,
     valid_id,
@@ -104,17 +106,22 @@ def search(
 def show(session: Session, config: Config = None, tenant: Tenant = None, as_json: AsJson = False) -> None:
     """Show the messages of the session's current branch."""
 
-    async def work(store: Store) -> tuple[SessionRow, list[bytes]]:
+    async def work(store: Store) -> tuple[SessionRow, list[Message]]:
         row = await find_session(store, session, tenant)
-        return row, [node.message.raw for node in await store.path(row.key, row.head)]
+        return row, [node.message for node in await store.path(row.key, row.head)]
 
     row, messages = with_store(config, work)
     if as_json:
-        typer.echo(orjson.dumps(session_document(row) | {"data": [orjson.Fragment(raw) for raw in messages]}).decode())
+        typer.echo(
+            orjson.dumps(
+                session_document(row)
+                | {"data": [orjson.Fragment(raw) for message in messages for raw in message.listed]}
+            ).decode()
+        )
         return
     typer.echo(f"{_title(row)}, {row.rounds} rounds, {row.tokens:,} tokens")
-    for number, raw in enumerate(messages, start=1):
-        typer.echo(plain(f"{number:>5} {_line_of(orjson.loads(raw))}"))
+    for number, message in enumerate(messages, start=1):
+        typer.echo(plain(f"{number:>5} {_line_of(message)}"))
 
 
 @app.command("export")
@@ -169,6 +176,7 @@ def delete(
         return row
 
     row = with_store(config, work)
+    spool_at(load(config)).drop(row.key)
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
 
 
@@ -313,11 +321,9 @@ def _title(row: SessionRow) -> str:
     return f"{row.id} ({row.tenant}): {row.messages} messages"
 
 
-def _line_of(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-    calls = [call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ()]
-    shown = " ".join(text.split())
-    return f"{message.get('role', '?'):<10} {shown[:160]}{'…' if len(shown) > 160 else ''}" + (
-        f" -> {', '.join(calls)}" if calls else ""
-    )
+def _line_of(message: Message) -> str:
+    parts = [message.text, *[f"[{each.kind}: {each.description}]" for each in message.attachments]]
+    shown = " ".join(" ".join(parts).split())
+    calls = ", ".join([call.name or "?" for call in message.calls])
+    cut = f"{shown[:160]}{'…' if len(shown) > 160 else ''}"
+    return f"{message.role or '?':<10} {cut}" + (f" -> {calls}" if calls else "")

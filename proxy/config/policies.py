@@ -25,9 +25,10 @@ OFF: Final = "off"  # the value of `X-Context-Policy` that switches trimming off
 BUILT_IN: Final = Policy.model_validate(
     {
         "trigger": {"cost": "auto", "ratio": 0.9},
-        "keep": {"rounds": 1, "spans": 3, "first_user": True},
+        "keep": {"rounds": 1, "spans": 5, "first_user": True},
         "edits": [
-            {"type": "clear_tool_results", "keep": 5, "digest_chars": 600, "clear_inputs": True},
+            {"type": "clear_tool_results", "keep": 10, "digest_chars": 600, "clear_inputs": True},
+            {"type": "compact_tool_output", "methods": ["minify", "table"], "spare_files": True},
             {"type": "drop_oldest", "target": {"ratio": 0.6}, "when": {"ratio": 0.9}},
         ],
     }
@@ -35,7 +36,8 @@ BUILT_IN: Final = Policy.model_validate(
 """The policy for requests that no other policy matches.
 
 It changes no request until trimming saves money at the model's prices, and costs at most a few per cent extra.
-Then it replaces old tool output, and long arguments of old calls, with digests. It drops messages only when the
+Then it replaces old tool output, and long arguments of old calls, with digests, and puts newer output in a shorter form
+that loses nothing. It drops messages only when the
 context window is nearly full.
 """
 

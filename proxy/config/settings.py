@@ -241,6 +241,8 @@ class ServerSettings(_Section):
     Without it, half of what the machine or the container has."""
     max_connections_per_address: Annotated[int, Field(ge=0)] = 0
     """Most connections from one address to one worker. 0: any number."""
+    drain_timeout: Annotated[int, Field(ge=0)] = 30
+    """Seconds that running answers may take after a signal to stop. Then they end with an error."""
     allowed_origins: tuple[Origin, ...] = ()
     """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
 
@@ -525,6 +527,13 @@ class ModelRule(_Section):
     """How its provider caches."""
 
 
+class DashboardSettings(_Section):
+    """The pages at `/ui`."""
+
+    enabled: bool = True
+    """Whether there is a dashboard."""
+
+
 class TelemetrySettings(_Section):
     """Logs and metrics."""
 
@@ -569,6 +578,7 @@ class Settings(BaseSettings):
     """Facts about models, added to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name. The first policy that matches a request is used."""
+    dashboard: DashboardSettings = DashboardSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod

@@ -17,8 +17,9 @@ in which they are recognised:
 A request that names a state which the provider keeps (`provider_state`) goes where that state is stored.
 
 A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its instructions
-are other than the conversation's, and so are its tools (the model, where neither has tools). A title is asked for in
-this manner, often with the first question word for word, and while that is answered.
+are other than the conversation's. A title is asked for in this manner, often with the first question word for word, and
+while that is answered. In a session that appends, instructions may change: there its tools must be others too (the
+model, where neither has tools).
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
 says the same and either announces itself as a retry, or the other one is the last and has no complete reply. It then
@@ -32,6 +33,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.conversation.ids import ROOT, names_under
 
@@ -137,6 +139,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
     beside: bool = False  # whether the session has gone on from elsewhere: the head stays
     expanded: bool = False  # whether the history comes from the store in the place of a provider's state
+    resends: bool = False  # whether the session is used by resending all the same: this brings results of calls alone
 
     @property
     def moves_head(self) -> bool:
@@ -172,7 +175,9 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, fresh=stored)
     if not incoming.speaks:
         # Results without their calls go on with something, however the session is used.
-        return _append(incoming, log) if incoming.answers else Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+        if not incoming.answers:
+            return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+        return replace(_append(incoming, log), resends=True)
     return _windowed(incoming, log) or Arrival(kind=Kind.FOREIGN, base=ROOT, fresh=0)
 
 
@@ -203,6 +208,8 @@ def _stands_aside(incoming: Incoming, log: Log) -> bool:
         return False
     if asked.instructions is None or asked.instructions == usual.instructions:
         return False
+    if log.arrival is None or log.arrival == Kind.FIRST:  # nobody knows yet whether the session appends
+        return True
     tools_count = asked.tools is not None or usual.tools is not None
     return asked.tools != usual.tools if tools_count else asked.model != usual.model
 

@@ -26,7 +26,7 @@ from proxy.pipeline.background import Background, compute
 from proxy.pipeline.context import ClientRequest, valid_id
 from proxy.pipeline.exchange import ChatCompletions
 from proxy.pipeline.history import HistoryLoader
-from proxy.pipeline.outage import can_serve_without
+from proxy.pipeline.outage import can_serve_without, spool_at
 from proxy.pipeline.own_tools import Rounds
 from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
 from proxy.pipeline.receipt import PlanReport, expanded, gap_lines, log_line, plan_lines

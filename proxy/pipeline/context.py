@@ -87,8 +87,9 @@ def read_context(
     retries = sent.get(_RETRY_COUNT)
     key = _header(sent, "Idempotency-Key")
     agent = _header(sent, headers.AGENT_NAME)
-    if agent is None and request.has_own_fields and request.messages:
-        agent = request.messages[-1].agent
+    if agent is None and request.has_own_fields:  # the system message says who asks, else the newest message
+        named = [message.agent for message in (*request.messages[-1:], *request.instructions)]
+        agent = next((name for name in reversed(named) if name is not None), None)
     return RequestContext(
         dialect=call.dialect,
         tenant=call.tenant,

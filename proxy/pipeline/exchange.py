@@ -71,7 +71,7 @@ class ChatCompletions:
                 return
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
-            sent = await self._sender.send(exchange.prepared, exchange.replanned)
+            sent = await self._sender.send(exchange.prepared, exchange.replanned, self._preparer.untrimmed)
             exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
@@ -81,7 +81,7 @@ class ChatCompletions:
             # The client left, the server stops, or this is a bug: the exchange must not stay pending.
             answered = Answered(status=Status.FAILED, error=f"internal error: {type(why).__name__}")
             if isinstance(why, asyncio.CancelledError):
-                answered = Answered(status=Status.CANCELLED, error="the client left")
+                answered = Answered(status=Status.CANCELLED, error=str(why) or "the client left")
             await self._settle(exchange, answered)
             raise
 
@@ -125,8 +125,10 @@ class ChatCompletions:
                 relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.attempt.adds_usage)
             try:
                 await relay.run(settle)
-            except asyncio.CancelledError:
-                await settle(relay.answered(left=True))
+            except asyncio.CancelledError as why:
+                answered = relay.answered(left=True)
+                answered.error = str(why) or answered.error
+                await settle(answered)
                 raise
         finally:
             await answer.aclose()

@@ -89,6 +89,8 @@ class History(Struct, frozen=True, kw_only=True):
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
     known: KnownRequest | None = None  # what the next request of the session need not read again; None for a short one
     doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
+    heard: tuple[int, Hidden] | None = None
+    """What other agents said since, to be sent before one of `fresh`: its number, and the messages."""
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
     unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
 
@@ -263,6 +265,7 @@ class HistoryLoader:
                 agent=context.agent,
                 idempotency=context.idempotency,
                 whole=whole,
+                merging=policy is not None and policy.agents == "merge",
                 instructed=bool(request.instructions),
                 recipe=policy.summarizing.recipe if policy is not None else None,
                 state=state,
@@ -293,7 +296,7 @@ class HistoryLoader:
         if masker is not None:
             fresh = tuple([replace(body, message=masker.message(body.message)) for body in brought])
         variants: tuple[tuple[str, Message], ...] = ()
-        composed = arrival.composed
+        composed = arrival.kind is Kind.APPEND or arrival.expanded
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
@@ -307,15 +310,21 @@ class HistoryLoader:
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
             variants = self._new_variants(key, messages if masker is None else masker.messages(messages), marks)
+        new = _new_entries(brought, snapshot.depth, fresh)
+        heard = self._heard(snapshot, fresh, model) if snapshot.others else None
+        if heard is not None:
+            new = tuple([replace(e, hidden=heard[1]) if number == heard[0] else e for number, e in enumerate(new)])
         return History(
             id=session,
             arrival=arrival,
             composed=composed,
             digest=incoming.names[-1] if incoming.names else ROOT,
-            entries=known + _new_entries(brought, snapshot.depth, fresh),
+            entries=known + new,
             nodes=nodes,
             fresh=fresh,
-            instructions=_instructions(request, snapshot),
+            instructions=_expanded(request, snapshot)
+            if arrival.expanded
+            else request.instructions or snapshot.instructions,
             size=_size_of(request, snapshot.rows),
             variants=variants,
             standing=snapshot.cut,
@@ -325,6 +334,7 @@ class HistoryLoader:
             prepared=snapshot.prepared,
             attempt=snapshot.attempt,
             carried=snapshot.carried,
+            heard=heard,
             known=_known_of(request, incoming, snapshot, known) if request.ends else None,
         )
 
@@ -351,6 +361,20 @@ class HistoryLoader:
                 new.append((mark.node, message))
         return tuple(new)
 
+    def _heard(self, snapshot: HistorySnapshot, fresh: Sequence[Body], model: str) -> tuple[int, Hidden] | None:
+        """Return what other agents said since, and before which new message it is sent: the newest of a user.
+
+        Between calls and their results nothing may stand: what is said meanwhile waits for the next question.
+        """
+        turns = [number for number, body in enumerate(fresh) if body.message.begins_turn]
+        told = {message.raw for hidden in snapshot.hidden.values() for message in hidden.before}
+        said = [as_said(row) for row in snapshot.others if row.message.text.strip()]
+        new = tuple([message for message in said if message.raw not in told])
+        if not turns or not new:
+            return None
+        tokens = sum(self._counter.messages(new, model))
+        return turns[-1], Hidden(before=new, reply=None, after=(), tokens=tokens)
+
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
         counts = self._counter.messages(messages, model)
         return tuple([Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)])
@@ -371,6 +395,12 @@ class HistoryLoader:
             is_internal=message.is_internal,
             hidden=hidden,
         )
+
+
+def as_said(row: NodeRow) -> Message:
+    """Return a reply of another agent as the one that asks hears it: with the name of who said it."""
+    agent = "".join([letter for letter in row.agent or "" if letter not in "<>"])
+    return row.message.dialect.spoken("user", f"<{agent}>{row.message.text.strip()}</{agent}>")
 
 
 def size_of(messages: Iterable[Message]) -> int:
@@ -413,10 +443,8 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
     )
 
 
-def _instructions(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
-    """Return the instructions to send. Those in the place of a provider's state go before the request's own."""
-    if not snapshot.arrival.expanded:
-        return request.instructions or snapshot.instructions
+def _expanded(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
+    """Return the instructions to send in the place of a provider's state: those stored go before the request's own."""
     fields = [message for message in request.instructions if message.is_field]
     items = [message for message in snapshot.instructions if not message.is_field]
     return (*fields, *items, *[message for message in request.instructions if not message.is_field])

@@ -45,8 +45,7 @@ WAITS: Final = "the store cannot be used: the exchange is stored later"
 LOST: Final = "neither the store nor the spool can be used: the exchange is not stored"
 """The warning of an answer that could not be stored anywhere."""
 _REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
-_FULL_SECONDS: Final = 2.0  # how long a whole history waits where the store is just being made ready
-_APPEND_SECONDS: Final = 10.0  # how long any other request waits for that
+_APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
 _STORE_SECONDS: Final = 20.0  # how long it may take to store what was read from the spool at once
 
 
@@ -92,9 +91,14 @@ _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _DECODER: Final = msgspec.msgpack.Decoder(SpooledExchange, dec_hook=_decode_other)
 
 
+def spool_at(settings: Settings) -> Spool:
+    """Return the spool that the settings name; nothing is opened."""
+    return Spool(Path(settings.store.spool), spool_name(settings.store.url), settings.store.spool_max_bytes)
+
+
 def spool_of(settings: Settings) -> Spool:
     """Return the spool that the settings name, open if it can be."""
-    spool = Spool(Path(settings.store.spool), spool_name(settings.store.url), settings.store.spool_max_bytes)
+    spool = spool_at(settings)
     try:
         spool.open()
     except StoreUnavailable as why:
@@ -161,13 +165,8 @@ class Outage:
     async def history(self, request: Request, context: RequestContext, size: int, why: StoreUnavailable) -> History:
         """Return the history of a request whose place could not be read; raises `why` if it needs what is stored."""
         is_full = self._loader.is_full(request, context)
-        while self._store.circuit.returns:
-            if not await self._store.circuit.closes(_FULL_SECONDS if is_full else _APPEND_SECONDS):
-                break
-            try:
-                return await self._loader.load(request, context)
-            except StoreUnavailable as again:
-                why = again
+        if self._store.circuit.returns and not is_full and await self._store.circuit.closes(_APPEND_SECONDS):
+            return await self._loader.load(request, context)
         if not (self._forwards and is_full):
             raise why
         room = await self._spool.reserve(2 * size + _REPLY_BYTES)

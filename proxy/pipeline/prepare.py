@@ -31,7 +31,18 @@ from proxy.pipeline.receipt import PlanReport, observed, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
 from proxy.store import MARK, Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
-from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
+from proxy.trimming import (
+    Cut,
+    Entry,
+    Plan,
+    PlanningContext,
+    Policy,
+    ReadySummary,
+    SummaryRequest,
+    bypass,
+    plan,
+    untrimmed,
+)
 from proxy.upstream import Destination
 
 _LOG: Final = logging.getLogger("palimpsest.clients")
@@ -267,6 +278,22 @@ class Preparer:
             warnings=warnings,
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
+
+    async def untrimmed(self, prepared: Prepared) -> Plan | None:
+        """Return the plan that sends the request as it was before trimming; None where that is not known any more."""
+        history, context = prepared.history, prepared.context
+        policy, entries = context.policy, history.entries
+        if policy is None:
+            return None
+        if history.composed and history.standing is not None:  # what the cut dropped was not read
+            whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
+            if whole.arrival.base != history.arrival.base:
+                return None
+            entries = whole.entries
+        made = await compute(
+            history.size, untrimmed, entries, policy, context.policy_name, prepared.planning, composed=history.composed
+        )
+        return replace(made, decided=tuple([entry.arrival or () for entry in history.entries]))
 
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts

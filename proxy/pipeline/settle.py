@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import asdict, replace
 
+from proxy.conversation import node_id
 from proxy.dialects import Message
 from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import Used, cost_of, used
@@ -26,7 +27,7 @@ from proxy.pipeline.services import AppServices
 from proxy.store import Body, ExchangeFigures, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
 from proxy.telemetry import BUCKETS, Meters, log_exchange
 from proxy.tokens import TokenCounter
-from proxy.trimming import Cut, Hidden, SummaryRequest, outside_gaps
+from proxy.trimming import UNTRIMMED, Cut, Hidden, SummaryRequest, outside_gaps
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
@@ -54,10 +55,10 @@ class Exchange:
         self.timings[event] = took
         return took
 
-    def replanned(self, report: PlanReport) -> None:
-        """Note that upstream found the request too long, and that the shorter plan of `report` is sent."""
+    def replanned(self, report: PlanReport, event: str) -> None:
+        """Note what became of the request ("overflowed", "refused"), and that the plan of `report` is sent instead."""
         self.report = report
-        self.mark("overflowed")
+        self.mark(event)
 
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
@@ -157,6 +158,7 @@ class Exchange:
                 if answered.ids:
                     await self._keep_ids(settlement, settled, answered.ids)
                 if settled.replies:
+                    self._remember(settled.replies)
                     then(settled)
                 return
             finally:
@@ -176,6 +178,9 @@ class Exchange:
     async def _spool(self, settlement: Settlement) -> None:
         """Let the exchange wait until the store can be used."""
         unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
+        if unplaced is not None and not unplaced.infers:
+            replies = [reply.body.message for reply in settlement.replies]
+            self._remember([node_id(unplaced.incoming.digest, reply) for reply in replies])
         opening = opening_of(self.prepared, self._services.knowledge.now)
         spooled = SpooledExchange(
             opening=opening if masker is None else masker.opening(opening),
@@ -188,6 +193,12 @@ class Exchange:
         except StoreUnavailable as why:
             _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
             self._warn(LOST)
+
+    def _remember(self, replies: Iterable[str]) -> None:
+        """Remember where a conversation without a name stands: the store may be away at its next turn."""
+        context, session = self.prepared.context, self.prepared.history.id
+        if context.session is None and session is not None:
+            self._services.loader.remember(context, session, replies)
 
     def _warn(self, warning: str) -> None:
         if warning not in self.report.warnings:
@@ -321,6 +332,7 @@ def settlement_of(
         base=arrival.base,
         at_head=arrival.at_head,
         moves_head=arrival.moves_head,
+        resends=arrival.resends,
         messages=history.fresh,
         arrivals=made.decided[len(history.nodes) :],
         policy_version=made.version,
@@ -333,6 +345,7 @@ def settlement_of(
         tokens_sent=report.tokens_sent,
         receipt=receipt,
         kept=_kept(history, new_cut) if new_cut is not None else None,
+        heard=history.heard if prepared.context.policy is not None else None,
         vouched=history.vouched,
         scale=scale,
         finished=finished,
@@ -417,8 +430,8 @@ def _reply(message: Message, partial: bool, hidden: Hidden | None, model: str, c
 
 
 def _kept(history: History, cut: Cut) -> Kept | None:
-    """Return what the cut left; None where the request did not speak of the whole history before it."""
-    if history.start:
+    """Return what the cut left; None for all, and where the request did not speak of the whole history before it."""
+    if history.start or cut.version.startswith(UNTRIMMED):
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]
     places = [place for place, _ in outside_gaps(before, cut.gaps, lambda item: item[1].position)]

@@ -9,6 +9,7 @@ import logging
 import random
 import re
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -27,6 +28,7 @@ from starlette.requests import ClientDisconnect
 
 from proxy import __version__
 from proxy.config import Loaded, Policies, Reload, RetentionSettings, Settings, Takes
+from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
@@ -93,9 +95,22 @@ class Application:
         self._counts = None if worker is None else worker.counts
         self._worker = worker
         self._api = _api(self._opened)
+        if settings.dashboard.enabled:
+            self._api.include_router(dashboard)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
         self._authenticator: Authenticator | None = None
+        self._services: Services | None = None
+
+    def stop(self) -> None:
+        """Be ready for nothing new."""
+        if self._services is not None:
+            self._services.stopping.set()
+
+    def cut_off(self) -> None:
+        """End what is still running: its clients hear why."""
+        if self._services is not None:
+            self._services.app.background.stop_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call."""
@@ -153,8 +168,13 @@ class Application:
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
             budgets = Budgets(settings.budgets, store, shared, number)
             app.used_by = budgets.used if budgets.rows else None
-            api.state.services = Services(
-                settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget
+            self._services = api.state.services = Services(
+                settings=settings,
+                app=app,
+                authenticator=authenticator,
+                policies=chat.policies,
+                budget=budget,
+                stopping=threading.Event(),
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)

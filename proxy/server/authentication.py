@@ -22,6 +22,7 @@ _KEYS: Final = (b"authorization", b"x-api-key", b"api-key")  # where clients sen
 _SINGLE: Final = (*_KEYS, b"host")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # they spend and change nothing
 _JSON: Final = b"application/json"
+_OWN_KEY: Final = "t_"  # what the names of tenants who bring their own key begin with
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -54,6 +55,7 @@ class Authenticator:
         self._tenants = {
             _stored(key.key.get_secret_value()): Identity(tenant=key.tenant, key=key.name) for key in settings.keys
         }
+        self._fingerprints = {self._fingerprint(digest): caller for digest, caller in self._tenants.items()}
         admin = settings.admin_key
         self._admin = None if admin is None else _stored(admin.get_secret_value())
 
@@ -80,11 +82,28 @@ class Authenticator:
         if not token:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
-            return Identity(tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
+            return Identity(tenant=_OWN_KEY + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
         caller = self._tenants.get(_digest(token))
         if caller is None:
             raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")
         return caller
+
+    def fingerprint(self, identity: Identity, token: str) -> str:
+        """Return what `recognise` knows a caller by, without telling the key: for cookies."""
+        if self._mode == "passthrough" and not identity.admin:
+            return identity.tenant
+        return self._fingerprint(_digest(token))
+
+    def recognise(self, fingerprint: str) -> Identity | None:
+        """Return the caller with this fingerprint; None where the key is not accepted any more."""
+        if self._mode == "passthrough" and fingerprint.startswith(_OWN_KEY):
+            return Identity(tenant=fingerprint)
+        if self._admin is not None and hmac.compare_digest(fingerprint, self._fingerprint(self._admin)):
+            return Identity(tenant="", admin=True)
+        return self._fingerprints.get(fingerprint) if self._mode == "keys" else None
+
+    def _fingerprint(self, digest: bytes) -> str:
+        return hmac.new(self._secret, b"fingerprint:" + digest, hashlib.sha256).hexdigest()
 
     def check_host(self, host: bytes | None) -> None:
         """Raise `Forbidden` if there is no authentication and `Host` is not a name of this machine."""

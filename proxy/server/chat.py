@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.config import Settings
 from proxy.dialects import Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
-from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
+from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
@@ -29,6 +29,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 _CHAT: Final = dialect_named("chat")
+LAST_SECONDS: Final = 1.0  # how long a client may take to take the last word
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
@@ -44,6 +45,7 @@ class ClientConnection:
         self.method: str = scope["method"]
         self.query: bytes = scope["query_string"]
         self.gone = False
+        self.stopping = False  # whether the process stops, and has no time for this any more
         self._receive = receive
         self._send = send
         self._started = False
@@ -85,13 +87,18 @@ class ClientConnection:
         if mine is None:
             raise RuntimeError("a connection is served by a task")
         unwatched = loop.call_later(UNWATCHED_SECONDS, self._watch, mine, background, stops)
+        background.requests[mine] = self
         try:
             await work
         except asyncio.CancelledError:
-            if not (self.gone and stops):
+            if not (self.stopping or (self.gone and stops)):
                 raise
             mine.uncancel()
+            if self.stopping:
+                async with asyncio.timeout(LAST_SECONDS):
+                    await self.fail(Stopping("The proxy stops. Try again."))
         finally:
+            del background.requests[mine]
             unwatched.cancel()
             if self._watching is not None:
                 self._watching.cancel()

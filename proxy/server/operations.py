@@ -8,7 +8,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
-from proxy.errors import Forbidden, NotFound
+from proxy.errors import Forbidden, NotFound, Stopping
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import (
     AUTHENTICATED,
@@ -35,6 +35,8 @@ async def readyz(services: OpenServices) -> Response:
 
     `degraded`: requests that bring their whole history are served all the same, and stored later.
     """
+    if services.stopping.is_set():
+        raise Stopping("The proxy stops.")
     why = await services.app.store.health()
     if why is None:
         return json_response({"status": "ready"})

@@ -375,12 +375,13 @@ def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
 def _unwrapped(text: str) -> tuple[str, str | None]:
     """Return a text without the mark in which another agent's words are wrapped, and that agent's name.
 
-    `<Type: Name> …` is such a mark, with or without its closing one. `<Name> …` is one only before what tells
-    of a tool that was called: else it may be markup.
+    `<Type: Name> …` is such a mark, with or without its closing one. `<Name> …` is one before what tells of a tool that
+    was called, and `<Name>…</Name>` around the whole text, where the name is written as no markup is.
     """
     found = _TYPED.match(text)
-    if found is None and broadcast_of(text, _PATTERNS, None) is not None:
-        found = _UNTYPED.match(text)
+    if found is None and (untyped := _UNTYPED.match(text)) is not None:
+        tells_of_a_call = broadcast_of(text, _PATTERNS, None) is not None
+        found = untyped if tells_of_a_call or _is_wrapped(text, untyped["agent"].strip()) else None
     if found is None:
         return text, None
     rest = text[found.end() :]
@@ -388,3 +389,10 @@ def _unwrapped(text: str) -> tuple[str, str | None]:
     if closing is not None and closing[1].strip() == found["opening"].strip():
         rest = rest[: closing.start()]
     return rest.strip(), found["agent"].strip()
+
+
+def _is_wrapped(text: str, agent: str) -> bool:
+    """Tell whether a text stands in a pair of marks with an agent's name; tags of markup are in lower case."""
+    closing = _CLOSING.search(text)
+    is_name = any(letter.isupper() or not letter.isascii() for letter in agent)
+    return is_name and closing is not None and closing[1].strip() == agent

@@ -350,6 +350,8 @@ _POSTGRES: Final = {
     "55P03": "A lock could not be had in time: look for a transaction that stands still.",
     "57": "The server stops, or stopped the statement.",
     "58": "The server has trouble with its disk or system: look at its log.",
+    "XX001": "The server found damaged data: look at its log.",
+    "XX002": "The server found a damaged index: look at its log.",
 }
 """By the beginning of PostgreSQL's SQLSTATE."""
 

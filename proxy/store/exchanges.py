@@ -447,7 +447,7 @@ class ExchangeEnd:
         if moves_head:
             reply = settlement.replies[0]
             self.session_row["calls"] = tree.encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
-        self._keep_hidden(heads, carried, renamed)
+        self._keep_hidden(heads, nodes, carried, renamed)
         self._keep_evidence(line, heads)
         head = heads[0] if moves_head else self._session.head
         return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads))
@@ -585,10 +585,18 @@ class ExchangeEnd:
     def _lies_before(position: int, line: Sequence[tree.NodePlace]) -> bool:
         return position < line[0].depth
 
-    def _keep_hidden(self, heads: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]) -> None:
-        """Keep what the client was not shown of the replies, and once more what it was not of the carried ones."""
+    def _keep_hidden(
+        self, heads: Sequence[str], nodes: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]
+    ) -> None:
+        """Keep what the client was not shown of the replies, and once more what it was not of the carried ones.
+
+        What other agents said, and was sent before one of the messages, stays before it.
+        """
         connection, session, settlement = self._connection, self._session, self._settlement
         hidden: dict[str, Hidden] = {}
+        if settlement.heard is not None:
+            number, said = settlement.heard
+            hidden[nodes[number]] = said
         for node, reply in zip(heads, settlement.replies, strict=True):
             if reply.hidden is not None:
                 hidden.setdefault(node, reply.hidden)  # of equal replies the first one counts
@@ -670,7 +678,7 @@ class ExchangeEnd:
                 "tools": state.tools,
                 "scale": session.scale if settlement.scale is None else settlement.scale,
             }
-        if settlement.kind != "side":
+        if settlement.kind != "side" and not settlement.resends:
             self.session_row["arrival"] = settlement.kind
 
 

@@ -176,8 +176,9 @@ class HistoryReader:
         if session is None:
             # Another worker may begin it just now: what it stores meanwhile does not count.
             return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self, prefix=0)))
-        if (state := self._question.state) is not None:
-            return self._of_provider_state(session, state)
+        question = self._question
+        if question.state is not None:
+            return self._of_provider_state(session, question.state)
         incoming, last = self._repeated()
         manner = None
         if session.model is not None and session.arrival != FORKED:
@@ -204,7 +205,8 @@ class HistoryReader:
             found = self._of_append(session, found)
         elif arrival.fresh:
             found = self._of_resend(session, found, has_cuts=has_cuts)
-        return self._with_hidden_and_summaries(session, found)
+        found = self._with_hidden_and_summaries(session, found)
+        return self._with_others(found) if question.merging else found
 
     def _of_provider_state(self, session: SessionRow, state: ProviderState) -> HistorySnapshot:
         """Read what a request goes on from that an id names: nothing, unless the proxy is to send it."""
@@ -233,7 +235,7 @@ class HistoryReader:
         A version may change the canonical form of messages. What is stored keeps its names; what is new follows it.
         """
         messages, incoming, known = self._question.messages, self._question.incoming, arrival.fresh
-        if arrival.composed or known >= len(messages):
+        if arrival.kind is Kind.APPEND or known >= len(messages):
             return ()
         facts = messages[known].facts
         if facts is not None and not facts.reshaped:
@@ -416,6 +418,17 @@ class HistoryReader:
             ready, attempt = prepared_on(self._connection, self._key, known, recipe)
             found = replace(found, prepared=ready, attempt=attempt)
         return found
+
+    def _with_others(self, found: HistorySnapshot) -> HistorySnapshot:
+        """Read what other agents said since the last turn of the one that asks; its own client does not send it."""
+        question, arrival, agent = self._question, found.arrival, self._question.agent
+        if arrival.composed or agent is None:
+            return found  # the view holds what everybody said
+        pairs = zip(question.messages[: arrival.fresh], found.marks, strict=False)
+        turns = [mark.node for message, mark in pairs if message.begins_turn]
+        others = tree.said_by_others(self._connection, self._key, agent, turns[-1] if turns else None)
+        there = {mark.node for mark in found.marks}
+        return replace(found, others=tuple([row for row in others if row.node not in there]))
 
 
 def _last(row: Row) -> Last:

@@ -234,6 +234,8 @@ class Settlement(Struct, frozen=True, kw_only=True):
     tokens_sent: int
     receipt: Mapping[str, Any]  # what is shown of the exchange: plan, usage, timings, warnings, error; JSON data
     kept: Kept | None = None  # what the cut left; None where that is not known
+    heard: tuple[int, Hidden] | None = None
+    """What other agents said, as it was sent before one of `messages`: its number, and the text."""
     vouched: int = 0
     """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to such a
     conversation, though the client brought them."""
@@ -244,6 +246,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     `moves_head`, the head goes to the last message (to `base` if there is none). For an append: results already
     there are not stored again; the head stays if the session went on."""
     cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
+    resends: bool = False  # whether the session is used by resending, though this request appends
     carried: tuple[str, ...] = ()
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""
@@ -363,6 +366,7 @@ class HistoryQuery(Struct, frozen=True, kw_only=True):
     agent: str | None
     idempotency: str | None = None  # hash of the client's key for this request; None where it gave none
     whole: bool = False  # whether the messages that a cut dropped are wanted too
+    merging: bool = False  # whether an agent that resends is to hear what the others said since
     instructed: bool = False  # whether it brings instructions of its own
     recipe: str | None = None  # recipe of the summaries that are wanted; None where there can be none
     dialect: str = CHAT
@@ -389,6 +393,7 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     model: str | None = None  # the model that was last asked
     prepared: SummaryRow | None = None  # the ready summary that covers most of the branch
     attempt: SummaryRow | None = None  # the summary of the branch that was tried last, whatever became of it
+    others: Sequence[NodeRow] = ()  # what other agents said since this one's last turn, oldest first
     hidden: Mapping[str, Hidden] = {}  # by node, what the client was not shown of the replies among `marks` and `rows`
 
 

@@ -46,6 +46,8 @@ from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
+_RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
+_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
@@ -164,8 +166,8 @@ class Store:
         if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
             circuit.returns = True
             circuit.open(StoreUnavailable(_RETURNS))
-        if circuit.down is not None:
-            raise StoreUnavailable(circuit.down.message)
+        if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
+            raise StoreUnavailable((circuit.down or _AWAY).message)
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -232,6 +234,8 @@ class Store:
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
+        if self.spool is not None and self.spool.flag[0]:
+            await asyncio.to_thread(self.spool.drop, key)
         return await self._write(partial(tree.delete_session, key=key))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
@@ -387,7 +391,7 @@ class Store:
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
-        """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.
+        """Return name and message of the text whose name begins with `prefix`, 8 to 40 hexadecimal digits.
 
         None where there is none, or more than one.
         """
@@ -417,7 +421,9 @@ class Store:
         if self.masker is not None:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        return self._database.start(write_exchanges, opening, durable=False)
+        future = self._database.start(write_exchanges, opening, durable=False)
+        future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
+        return future
 
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
@@ -503,6 +509,11 @@ class Store:
     async def spent(self, tenant: str, since: int) -> Spent:
         """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
         return await self._read(partial(operations.spent, tenant=tenant, since=since))
+
+
+def _noticed(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def _opened(address: Address) -> Database:

@@ -17,7 +17,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import FromClause, ScalarSelect, Select, bindparam, delete, except_, func, select, true, tuple_
+from sqlalchemy import FromClause, ScalarSelect, Select, and_, bindparam, delete, except_, func, select, true, tuple_
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Dialect, Message
@@ -39,6 +39,7 @@ from proxy.store.records import (
 )
 from proxy.store.schema import (
     BODIES,
+    EXCHANGES,
     HIDDEN,
     INSTRUCTIONS,
     NODES,
@@ -180,7 +181,7 @@ def make_secret(connection: StoreConnection, name: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------ texts
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
+_PREFIX: Final = re.compile(r"[0-9a-f]{8,40}", re.ASCII)
 _BEYOND_HEX: Final = "g"
 
 _TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
@@ -472,6 +473,41 @@ def leaves(connection: StoreConnection, key: str) -> list[BranchRow]:
         BranchRow(head=row.node, depth=row.depth, updated_at=row.created_at)
         for row in connection.execute(_LEAVES, {"key": key})
     ]
+
+
+_SAID_MOST: Final = 200  # replies of others that are read at most
+_SAID_BEFORE: Final = 10_000
+"""Milliseconds before an agent's last turn from which others' replies are read again: they may have ended with it."""
+_ASKED_AT: Final = (
+    select(EXCHANGES.c.created_at)
+    .join(NODES, and_(NODES.c.session == EXCHANGES.c.session, NODES.c.exchange == EXCHANGES.c.id))
+    .where(*matching(NODES, "node"))
+)
+_SAID: Final = (
+    select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES))
+    .where(
+        *matching(NODES),
+        NODES.c.source == Source.UPSTREAM.value,
+        NODES.c.agent.is_not(None),
+        NODES.c.agent != "",
+        NODES.c.agent != bindparam("agent", type_=NODES.c.agent.type),
+        NODES.c.created_at > bindparam("since", type_=NODES.c.created_at.type),
+    )
+    .order_by(NODES.c.created_at.desc(), NODES.c.node)
+    .limit(_SAID_MOST)
+)
+
+
+def said_by_others(connection: StoreConnection, key: str, agent: str, turn: str | None) -> list[NodeRow]:
+    """Return the replies of other agents since the request that brought the node `turn`, oldest first.
+
+    None for `turn`: of all time. Those of some seconds before it are among them.
+    """
+    since: int | None = None
+    if turn is not None:
+        since = connection.execute(_ASKED_AT, {"key": key, "node": turn}).scalar_one_or_none()
+    asked = {"key": key, "agent": agent, "since": 0 if since is None else since - _SAID_BEFORE}
+    return [_node(row, dialect_of(key)) for row in connection.execute(_SAID, asked)][::-1]
 
 
 def insert_nodes(

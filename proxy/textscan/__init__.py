@@ -15,7 +15,7 @@ No function fails on any text, and each takes time in proportion to it.
 
 from __future__ import annotations
 
-from proxy.textscan.digest import digest_of, words_of
+from proxy.textscan.digest import Mentions, digest_of, words_of
 from proxy.textscan.document import (
     Embedded,
     JsonValue,
@@ -28,7 +28,18 @@ from proxy.textscan.document import (
     spelled,
     write,
 )
-from proxy.textscan.plaintext import condensed, ending, is_markup, names_ref, shown, tidied, weight, without_blobs
+from proxy.textscan.plaintext import (
+    condensed,
+    ending,
+    folded,
+    grouped,
+    is_markup,
+    names_ref,
+    shown,
+    tidied,
+    weight,
+    without_blobs,
+)
 from proxy.textscan.preview import preview
 from proxy.textscan.scan import (
     CHUNKS,

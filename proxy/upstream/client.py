@@ -9,6 +9,7 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Final, Protocol
 
 import aiohttp
@@ -25,6 +26,8 @@ from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
+LAST_STATUS: Final = 599
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what no header may hold
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _GZIP: Final = frozenset({b"gzip", b"x-gzip"})
@@ -336,6 +339,11 @@ class Upstream:
             )
         except _FAILURES as why:
             raise error_of(why) from why
+        if response.status > LAST_STATUS or _CONTROL.search(b"".join(chain.from_iterable(response.raw_headers))):
+            response.close()
+            raise UpstreamUnreachable(
+                f"{origin_of(destination.base_url).name} did not answer with valid HTTP. Check {destination.setting}."
+            )
         return Answer(response, error_of)
 
 

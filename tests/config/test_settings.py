@@ -27,6 +27,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "max_json_values": 2000000,
             "max_memory": None,
             "max_connections_per_address": 0,
+            "drain_timeout": 30,
             "allowed_origins": [],
         },
         "upstream": {
@@ -44,9 +45,17 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "passthrough": ["models", "embeddings"],
             "routes": [],
         },
-        "store": {"url": "sqlite+aiosqlite:///palimpsest.db", "migrate": True, "mask": [], "on_failure": "reject"},
+        "store": {
+            "url": "sqlite+aiosqlite:///palimpsest.db",
+            "migrate": True,
+            "mask": [],
+            "on_failure": "forward",
+            "spool": "palimpsest-spool",
+            "spool_max_bytes": 1073741824,
+        },
         "auth": {"mode": "none", "keys": [], "admin_key": None},
         "sessions": {"headers": ["X-Session-ID"], "body_fields": [], "missing": "infer", "on_disconnect": "cancel"},
+        "responses": {"state": "upstream"},
         "tokens": {"method": "tiktoken", "calibrate": True},
         "summarizer": {"model": None, "base_url": None, "api_key": None, "timeout": 60, "background": True},
         "retention": {"days": None, "max_sessions": None},
@@ -56,6 +65,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "cache": {"key": "none", "breakpoints": "auto"},
         "models": [],
         "policies": {},
+        "dashboard": {"enabled": True},
         "telemetry": {"metrics": True, "log_format": "text", "log_level": "info"},
     }
 
@@ -74,7 +84,7 @@ def _priced(*steps: dict[str, float], price: float = 1) -> dict[str, Any]:
     [
         ({"server": {"workers": 0}}, "greater than or equal to 1"),
         ({"server": {"port": 65536}}, "less than or equal to 65535"),
-        ({"store": {"on_failure": "forward"}}, "'reject'"),
+        ({"store": {"on_failure": "ignore"}}, "'forward' or 'reject'"),
         ({"auth": {"mode": "keys"}}, "needs at least one entry"),
         (
             {

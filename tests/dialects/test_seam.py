@@ -152,7 +152,7 @@ def test_old_tool_results_are_cleared() -> None:
     assert _actions(made) == {2: "clear_tool_results", 6: "clear_tool_results"}
     cleared = made.view[2]
     assert (cleared.data["who"], cleared.answers, cleared.name) == ("result", "a", "look")
-    assert ref_of(body_of(TALK[2])) in cleared.text
+    assert f"ref={body_of(TALK[2])[:8]}" in cleared.text
     assert made.view[7] is TALK[7]
     assert made.tokens_sent < made.tokens_before
 
@@ -279,3 +279,13 @@ def test_a_dialect_is_known_by_its_name() -> None:
     assert dialect_named("chat").name == "chat"
     with pytest.raises(KeyError):
         dialect_named("os")
+
+
+def test_what_a_dialect_need_not_say_has_an_answer() -> None:
+    call = bot("I look.", a=("look", {}))
+    assert call.ids == ("a",)
+    assert result("a", "seen").ids == ("a",)
+    assert not call.has_reasoning
+    assert human("hi").begins_turn
+    assert not call.begins_turn
+    assert TOY.earlier_canonical(call) is None

@@ -342,6 +342,7 @@ async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pyt
     monkeypatch.setattr("proxy.store.functions.SETTLE", "SELECT 1 FROM nowhere")
     with pytest.raises(StoreUnavailable):
         await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=cut(2), base=before.head)
+    assert await store.circuit.closes(10)
     assert await store.session("tenant", "session") == session
     assert await store.exchange(exchange) == row
     assert [branch.head for branch in await store.branches(talk.key)] == [before.head]
@@ -577,7 +578,14 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
         return await statements(store, lambda connection: write_exchanges(connection, [replace(said, replies=replies)]))
 
     # Elsewhere the session is locked before the exchange is read, and then the nodes.
-    plain = ["SELECT"] * (1 if store._database.blocks else 3) + ["INSERT", "INSERT", "UPDATE", "DELETE", "UPDATE"]
+    plain = ["SELECT"] * (1 if store._database.blocks else 3) + [
+        "INSERT",
+        "INSERT",
+        "INSERT",
+        "UPDATE",
+        "DELETE",
+        "UPDATE",
+    ]
     assert await settled(reply("2")) == plain
     assert len(await settled(reply("3", HIDDEN))) == len(plain) + 2
     assert await settled(reply("4")) == plain

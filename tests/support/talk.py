@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.conversation import ROOT
+from proxy.conversation import ROOT, fingerprints
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store import Body, ExchangeFigures, Opening, Reply, Settled, Settlement, Status, Store, session_key
+from proxy.store import (
+    Body,
+    ExchangeFigures,
+    Inferred,
+    Opening,
+    Reply,
+    Settled,
+    Settlement,
+    Status,
+    Store,
+    UnnamedRequest,
+    session_key,
+)
 
 _IDS = count(1)
 
@@ -72,6 +85,18 @@ def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), *
         ),
     )
     return replace(plain, **changes)
+
+
+async def infer(
+    store: Store, messages: Sequence[Message], *, tenant: str = "tenant", instructions: str | None = None
+) -> Inferred:
+    """Return what the store says of a request that names no session."""
+    names, contents = fingerprints(ROOT, messages)
+    return await store.infer(
+        UnnamedRequest(
+            tenant=tenant, dialect="chat", messages=messages, names=names, contents=contents, instructions=instructions
+        )
+    )
 
 
 @dataclass
