@@ -19,7 +19,7 @@ from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker
 from proxy.store.migrate import current, probe, require_current, upgrade
-from proxy.store.operations import ListedSession, SessionsQuery, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -483,7 +483,7 @@ class Store:
         """Return the sums over all groups."""
         return await self._read(partial(rollups.totals, query=query))
 
-    async def listed(self, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+    async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
         """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
         if not _are_plain(query.tenant, query.model):
             return [], None
