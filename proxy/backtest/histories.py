@@ -5,6 +5,9 @@ an array of messages; in JSON Lines: what `sessions export` writes, one message 
 line. Requests that continue the one before are the same session. In the place of `messages` may stand `input`, of a
 request for a response, or `messages` beside `system`, of Anthropic's API; an array may hold items of responses.
 
+An object may have `compactions` (objects with `after_message`): the agent that was recorded went on from there with
+less, so each part is a session.
+
 Leading system and developer messages are the instructions. The time of a message (`created_at` or
 `timestamp`: seconds or milliseconds since 1970, or ISO 8601) is taken out of it and kept beside.
 """
@@ -30,6 +33,7 @@ from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
+_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson"})  # of the files in a folder that are read
 _MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be the year 5138
 
 
@@ -89,6 +93,26 @@ def of_messages(
     )
 
 
+def read_files(path: Path) -> list[SessionHistory]:
+    """Return the sessions in a file, in the files of a folder that hold any, or in those that a pattern names."""
+    if path.is_dir():
+        return [history for file in sorted(path.iterdir()) if file.is_file() for history in _any_in(file)]
+    if path.exists() or not any(sign in str(path) for sign in "*?["):
+        return read_file(path)
+    named = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not named:
+        raise InvalidRequest(f"No file matches {path}.")
+    return [history for file in named if file.is_file() for history in read_file(file)]
+
+
+def _any_in(file: Path) -> list[SessionHistory]:
+    """Return the sessions of a file that may hold something else."""
+    try:
+        return read_file(file) if file.suffix in _SUFFIXES else []
+    except InvalidRequest:
+        return []
+
+
 def read_file(path: Path) -> list[SessionHistory]:
     """Return the sessions in a file, at least one."""
     try:
@@ -138,7 +162,7 @@ def _of_value(name: str, value: Any) -> list[SessionHistory]:
     if is_object(first) and first.get("record") == "session":
         return [_of_export(name, [each for each in values if is_object(each)])]
     if is_object(value) and "role" not in value and "type" not in value:
-        return [_of_object(name, value)]
+        return list(_of_recording(name, value))
     if values and all(is_object(each) and ("messages" in each or "input" in each) for each in values):
         return _of_requests(name, values)
     if any(is_object(each) and "role" not in each and "type" in each for each in values):
@@ -146,6 +170,20 @@ def _of_value(name: str, value: Any) -> list[SessionHistory]:
     if is_object(value) or is_array(value):
         return [of_messages(name, values)]
     raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
+
+
+def _of_recording(name: str, value: JsonObject) -> Iterator[SessionHistory]:
+    """Yield the session of an object; cut into several where the agent that was recorded compacted its own context."""
+    whole, messages, compacted = _of_object(name, value), value.get("messages", []), value.get("compactions")
+    places = [each.get("after_message") for each in compacted if is_object(each)] if is_array(compacted) else []
+    cuts = sorted({at + 1 for at in places if isinstance(at, int) and 0 <= at < len(messages) - 1})
+    if not cuts:
+        yield whole
+        return
+    lead = messages[: len(whole.instructions)]
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(messages)], strict=True), start=1):
+        part = messages[start:stop] if start == 0 else [*lead, *messages[start:stop]]
+        yield _of_object(f"{whole.name}:{number}", {**value, "messages": part, "id": f"{whole.name}:{number}"})
 
 
 def _of_object(name: str, value: JsonObject) -> SessionHistory:

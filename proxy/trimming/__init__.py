@@ -22,7 +22,6 @@ from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import (
-    SUMMARIZE,
     UNTRIMMED,
     Account,
     Change,

@@ -204,9 +204,7 @@ def results_of(message: Message, entry: Entry) -> Iterator[tuple[int, Message, E
     known = {original.answers: place for place, original in enumerate(originals)}
     size = max(sum([len(original.raw) for original in originals]), 1)
     for index, result in enumerate(results):
-        place = known.get(result.answers)
-        if place is None:  # it was put in
-            continue
+        place = known.get(result.answers, index)
         original = originals[place]
         tokens = entry.tokens * len(original.raw) // size
         ref = entry.ref if len(originals) == 1 else f"{entry.ref}-{place + 1}"

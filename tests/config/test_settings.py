@@ -38,6 +38,8 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "connect_timeout": 10,
             "read_timeout": 600,
             "max_connections": 1000,
+            "ca": None,
+            "proxy": None,
             "include_usage": "auto",
             "reasoning": "auto",
             "passthrough": ["models", "embeddings"],
@@ -46,6 +48,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "store": {
             "url": "sqlite+aiosqlite:///palimpsest.db",
             "migrate": True,
+            "mask": [],
             "on_failure": "forward",
             "spool": "palimpsest-spool",
             "spool_max_bytes": 1073741824,
@@ -55,13 +58,15 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "responses": {"state": "upstream"},
         "tokens": {"method": "tiktoken", "calibrate": True},
         "summarizer": {"model": None, "base_url": None, "api_key": None, "timeout": 60, "background": True},
+        "retention": {"days": None, "max_sessions": None},
+        "budgets": [],
         "finish": {"tools": []},
         "virtual_tools": {"recall_context": False, "compress_chat_history": False, "only_with_tools": True},
         "cache": {"key": "none", "breakpoints": "auto"},
         "models": [],
         "policies": {},
         "dashboard": {"enabled": True},
-        "telemetry": {"log_format": "text", "log_level": "info"},
+        "telemetry": {"metrics": True, "log_format": "text", "log_level": "info"},
     }
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from proxy.conversation import ROOT
 from proxy.errors import ConfigurationError, InvalidRequest, StoreUnavailable
+from proxy.store import Inferred, UnnamedRequest
 from proxy.store.database import StoreConnection
 from proxy.store.migrate import downgrade
 from proxy.store.records import session_key
@@ -231,6 +232,7 @@ async def test_what_cannot_be_stored_is_not_there(store: Store, name: str) -> No
 
 async def test_nothing_is_asked_of_the_database_for_nothing(store: Store) -> None:
     await store.close()  # it would raise if it were asked
-    assert await store.recorded("a\x00b", "node") == []
+    asked = UnnamedRequest(tenant="a\x00b", dialect="chat", messages=(), names=(), contents=(), instructions=None)
+    assert await store.infer(asked) == Inferred()
     assert await store.path("key", ROOT) == []
     assert await store.cut("key", [], "default", None) is None
