@@ -189,7 +189,7 @@ def compose(
             changes["instructions"] = write("\n\n".join([message.text for message in told])) if told else None
         listed = [message for message in sent if not message.is_field]
         if request.parameters.get("store") is False:
-            listed = [left for message in listed if (left := _without_unkept(message)) is not None]
+            listed = [kept for message in listed if (kept := _without_unkept(message)) is not None]
         if listed != [message for message in (*request.instructions, *request.messages) if not message.is_field]:
             changes[_LISTED] = b"[%b]" % b",".join([raw for message in listed for raw in message.listed])
     for path in drop_fields:
