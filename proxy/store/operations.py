@@ -93,7 +93,7 @@ def _ordered(query: SessionListQuery) -> Any:
     return found
 
 
-def _like(query: SessionsQuery) -> Iterator[ColumnElement[bool]]:
+def _like(query: SessionListQuery) -> Iterator[ColumnElement[bool]]:
     """Yield what a session must be like."""
     if query.name is not None:
         yield SESSIONS.c.id.icontains(query.name, autoescape=True)

@@ -195,8 +195,12 @@ def compose(
     for path in drop_fields:
         name, *rest = path.split(".")
         text = request.fields.get(name)
-        if name not in {_LISTED, "instructions"} and text is not None and (left := without_member(text, rest)) != text:
-            changes[name] = left
+        if (
+            name not in {_LISTED, "instructions"}
+            and text is not None
+            and (rest_of := without_member(text, rest)) != text
+        ):
+            changes[name] = rest_of
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
     if tools is not None and tools != request.fields.get("tools"):
