@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dashboard.cache import ENOUGH, CacheData, Inventory, DeclaredTool, cache_page
+from proxy.dashboard.cache import ENOUGH, CacheData, DeclaredTool, Inventory, cache_page
 from proxy.dashboard.overview import OverviewData, RangeQuery, overview_page
 from proxy.dashboard.render import _TEMPLATES
 from proxy.dashboard.text import dollars, milliseconds, number, percent, short
