@@ -195,7 +195,7 @@ class HistoryLoader:
 
     def is_full(self, request: Request, context: RequestContext) -> bool:
         """Tell whether a request surely brings its whole history."""
-        if context.mode is Mode.APPEND:
+        if context.mode is Mode.APPEND or request.state:
             return False
         if request.replies or context.session is None or context.mode is Mode.FULL:
             return True
@@ -209,9 +209,10 @@ class HistoryLoader:
         alone = await self.without_store(request)
         incoming = await compute(len(request.raw), _incoming, request, context)
         session, infers = context.session, False
-        if session is None and incoming.replies:
-            reply = incoming.names[incoming.replies[-1]]
-            session = self._replies.get((context.tenant, context.dialect.name, reply))
+        if session is None and (incoming.replies or incoming.answers):
+            if incoming.replies:
+                reply = incoming.names[incoming.replies[-1]]
+                session = self._replies.get((context.tenant, context.dialect.name, reply))
             infers = session is None
         return replace(
             alone,

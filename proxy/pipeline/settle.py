@@ -18,7 +18,7 @@ from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import Used, cost_of, used
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.outage import LOST, WAITS, SpooledExchange
+from proxy.pipeline.outage import LOST, WAITS, SpooledExchange, keep_ids
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import PlanReport, log_line, receipt_of, summary_request_of
 from proxy.pipeline.relay import Answered
@@ -152,11 +152,11 @@ class Exchange:
             counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
+                if answered.ids:
+                    await keep_ids(services.store, settlement, settled, answered.ids)
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
-                if answered.ids:
-                    await self._keep_ids(settlement, settled, answered.ids)
                 if settled.replies:
                     self._remember(settled.replies)
                     then(settled)
@@ -165,17 +165,9 @@ class Exchange:
                 counts.values[counts.queue] -= 1
                 _observe(counts, counts.storing, time.monotonic() - began)
         counts.values[counts.place("palimpsest_fail_open")] += 1
-        await self._spool(settlement)
+        await self._spool(settlement, answered.ids)
 
-    async def _keep_ids(self, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
-        """Keep the ids under which the provider keeps the reply; the exchange itself is stored."""
-        node = settled.replies[0] if settled.replies else ""
-        with suppress(StoreUnavailable):
-            await self._services.store.keep_provider_ids(
-                settlement.tenant, settlement.session, settlement.dialect, ids, node
-            )
-
-    async def _spool(self, settlement: Settlement) -> None:
+    async def _spool(self, settlement: Settlement, ids: Sequence[str]) -> None:
         """Let the exchange wait until the store can be used."""
         unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
         if unplaced is not None and not unplaced.infers:
@@ -187,6 +179,7 @@ class Exchange:
             settlement=settlement if masker is None else masker.settlement(settlement),
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
+            ids=tuple(ids),
         )
         try:
             await self._services.outage.keep(spooled)

@@ -30,9 +30,9 @@ from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
 from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
-from proxy.store.masking import MARK, PRESETS, Masker
+from proxy.store.masking import MARK, Masker
 from proxy.store.migrate import downgrade, upgrade
-from proxy.store.operations import ListedSession, SessionsQuery, Sort, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Sort, Spent
 from proxy.store.records import (
     Body,
     BranchRow,

@@ -19,7 +19,7 @@ from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker
 from proxy.store.migrate import current, probe, require_current, upgrade
-from proxy.store.operations import ListedSession, SessionsQuery, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -47,7 +47,7 @@ from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
 _RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
-_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
+_AWAY: Final = "The store cannot be used. It is away."
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
@@ -81,7 +81,7 @@ class Store:
         self._direct = direct
         self._renewing: asyncio.Task[None] | None = None
         self.spool: Final = spool
-        self.circuit: Final = Circuit(self._probe)
+        self.circuit: Final = Circuit(self._probe, lambda: self._database.is_busy)
         self._branches = Branches()
         self.masker: Masker | None = None  # masks what is stored
         self._tasks = Tasks()
@@ -125,9 +125,11 @@ class Store:
 
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
-        found = self.circuit.down or await self.circuit.health(_HEALTH_SECONDS)
-        if found is not None and not self._closed:
-            self.circuit.open(found)
+        found = self.circuit.down
+        if found is None:
+            found = await self.circuit.health(_HEALTH_SECONDS)
+        if found is not None and self.circuit.down is None and not self._closed:
+            self._tasks.follow(self.circuit.suspect())
         return found
 
     def direct(self) -> Store:
@@ -158,16 +160,16 @@ class Store:
             await asyncio.shield(self._renewing)
         await self._database.probe(probe, same=self.circuit.down is None)
 
-    async def _guarded(self, ask: Callable[..., Awaitable[Any]], *given: Any, **named: Any) -> Any:
+    async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
         """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
         if self._direct:
-            return await ask(*given, **named)
+            return await ask()
         circuit, loop = self.circuit, asyncio.get_running_loop()
         if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
             circuit.returns = True
             circuit.open(StoreUnavailable(_RETURNS))
         if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
-            raise StoreUnavailable((circuit.down or _AWAY).message)
+            raise StoreUnavailable(circuit.reason(_AWAY))
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -176,23 +178,21 @@ class Store:
                     circuit.watched = True
                     loop.call_later(SLOW_SECONDS, circuit.watch)
                 try:
-                    return await ask(*given, **named)
+                    return await ask()
                 finally:
                     del circuit.waiting[limit]
         except TimeoutError as why:
-            raise StoreUnavailable(circuit.down.message if circuit.down is not None else FROZEN) from why
+            raise StoreUnavailable(circuit.reason(FROZEN)) from why
         except StoreUnavailable as why:
             if not self._closed:
                 circuit.open(why)
             raise
 
     async def _read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        found: Result = await self._guarded(self._database.read, unit, short=short)
-        return found
+        return await self._guarded(lambda: self._database.read(unit, short=short))
 
     async def _write(self, unit: Unit[Result], *, again: bool = True) -> Result:
-        made: Result = await self._guarded(self._database.write, unit, again=again)
-        return made
+        return await self._guarded(lambda: self._database.write(unit, again=again))
 
     async def secret(self, name: str) -> bytes:
         """Return 32 random bytes, made at the first call with this name and the same for ever after."""
@@ -287,13 +287,13 @@ class Store:
         if not is_plain(tenant):
             return None
         unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
-        return await self._database.read(unit, short=True)
+        return await self._read(unit, short=True)
 
     async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
         """Return those of the ids under which the tenant got nothing here that a provider keeps."""
         if not is_plain(tenant):
             return list(names)
-        return await self._database.read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
+        return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
 
     async def keep_provider_ids(
         self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
@@ -301,7 +301,7 @@ class Store:
         """Keep that these ids came with the reply at a node of a session."""
         key = session_key(tenant, session, dialect)
         unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
-        await self._database.write(unit)
+        await self._write(unit)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
@@ -428,7 +428,7 @@ class Store:
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
         if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
-            await self._guarded(asyncio.shield, future)
+            await self._guarded(lambda: asyncio.shield(future))
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -436,7 +436,7 @@ class Store:
         The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
         where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
-        return await self._guarded(self._settle, settlement, began)
+        return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if began is not None and not self._database.in_order:
@@ -483,7 +483,7 @@ class Store:
         """Return the sums over all groups."""
         return await self._read(partial(rollups.totals, query=query))
 
-    async def listed(self, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+    async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
         """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
         if not _are_plain(query.tenant, query.model):
             return [], None

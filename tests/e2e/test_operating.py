@@ -59,12 +59,14 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
     with Served(config, "--workers", "2").wait() as served:
         for policy in ("lean", "watch", "off"):
             for mode in ("full", "append"):
+                exchange = ""
                 history: list[Any] = [{"role": "system", "content": "You are S."}]
                 for turn in range(7):
                     new = [user(f"turn {turn} under {policy} {mode} <script>alert(1)</script> " + "word " * 90)]
                     if turn == 2 and mode == "full":
                         named = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                        new += [{"role": "assistant", "content": None, "tool_calls": [named]}]
+                        asked: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [named]}
+                        new += [asked]
                         new += [{"role": "tool", "tool_call_id": "call_1", "content": "line of output\n" * 60}]
                     history += new
                     sent = history if mode == "full" else (history[:1] if not turn else []) + new
@@ -102,7 +104,6 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
     sections: dict[str, Any] = {
         "models": PRICED,
         "auth": {"mode": "keys", "keys": keys, "admin_key": ADMIN},
-        "upstream": {"api_key": "sk-provider"},
         "budgets": [
             {"tenant": "one", "requests_per_minute": 15},
             {"key": "another", "tokens_per_minute": 60},
@@ -110,6 +111,9 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         ],
     }
     config = config_file(tmp_path, upstream, store_url, **sections)
+    data = json.loads(config.read_text())
+    data["upstream"]["api_key"] = "sk-provider"
+    config.write_text(json.dumps(data))
     with Served(config, "--workers", "4").wait() as served:
         with ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda number: ask(served.url, f"s{number}", [user("hi")], one), range(30)))
@@ -120,7 +124,6 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert _until_refused(served.url, other) < 30
         assert ask(served.url, "s", [user("hi")], hashed).status_code == 401
         assert ask(served.url, "s", [user("hi")], late).status_code == 401
-        data = json.loads(config.read_text())
         data["auth"]["keys"] = [*data["auth"]["keys"][1:], {"key": late, "tenant": "late"}]
         config.write_text(json.dumps(data))
         until(lambda: _accepted_everywhere(served.url, late), "it is so in time", 40)

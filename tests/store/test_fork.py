@@ -269,6 +269,13 @@ class Meddled:
     def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
         return self._database.start(batch, item, durable=durable)
 
+    @property
+    def is_busy(self) -> bool:
+        return self._database.is_busy
+
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:
+        await self._database.probe(unit, same=same)
+
     async def close(self) -> None:
         await self._database.close()
 
