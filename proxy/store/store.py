@@ -115,13 +115,13 @@ class Store:
         """Finish the writes that were asked for, and let go of the database."""
         self._closed = True
         await self.circuit.close()
-        closing = [self._tasks.close(), self._database.close()]
         if self.circuit.down is None:
-            await asyncio.gather(*closing)
+            await self._tasks.close()
+            await self._database.close()
         else:  # what is of value waits in the spool
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SECONDS):
-                    await asyncio.gather(*closing)
+                    await asyncio.gather(self._tasks.close(), self._database.close())
 
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
