@@ -33,29 +33,26 @@ FOLDERS = (ROOT / "tests" / "data" / "trajectories", DATA)
 MODEL = "gpt-5"
 READ = 0.1
 """Price of a cached token, relative to an uncached one."""
-LONGEST = 90
+LONGEST = 60
 """Characters shown of an original text."""
 LONGEST_AFTER = 200
 """Characters shown of what an edit made."""
-TAIL = 40
+TAIL = 25
 """Of these, characters from the end."""
 
 INTRO = """\
 # Strategies
 
-What each edit does to a recorded session. `make strategies` computes this page from the code, and a test
-keeps it up to date. Settings are in [configuration.md](configuration.md), whole policies in
-[examples/policies](../examples/policies).
+What each edit does to a recorded session, computed by `make strategies`. Settings are in
+[configuration.md](configuration.md), whole policies in [examples/policies](../examples/policies).
 
-How to read the examples:
-
-- A line begins with the position of a message, from 0. `→` is a tool call, `⏎` a line break.
+- A line begins with the position of a message. `→` is a tool call, `⏎` a line break.
 - `⟪…⟫` marks what this page leaves out. Other marks are the edit's own.
 - `keep` is `{rounds: 1, spans: 1}`, so that short sessions show something.
-- "Pays back": after so many later requests the trim was cheaper, if a cached token costs a tenth.
+- Costs: what a trim rewrites in the provider's cache. "Pays back": after so many later requests the trim was cheaper, if
+  a cached token costs a tenth.
 
-Nothing is removed from the store. To compare policies on your own sessions, use
-[`palimpsest backtest`](backtest.md).
+[`palimpsest backtest`](backtest.md) compares policies on your own sessions.
 """
 
 
