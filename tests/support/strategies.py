@@ -43,8 +43,7 @@ TAIL = 25
 INTRO = """\
 # Strategies
 
-What each edit does to a recorded session, computed by `make strategies`. Settings are in
-[configuration.md](configuration.md), whole policies in [examples/policies](../examples/policies).
+What each edit does to a recorded session, computed by `make strategies`.
 
 - A line begins with the position of a message. `→` is a tool call, `⏎` a line break.
 - `⟪…⟫` marks what this page leaves out. Other marks are the edit's own.
@@ -52,7 +51,7 @@ What each edit does to a recorded session, computed by `make strategies`. Settin
 - Costs: what a trim rewrites in the provider's cache. "Pays back": after so many later requests the trim was cheaper, if
   a cached token costs a tenth.
 
-[`palimpsest backtest`](backtest.md) compares policies on your own sessions.
+See also: [settings](configuration.md#edits), [whole policies](../examples/policies), [`palimpsest backtest`](backtest.md).
 """
 
 
@@ -247,7 +246,7 @@ def _shown(edit: str, case: Mapping[str, Any]) -> Shown:
 def _section(said: Mapping[str, Any], cases: Sequence[Shown]) -> str:
     """Return the page's section on one edit."""
     parts = [f"## {said['edit']}\n"]
-    parts += [f"- **{word.title()}:** {said[word]}." for word in ("keeps", "loses", "costs")]
+    parts += [f"**{word.title()}:** {said[word]}." for word in ("keeps", "loses", "costs")]
     return "\n".join([*parts, "", *map(_case, cases)])
 
 
@@ -260,7 +259,7 @@ def _case(shown: Shown) -> str:
     made, back = effect.plan, effect.paid_back
     figures = (
         f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {effect.rewritten:,} rewritten; "
-        f"pays back after {back} request{'s' if back > 1 else ''}."
+        f"pays back after {back}."
     )
     parts = [f"`{{{written}}}`{target}, on `{shown.session}`. {shown.note}".strip(), "", "~~~~text"]
     parts += ["before", *effect.before(shown.positions), "after", *effect.after(shown.positions)]
