@@ -48,10 +48,10 @@ What each edit does to a recorded session, computed by `make strategies`.
 - A line begins with the position of a message. `→` is a tool call, `⏎` a line break.
 - `⟪…⟫` marks what this page leaves out. Other marks are the edit's own.
 - `keep` is `{rounds: 1, spans: 1}`, so that short sessions show something.
-- Costs: what a trim rewrites in the provider's cache. "Pays back": after so many later requests the trim was cheaper, if
-  a cached token costs a tenth.
+- Costs: what a trim rewrites in the provider's cache. "Pays back": after so many requests the trim was cheaper, if a
+  cached token costs a tenth.
 
-See also: [settings](configuration.md#edits), [whole policies](../examples/policies), [`palimpsest backtest`](backtest.md).
+See also: [settings](configuration.md#edits), [policies](../examples/policies), [`palimpsest backtest`](backtest.md).
 """
 
 
@@ -258,8 +258,7 @@ def _case(shown: Shown) -> str:
     target = "" if shown.target is None else f", `target: {_yaml(shown.target)}`"
     made, back = effect.plan, effect.paid_back
     figures = (
-        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {effect.rewritten:,} rewritten; "
-        f"pays back after {back}."
+        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {effect.rewritten:,} rewritten; pays back after {back}."
     )
     parts = [f"`{{{written}}}`{target}, on `{shown.session}`. {shown.note}".strip(), "", "~~~~text"]
     parts += ["before", *effect.before(shown.positions), "after", *effect.after(shown.positions)]
