@@ -25,6 +25,7 @@ from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
 from proxy.pipeline.settle import Exchange, opening_of, settlement_of
 from proxy.store import ExchangeFigures, Kept, Status, Store
+from proxy.telemetry.metrics import Meters
 from proxy.tokens import TokenCounter
 from proxy.trimming import PlanningContext, Policy, plan
 from tests.support.talk import Talk, message
@@ -236,7 +237,14 @@ async def test_what_follows_a_settlement_is_done_even_if_the_client_leaves_meanw
     background = Background()
     knowledge = SimpleNamespace(now=9, learn=lambda *_: None)
     store = SimpleNamespace(settle=settle, waits_for_beginnings=False)
-    services: Any = SimpleNamespace(background=background, knowledge=knowledge, store=store, counter=COUNTER)
+    services: Any = SimpleNamespace(
+        background=background,
+        knowledge=knowledge,
+        store=store,
+        counter=COUNTER,
+        counts=Meters(),
+        loader=SimpleNamespace(remember=lambda *_: None),
+    )
     exchange._services = services
     partial = Answered(status=Status.PARTIAL, replies=((message("assistant", "tw"), True),))
     settling = background.start(exchange.settle(partial, done.append))
