@@ -203,6 +203,9 @@ class Settlement(Struct, frozen=True, kw_only=True):
     tokens_sent: int
     receipt: Mapping[str, Any]  # what is shown of the exchange: plan, usage, timings, warnings, error; JSON data
     kept: Kept | None = None  # what the cut left; None where that is not known
+    follows: str | None = None
+    """The node of the cut that the branch had before, of the same policy and agent. The new one is stored as what
+    differs from it; None: as a whole."""
     vouched: int = 0
     """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to such a
     conversation, though the client brought them."""

@@ -15,7 +15,7 @@ from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.database import Database, SqliteFile, Tasks, address_of
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
-from proxy.store.migrate import REVISION, current, upgrade
+from proxy.store.migrate import MOST_BYTES, REVISION, current, upgrade
 from proxy.store.records import (
     CHAT,
     BranchRow,
@@ -67,7 +67,7 @@ class Store:
         """
         address = address_of(url)
         if migrate:
-            await upgrade(url)
+            await upgrade(url, most=MOST_BYTES)
         if not isinstance(address, SqliteFile):
             from proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - SQLAlchemy's ORM comes with it
 
