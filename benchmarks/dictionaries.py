@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
             "records": (EXCHANGES.c.receipt, EXCHANGES.c.parameters),
         }
         for name, of in columns.items():
-            samples = [sample for column in of for sample in _samples(connection, column)]
+            samples: list[Any] = [sample for column in of for sample in _samples(connection, column)]
             trained = zstandard.train_dictionary(_SIZES[name], samples)
             path = given.into / f"{name}-{given.number}.zdict"
             path.write_bytes(trained.as_bytes())

@@ -265,7 +265,7 @@ def upgrade() -> None:
     _make_indexes(_NEW_INDEXES)
     _refuse_updates()
     if _is_postgres():
-        op.execute("ALTER TABLE exchanges SET (fillfactor = 50)")
+        op.execute("ALTER TABLE exchanges SET (fillfactor = 78)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
         for function in (_BEGIN, _SETTLE):
             op.get_bind().exec_driver_sql(function)
@@ -303,7 +303,9 @@ def _rename(table: str, name: str) -> None:
 
 def _make_indexes(indexes: dict[str, tuple[str, list[str]]]) -> None:
     for name, (table, columns) in indexes.items():
-        only = {"sqlite_where": _RECORDED, "postgresql_where": _RECORDED} if name == "ix_nodes_recorded" else {}
+        only: dict[str, Any] = {}
+        if name == "ix_nodes_recorded":
+            only = {"sqlite_where": _RECORDED, "postgresql_where": _RECORDED}
         op.create_index(name, table, columns, **only)
 
 

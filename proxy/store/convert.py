@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, delete, func, select, tuple_
@@ -21,7 +21,7 @@ from proxy.conversation import ROOT
 from proxy.errors import StoreUnavailable
 from proxy.store import archive
 from proxy.store.cuts import changes_of, pack_changes
-from proxy.store.database import StoreConnection
+from proxy.store.database import Rows, StoreConnection
 from proxy.store.packing import TEXTS, Stored, pack, pack_against
 from proxy.store.schema import BODIES, CUTS, FORMS, METADATA, OF_A_SESSION, ORDERED, SESSIONS, insert_new
 from proxy.store.tree import form_text
@@ -50,7 +50,6 @@ def _old_tables() -> dict[str, Table]:
                 _old_type(column.type, is_key=column.primary_key),
                 nullable=column.nullable,
                 primary_key=column.primary_key,
-                server_default=column.server_default.arg if column.server_default is not None else None,
             )
             for column in table.columns
             if column.name not in _SINCE.get(table.name, ())
@@ -145,7 +144,7 @@ def _convert_cuts(connection: StoreConnection, key: str) -> None:
             before = parents.get(before, ROOT)
         found = select(old).where(old.c.session == key, old.c.node == node)
         found = found.where(old.c.policy == policy, old.c.agent == agent)
-        row: dict[str, Any] = connection.execute(found).one_or_none()._asdict()
+        (row,) = [each._asdict() for each in connection.execute(found)]
         packed, base = pack_changes(connection, key, policy, agent, row["changes"], before or None)
         insert_new(connection, CUTS, [_plain(row) | {"changes": packed, "base": base}])
         there.add(node)
@@ -157,7 +156,8 @@ def _pages(connection: StoreConnection | Connection, table: Table, key: str) -> 
     found, after = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE), None
     while True:
         page = found if after is None else found.where(tuple_(*order) > after)
-        rows = [_plain(row._asdict()) for row in connection.execute(page)]
+        read: Rows = cast("StoreConnection", connection).execute(page)
+        rows = [_plain(row._asdict()) for row in read]
         if rows:
             yield rows
         if len(rows) < _AT_ONCE:

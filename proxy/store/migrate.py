@@ -98,8 +98,7 @@ async def _convert(url: str, most: int | None, progress: Progress) -> None:
     if isinstance(address, SqliteFile) and shutil.disk_usage(address.path.parent).free < size * _PART_NEEDED:
         raise StoreUnavailable(f"The store cannot be converted. {needed}, which is not free: make room.")
     _LOG.warning("the store is converted to a more compact layout; stopped, it goes on at the next start. %s.", needed)
-    await asyncio.to_thread(_run, url, partial(_upgrade, _COMPACT))
-    total = await asyncio.to_thread(_run, url, _left)
+    total = await asyncio.to_thread(_run, url, _put_aside)
     remaining = total
     while remaining:
         progress(total - remaining, total)
@@ -157,16 +156,25 @@ def _size(connection: Engaged) -> int:
     return int(connection.execute(_SIZE[connection.dialect.name]).scalar_one())
 
 
+def _put_aside(connection: Engaged) -> int:
+    """Put the tables of the old layout aside; return how many sessions they have."""
+    found = current(cast("StoreConnection", connection))
+    if found is not None and found < _COMPACT:
+        _alembic("upgrade", _COMPACT, connection)
+    return _left(connection)
+
+
 def _left(connection: Engaged) -> int:
-    return convert.left(connection)
+    """Return how many sessions are to be moved; none where another process has dropped the old tables."""
+    is_compact = current(cast("StoreConnection", connection)) == _COMPACT
+    return convert.left(cast("StoreConnection", connection)) if is_compact else 0
 
 
 def _convert_step(connection: Engaged) -> int:
     """Move some sessions; return how many are left."""
-    if current(cast("StoreConnection", connection)) != _COMPACT:
-        return 0  # another process has done it all
-    convert.convert_some(cast("StoreConnection", connection), _STEP_SECONDS)
-    return convert.left(connection)
+    if _left(connection):
+        convert.convert_some(cast("StoreConnection", connection), _STEP_SECONDS)
+    return _left(connection)
 
 
 def _give_room_back(path: Path) -> None:

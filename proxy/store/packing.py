@@ -55,15 +55,7 @@ def pack_against(base: str, text: str, dictionary: int) -> bytes:
     alone, other, raw = pack(text, dictionary), base.encode(), text.encode()
     if len(other) > _LARGEST_BASE:
         return alone
-    settings = zstandard.ZstdCompressionParameters.from_level(
-        _LEVEL,
-        dict_size=len(other),
-        source_size=len(raw) + len(other),
-        format=zstandard.FORMAT_ZSTD1_MAGICLESS,
-        write_content_size=True,
-        write_checksum=True,
-        write_dict_id=False,
-    )
+    settings = _parameters(dict_size=len(other), source_size=len(raw) + len(other), write_checksum=True)
     against = zstandard.ZstdCompressor(compression_params=settings, dict_data=_raw_dictionary(other)).compress(raw)
     return bytes((_AGAINST,)) + against if len(against) < len(alone) else alone
 
@@ -102,19 +94,20 @@ def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
 
 @cache
 def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
-    found = zstandard.ZstdCompressionDict((_FOLDER / _FILES[number]).read_bytes())
+    found: Any = zstandard.ZstdCompressionDict((_FOLDER / _FILES[number]).read_bytes())
     found.precompute_compress(compression_params=_settings())
     return found
 
 
 @cache
 def _settings() -> zstandard.ZstdCompressionParameters:
-    return zstandard.ZstdCompressionParameters.from_level(
-        _LEVEL,
-        format=zstandard.FORMAT_ZSTD1_MAGICLESS,
-        write_content_size=True,
-        write_checksum=False,
-        write_dict_id=False,
+    return _parameters(write_checksum=False)
+
+
+def _parameters(**given: Any) -> zstandard.ZstdCompressionParameters:
+    made: Any = zstandard.ZstdCompressionParameters  # its stub leaves types out
+    return made.from_level(
+        _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_dict_id=False, **given
     )
 
 
