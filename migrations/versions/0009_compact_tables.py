@@ -265,7 +265,7 @@ def upgrade() -> None:
     _make_indexes(_NEW_INDEXES)
     _refuse_updates()
     if _is_postgres():
-        op.execute("ALTER TABLE exchanges SET (fillfactor = 78)")
+        op.execute("ALTER TABLE exchanges SET (fillfactor = 90)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
         for function in (_BEGIN, _SETTLE):
             op.get_bind().exec_driver_sql(function)
