@@ -22,7 +22,10 @@ from proxy.store.sqlite import connect
 
 RECORDED: Final = FOLDER.parent / "tests" / "data" / "trajectories"
 _SECONDS: Final = 60
-_TABLES: Final = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+_TABLES: Final = (
+    "SELECT sum(pg_total_relation_size(oid)) FROM pg_class "
+    "WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+)
 
 
 def main(words: Sequence[str] | None = None) -> int:
