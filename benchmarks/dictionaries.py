@@ -8,6 +8,7 @@ are shipped. A new dictionary gets a new number in its name: rows that were pack
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ from proxy.store.sqlite import SqliteConnection, connect
 
 _OF_A_SESSION: Final = 200_000  # bytes: a long session must not crowd out the others
 _OF_A_TEXT: Final = 4_000
+_A_HOME: Final = re.compile(rb"/(?:root|home|Users)/[\w.-]+")
+"""Paths of one machine or person: no dictionary needs them."""
 _SIZES: Final = {"texts": 65_536, "records": 8_192}
 
 
@@ -52,7 +55,7 @@ def _samples(connection: SqliteConnection, column: Column[Any]) -> Iterable[byte
     taken: defaultdict[str, int] = defaultdict(int)
     table = column.table
     for session, text in connection.execute(select(table.c.session, column)):
-        sample = text.encode()[:_OF_A_TEXT]
+        sample = _A_HOME.sub(b"/home/user", text.encode()[:_OF_A_TEXT])
         if taken[session] < _OF_A_SESSION:
             taken[session] += len(sample)
             yield sample

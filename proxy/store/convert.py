@@ -22,7 +22,7 @@ from proxy.errors import StoreUnavailable
 from proxy.store import archive
 from proxy.store.cuts import changes_of, pack_changes
 from proxy.store.database import Rows, StoreConnection
-from proxy.store.packing import TEXTS, Stored, pack, pack_against
+from proxy.store.packing import TEXTS, StoredAsBytes, pack, pack_against
 from proxy.store.schema import BODIES, CUTS, FORMS, METADATA, OF_A_SESSION, ORDERED, SESSIONS, insert_new
 from proxy.store.tree import form_text
 
@@ -34,7 +34,7 @@ _COPIED_AS_IT_IS: Final = tuple(table for table in reversed(OF_A_SESSION) if tab
 
 
 def _old_type(kind: TypeEngine[Any], *, is_key: bool) -> TypeEngine[Any]:
-    if not isinstance(kind, Stored | LargeBinary):
+    if not isinstance(kind, StoredAsBytes | LargeBinary):
         return kind
     return ORDERED if is_key else Text()
 

@@ -221,7 +221,7 @@ def _text_in(stored: bytes) -> str:
 # ------------------------------------------------------------------------------------------- types of columns
 
 
-class Stored(TypeDecorator[str]):
+class StoredAsBytes(TypeDecorator[str]):
     """A text that is stored as bytes."""
 
     impl = LargeBinary
@@ -238,7 +238,7 @@ class Stored(TypeDecorator[str]):
         return None if value is None else type(self).decode(value)
 
 
-class Name(Stored):
+class HashName(StoredAsBytes):
     """A hash in hexadecimal digits."""
 
     cache_ok = True
@@ -246,7 +246,7 @@ class Name(Stored):
     decode = staticmethod(decode_name)
 
 
-class SessionName(Stored):
+class SessionName(StoredAsBytes):
     """The internal name of a session."""
 
     cache_ok = True
@@ -254,7 +254,7 @@ class SessionName(Stored):
     decode = staticmethod(decode_session)
 
 
-class ExchangeName(Stored):
+class ExchangeName(StoredAsBytes):
     """The id of an exchange."""
 
     cache_ok = True
@@ -262,7 +262,7 @@ class ExchangeName(Stored):
     decode = staticmethod(decode_exchange)
 
 
-class Names(Stored):
+class Names(StoredAsBytes):
     """A JSON array of hashes."""
 
     cache_ok = True
@@ -278,7 +278,7 @@ def _pack_record(text: str) -> bytes:
     return pack(text, RECORDS)
 
 
-class PackedText(Stored):
+class PackedText(StoredAsBytes):
     """A text that came from a client or a model."""
 
     cache_ok = True
@@ -286,7 +286,7 @@ class PackedText(Stored):
     decode = staticmethod(unpack)
 
 
-class PackedRecord(Stored):
+class PackedRecord(StoredAsBytes):
     """A text that the program wrote."""
 
     cache_ok = True
@@ -296,9 +296,9 @@ class PackedRecord(Stored):
 
 def encoder_of(kind: TypeEngine[Any]) -> Callable[[str], bytes] | None:
     """Return what encodes values of a type; None where they are stored as they are."""
-    return type(kind).encode if isinstance(kind, Stored) else None
+    return type(kind).encode if isinstance(kind, StoredAsBytes) else None
 
 
 def decoder_of(kind: TypeEngine[Any]) -> Callable[[bytes], str] | None:
     """Return what decodes values of a type; None where they are stored as they are."""
-    return type(kind).decode if isinstance(kind, Stored) else None
+    return type(kind).decode if isinstance(kind, StoredAsBytes) else None

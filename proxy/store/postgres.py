@@ -41,7 +41,7 @@ from proxy.store.database import (
     translated,
 )
 from proxy.store.exchanges import write_exchanges
-from proxy.store.packing import Stored
+from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Opening, Settlement, session_key
 from proxy.store.statements import CompiledStatement, FetchedRows, Values
 
@@ -265,7 +265,7 @@ class _PostgresStatement(CompiledStatement):
         numbers = {name: number for number, name in enumerate(order, 1)}
 
         def any_of(found: re.Match[str]) -> str:
-            kind = "BYTEA" if isinstance(self.binds[found[2]].type, Stored) else "VARCHAR"
+            kind = "BYTEA" if isinstance(self.binds[found[2]].type, StoredAsBytes) else "VARCHAR"
             return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::{kind}[])"
 
         self.text = _LIST.sub(any_of, self.text)

@@ -35,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
-from proxy.store.packing import ExchangeName, Name, Names, PackedRecord, PackedText, SessionName
+from proxy.store.packing import ExchangeName, HashName, Names, PackedRecord, PackedText, SessionName
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -66,18 +66,18 @@ def _keys(kind: Any, *names: str) -> Iterator[Column[Any]]:
 SESSIONS: Final = Table(
     "sessions",
     METADATA,  # in the order of the fields of `SessionRow`
-    *_keys(Name),
+    *_keys(HashName),
     *_columns(Text, "tenant", "id"),
     *_columns(BigInteger, "created_at", "updated_at"),
-    *_columns(Name, "head"),
-    *_columns(Name, "instructions", nullable=True),
+    *_columns(HashName, "head"),
+    *_columns(HashName, "instructions", nullable=True),
     *_columns(Text, "arrival", nullable=True),
     *_columns(Integer, "messages", "rounds"),
     *_columns(BigInteger, "tokens"),
     *_columns(Integer, "requests"),
     *_columns(BigInteger, "tokens_sent", "tokens_saved"),
     *_columns(Text, "model", nullable=True),
-    *_columns(Name, "tools", nullable=True),
+    *_columns(HashName, "tools", nullable=True),
     *_columns(Float, "scale", nullable=True),
     Column("hidden", Integer, nullable=False, server_default=text("0")),
     Column("summaries", Integer, nullable=False, server_default=text("0")),
@@ -94,7 +94,7 @@ SESSIONS: Final = Table(
 INSTRUCTIONS: Final = Table(
     "instructions",
     METADATA,
-    *_keys(Name, "version"),
+    *_keys(HashName, "version"),
     *_columns(PackedText, "messages"),  # a JSON array of the messages' own texts
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
@@ -102,7 +102,7 @@ INSTRUCTIONS: Final = Table(
 """The versions of what leads the requests. Append-only."""
 
 BODIES: Final = Table(
-    "bodies", METADATA, *_keys(Name, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
+    "bodies", METADATA, *_keys(HashName, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
 )
 """Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
 
@@ -111,8 +111,8 @@ _RECORDED_WHERE: Final = text("source = 'upstream' AND recorded IS NOT NULL")
 NODES: Final = Table(
     "nodes",
     METADATA,
-    *_keys(Name, "node"),
-    *_columns(Name, "parent", "body"),
+    *_keys(HashName, "node"),
+    *_columns(HashName, "parent", "body"),
     *_columns(Integer, "depth", "round", "tokens"),
     *_columns(BigInteger, "tokens_total", "created_at"),
     *_columns(Text, "source"),
@@ -120,7 +120,7 @@ NODES: Final = Table(
     *_columns(ExchangeName, "exchange", nullable=True),
     *_columns(Text, "agent", "policy", nullable=True),
     *_columns(PackedText, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
-    *_columns(Name, "content", nullable=True),  # `content_key` of what it says
+    *_columns(HashName, "content", nullable=True),  # `content_key` of what it says
     # The tenant, where every assistant message up to here came from upstream.
     *_columns(Text, "recorded", nullable=True),
     Index(None, "session", "content"),
@@ -131,7 +131,7 @@ NODES: Final = Table(
 HIDDEN: Final = Table(
     "hidden",
     METADATA,
-    *_keys(Name, "node"),
+    *_keys(HashName, "node"),
     *_columns(PackedText, "before", "after"),  # JSON arrays of the messages' own texts, as strings
     *_columns(PackedText, "reply", nullable=True),  # the text of a message
     *_columns(ExchangeName, "exchange", nullable=True),
@@ -144,7 +144,7 @@ SUMMARIES: Final = Table(
     "summaries",
     METADATA,
     *_keys(ORDERED, "id"),
-    *_columns(Name, "node", "tip"),
+    *_columns(HashName, "node", "tip"),
     *_columns(ORDERED, "recipe", "status"),
     *_columns(ORDERED, "predecessor", nullable=True),
     *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
@@ -168,13 +168,13 @@ LEASES: Final = Table(
 CUTS: Final = Table(
     "cuts",
     METADATA,
-    *_keys(Name, "node"),
+    *_keys(HashName, "node"),
     *_columns(Text, "policy", "agent", primary_key=True),  # `agent` is "" where none is named
     *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
     *_columns(Text, "version"),
     # `changes` as `cuts` encodes them, packed: where `base` names a node, against the changes of the cut there.
     *_columns(LargeBinary, "changes"),
-    *_columns(Name, "base", nullable=True),
+    *_columns(HashName, "base", nullable=True),
     *_columns(ExchangeName, "exchange", nullable=True),
     *_columns(BigInteger, "created_at"),
     Index(None, "session", "policy", "agent", "position", "node"),
@@ -187,14 +187,14 @@ EXCHANGES: Final = Table(
     *_keys(ExchangeName, "id"),
     *_columns(BigInteger, "created_at", "tokens_before", "tokens_sent"),
     *_columns(BigInteger, "settled_at", nullable=True),
-    *_columns(Name, "base", "digest"),
+    *_columns(HashName, "base", "digest"),
     *_columns(Text, "status", "kind", "model", "policy", "policy_version"),
     *_columns(Text, "agent", nullable=True),
     *_columns(Boolean, "stream"),
     *_columns(PackedRecord, "parameters", "receipt"),  # JSON objects
     *_columns(Names, "messages", "nodes", "replies"),
-    *_columns(Name, "tools", "instructions", "cut_node", nullable=True),
-    *_columns(Name, "idempotency", nullable=True),  # hash of the client's key for this request
+    *_columns(HashName, "tools", "instructions", "cut_node", nullable=True),
+    *_columns(HashName, "idempotency", nullable=True),  # hash of the client's key for this request
     Index(None, "id"),
     Index(None, "session", "created_at"),
     Index(None, "session", "digest", "created_at"),
@@ -208,7 +208,7 @@ PENDING: Final = Table("pending", METADATA, *_keys(ExchangeName, "id"), sqlite_w
 FORMS: Final = Table(
     "forms",
     METADATA,
-    *_keys(Name, "node", "body"),
+    *_keys(HashName, "node", "body"),
     *_columns(ExchangeName, "exchange"),
     *_columns(LargeBinary, "text"),  # packed, maybe against the text of the node's message
     sqlite_with_rowid=False,

@@ -50,7 +50,7 @@ from sqlalchemy.engine import Dialect
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import Batch, Item, Parameters, Result, StoreConnection, Unit, closed, translated, unavailable
-from proxy.store.packing import Stored
+from proxy.store.packing import StoredAsBytes
 from proxy.store.statements import CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
@@ -471,7 +471,7 @@ class _Compiled(CompiledStatement):
     def __init__(self, statement: Executable, columns: tuple[str, ...]) -> None:
         super().__init__(statement, columns, _DIALECT)
         for bind in self.binds.values():
-            if isinstance(bind.type, Stored):
+            if isinstance(bind.type, StoredAsBytes):
                 continue
             kind = bind.type.dialect_impl(_DIALECT)
             if kind.bind_processor(_DIALECT) is not None and not isinstance(kind, (Boolean, Float)):
@@ -479,7 +479,7 @@ class _Compiled(CompiledStatement):
         self.converters += [
             (place, convert)
             for place, column in enumerate(self.exported)
-            if not isinstance(column.type, Stored)
+            if not isinstance(column.type, StoredAsBytes)
             and (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
         ]
         self.is_insert = isinstance(statement, Insert) and not self.exported

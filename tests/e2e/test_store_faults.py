@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -236,7 +237,7 @@ class Disk:
                 continue  # closed, or of a thread that keeps it to itself
 
 
-LARGE = "0123456789abcdef" * 8_000
+LARGE = Random(1).randbytes(64_000).hex()  # noqa: S311 - a text that cannot be compressed much
 """More than the free pages of a file have room for."""
 
 
@@ -265,7 +266,8 @@ def test_a_full_disk_when_a_request_comes(disk: Disk, upstream: Upstream, tmp_pa
 def test_a_full_disk_when_the_reply_comes(disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool) -> None:
     with proxy_at(upstream, tmp_path) as proxy:
         proxy.chat("s", "first")
-        asked = begun(proxy, upstream, "s", "long:20000+gate", stream)
+        upstream.load("large", [{"role": "assistant", "content": LARGE}])
+        asked = begun(proxy, upstream, "s", "script:large+gate", stream)
         disk.fill()
         upstream.gate.set()
         assert ended_with_an_error(asked.result(60), stream, "make room")
