@@ -237,7 +237,7 @@ class Disk:
                 continue  # closed, or of a thread that keeps it to itself
 
 
-LARGE = Random(1).randbytes(64_000).hex()  # noqa: S311 - a text that cannot be compressed much
+LARGE = Random(1).randbytes(300_000).hex()  # noqa: S311 - a text that cannot be compressed much
 """More than the free pages of a file have room for."""
 
 
